@@ -11,7 +11,7 @@
 //! **Limits.** The words about wrong usage are clap's.
 
 use std::error::Error;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -31,7 +31,7 @@ pub enum Exit {
     Usage,
     /// Not permitted, or not supported by this kernel.
     Unsupported,
-    /// Another homenode is running with this state directory.
+    /// Another homenode has the state directory, the volume or the recording, or moves the file.
     Busy,
     /// Reading or writing failed.
     Io,
@@ -182,8 +182,8 @@ fn ended(failure: &Failure, json: bool) -> Exit {
 pub fn usage(error: &clap::Error, code: u8) -> ExitCode {
     if !error.use_stderr() {
         // `homenode --help | head -1` closes stdout: that is not an error.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        let printed = error.print().and_then(|()| io::stdout().flush());
+        return end(printed.map(|()| Exit::Done).map_err(Failure::from), false);
     }
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();

@@ -164,20 +164,20 @@ pub struct NodesArgs {
     pub policy: Option<String>,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s,
     /// divided by the scale of emulated memory]
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, help_heading = "Policy")]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, requires = "policy", help_heading = "Policy")]
     pub margin: Option<f64>,
     /// Leave alone threads that read and wrote less than this in a window [default: 4MiB, divided
     /// by the scale of emulated memory]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, help_heading = "Policy")]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes, requires = "policy", help_heading = "Policy")]
     pub min_bytes: Option<u64>,
     /// Length of a window in seconds [default: 1]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Policy")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "policy", help_heading = "Policy")]
     pub window: Option<f64>,
     /// Print the moves without making them; in the foreground
     #[arg(long, requires = "policy", help_heading = "Policy")]
     pub dry_run: bool,
     /// Print only windows with moves or news
-    #[arg(short, long, conflicts_with = "json", help_heading = "Policy")]
+    #[arg(short, long, conflicts_with = "json", requires = "policy", help_heading = "Policy")]
     pub quiet: bool,
     /// Also write each window to FILE, for `homenode replay`
     #[arg(long, value_name = "FILE", requires = "policy", help_heading = "Policy")]
@@ -219,7 +219,7 @@ pub enum PlacementArg {
 pub enum CacheArg {
     /// The kernel's page cache
     Kernel,
-    /// None
+    /// No cache
     Direct,
 }
 

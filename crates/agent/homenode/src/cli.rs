@@ -17,7 +17,7 @@ Exit codes:
   1  some of the work failed, or doctor found something missing
   2  wrong usage, or input that cannot be used (snapshot, configuration)
   3  not permitted, or not supported by this kernel
-  4  another homenode is running with this state directory
+  4  in use: another homenode has the state directory, the volume or the recording, or moves the file
   5  reading or writing failed (file missing, disk full, …)
 `homenode run -- CMD` returns what CMD returned.";
 
@@ -401,6 +401,12 @@ pub struct PlanArgs {
 
 /// `homenode record`.
 #[derive(Debug, Args)]
+#[command(
+    mut_arg("touch_own_affinity", |arg| arg.help("Record threads with a custom affinity as `run` with this option \
+        sees them: as ones that may move")),
+    mut_arg("beside_sched_ext", |arg| arg.help("Record threads as `run` with this option sees them: as ones that may \
+        move while a sched_ext scheduler runs")),
+)]
 pub struct RecordArgs {
     /// File to append to
     #[arg(value_name = "FILE")]

@@ -388,6 +388,9 @@ fn a_recording_that_cannot_be_used_is_named() {
     let (code, _, err) = ends(&["replay", path.to_str().unwrap()]);
     assert_eq!(code, 2);
     assert!(err.contains("r.jsonl:1: ") && err.contains("version 7"), "{err}");
+    fs::write(&path, "{\"version\":1,").unwrap();
+    let (_, _, err) = ends(&["replay", path.to_str().unwrap()]);
+    assert!(err.contains("not a snapshot: EOF"), "{err}");
 }
 
 #[test]
@@ -478,6 +481,41 @@ fn a_full_stdout_is_an_error() {
     let output = command(&["nodes"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(5));
     assert!(text(&output.stderr).contains("(ENOSPC)"), "{}", text(&output.stderr));
+}
+
+/// It was silent, with exit code 0.
+#[test]
+fn help_that_cannot_be_printed_is_an_error() {
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command(&["--help"]).stdout(full).output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(5) && said.contains("(ENOSPC)") && said.lines().count() == 1, "{said}");
+}
+
+/// Whatever was wrong, it was exit code 1 without an errno, and the process was named twice.
+#[test]
+fn a_process_that_cannot_be_moved_is_an_error_as_a_file_is() {
+    let error = |args: &[&str]| {
+        let (code, out, err) = ends(&[&["--json", "move"], args].concat());
+        assert_eq!(out, "");
+        let error: serde_json::Value = serde_json::from_str(&err).unwrap();
+        assert_eq!(error["error"]["exit_code"], code);
+        let word = |key: &str| error["error"][key].as_str().map(str::to_owned);
+        (code, word("errno"), format!("{}: {}", word("what").unwrap(), word("why").unwrap()))
+    };
+    let (code, errno, said) = error(&["--pid", "2147483647", "--to", "0"]);
+    assert_eq!((code, errno.as_deref()), (2, Some("ESRCH")), "{said}");
+    assert_eq!(said, "process 2147483647: there is no such process (ESRCH)");
+    let own = std::process::id().to_string();
+    let (code, _, said) = error(&["--pid", &own, "--to", "1023"]);
+    assert_eq!((code, said), (2, format!("process {own}: there is no node 1023")));
+}
+
+#[test]
+fn lists_without_entries_are_there() {
+    let (_, out, _) = ends(&["nodes", "--json", "--sys", &machine("sparse-ids")]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(json["regions"].is_array(), "{out}");
 }
 
 #[test]

@@ -290,7 +290,7 @@ impl Snapshot {
             Ok(snapshot) => snapshot.validate().map(|()| snapshot),
             Err((path, source)) => match serde_json::from_str(text) {
                 Ok(Versioned { version }) if version != VERSION => Err(SnapshotError::Version(version)),
-                _ if path == "." => Err(SnapshotError::Parse { at: String::new(), source }),
+                _ if path == "." || path == "?" => Err(SnapshotError::Parse { at: String::new(), source }),
                 _ => Err(SnapshotError::Parse { at: format!("{path}: "), source }),
             },
         }

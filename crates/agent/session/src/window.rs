@@ -103,7 +103,7 @@ pub struct Window {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRow>,
     /// The mounted volumes that homenode observes, of a host.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub volumes: Vec<Mounted>,
     /// Copies of a running homenode.
     pub copies: Vec<Copy>,

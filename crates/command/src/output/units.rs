@@ -31,7 +31,11 @@ pub fn percent(fraction: f64) -> String {
 
 /// A time: `1.0 s`.
 pub fn seconds(s: f64) -> String {
-    format!("{s:.1} s")
+    // A short window must not look like none.
+    match s {
+        0.0005..0.095 => format!("{s:.3} s"),
+        _ => format!("{s:.1} s"),
+    }
 }
 
 /// `1 thread`, `2 threads`.

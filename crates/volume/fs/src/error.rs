@@ -151,10 +151,13 @@ pub enum Damage {
     #[error("the checkpoint {0}")]
     Checkpoint(&'static str),
     /// A block of file data.
-    #[error("data in block {block}: the checksum is wrong, or it cannot be read")]
+    #[error("{}data in block {block}: the checksum is wrong, or it cannot be read",
+        .path.as_ref().map_or_else(String::new, |path| format!("{path}: ")))]
     Data {
         /// The block.
         block: Block,
+        /// A path of the file, where a check has looked for it.
+        path: Option<String>,
     },
 }
 

@@ -28,6 +28,9 @@ use crate::inode::State;
 use crate::log::{self, Log};
 use crate::store::{Flushed, Store};
 
+/// Most directories on the way to a file that is named.
+const MAX_DEPTH: usize = 4096;
+
 const CLEAN: u64 = 1;
 const MOUNTED: u64 = 2;
 const CHECKPOINT: u64 = 3;
@@ -529,17 +532,40 @@ fn check_name(found: &Inodes, ino: Ino, kind: Kind, seen: u32) -> std::result::R
 pub fn data(store: &Store, found: &Inodes, orphans: &[Ino]) -> Result<Vec<Damage>> {
     let mut damage = Vec::new();
     let named = found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err());
-    let states = named.filter_map(|(_, found)| found.state.as_ref().ok());
+    let states = named.filter_map(|(ino, found)| Some((*ino, found.state.as_ref().ok()?)));
     let mut contents = [0; BLOCK];
-    for block in states.flat_map(Known::data).flat_map(|(block, count)| (0..count.into()).map(move |i| block.offset(i)))
-    {
+    for (ino, block) in states.flat_map(|(ino, state)| {
+        state.data().flat_map(move |(block, count)| (0..count.into()).map(move |i| (ino, block.offset(i))))
+    }) {
         match store.read_data(block, 0, &mut contents) {
-            Err(Error::Damaged(found)) => damage.push(found),
-            Err(Error::Io(_)) => damage.push(Damage::Data { block }),
+            Err(Error::Damaged(_) | Error::Io(_)) => damage.push((ino, block)),
             done => done?,
         }
     }
-    Ok(damage)
+    let paths = if damage.is_empty() { BTreeMap::new() } else { paths(found, damage.iter().map(|(ino, _)| *ino)) };
+    let path = |ino| paths.get(&ino).cloned();
+    Ok(damage.into_iter().map(|(ino, block)| Damage::Data { block, path: path(ino) }).collect())
+}
+
+/// A path of each of these inodes that has one.
+fn paths(found: &Inodes, wanted: impl Iterator<Item = Ino>) -> BTreeMap<Ino, String> {
+    let dirs = found.iter().filter_map(|(ino, found)| Some((*ino, found.state.as_ref().ok()?.dir.as_ref()?)));
+    let names: BTreeMap<Ino, (Ino, &[u8])> =
+        dirs.flat_map(|(dir, names)| names.after(0).map(move |(name, named)| (named.ino, (dir, name)))).collect();
+    let path = |ino: Ino| {
+        let (mut at, mut path) = (ino, Vec::new());
+        // A damaged volume may have directories in circles.
+        for _ in 0..MAX_DEPTH {
+            if at == Ino::ROOT {
+                return Some((ino, String::from_utf8_lossy(&path).into_owned()));
+            }
+            let (dir, name) = names.get(&at)?;
+            path.splice(..0, b"/".iter().chain(*name).copied());
+            at = *dir;
+        }
+        None
+    };
+    wanted.collect::<BTreeSet<_>>().into_iter().filter_map(path).collect()
 }
 
 /// Owners of blocks.

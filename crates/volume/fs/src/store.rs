@@ -214,7 +214,11 @@ impl Store {
         let (sums, offset) = self.superblock.sum_at(block).ok_or(Error::OutOfRange(block))?;
         let mut sum = [0; SUM as usize];
         self.read(sums, offset, &mut sum)?;
-        if crc32c::crc32c(contents) == u32::from_le_bytes(sum) { Ok(()) } else { Err(Damage::Data { block }.into()) }
+        if crc32c::crc32c(contents) == u32::from_le_bytes(sum) {
+            Ok(())
+        } else {
+            Err(Damage::Data { block, path: None }.into())
+        }
     }
 
     /// Stores a word that commits nothing.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ::fs::medium::{At, Mapped, Medium, Persistence, RegionFile};
-use ::fs::{Error, Layout, Options, Volume};
+use ::fs::{Damage, Error, Layout, Options, Volume};
 use serde_json::json;
 
 use super::content;
@@ -26,6 +26,9 @@ use command::volume_args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.
 const SMALLEST: u64 = 1 << 18;
+/// What to do about damaged file data.
+const DATA_HINT: &str = "--repair cannot bring file data back: restore these files from a backup, or remove them; \
+    all other files can be used";
 /// How long to wait for a region: the server of a mount ends a little after umount(8) has returned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -33,16 +36,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     if let Some(bytes) = args.size.filter(|bytes| *bytes < SMALLEST) {
         let why = format!("a region has at least {}", size(SMALLEST));
-        let hint = format!("{bytes} means bytes; a unit may follow, such as {}GiB", bytes.max(1));
-        return Err(Failure::new(Exit::Usage, format!("--size {bytes}"), why).hint(hint));
+        let hint = format!("--size {}KiB is the least; a number without a unit means bytes", SMALLEST >> 10);
+        return Err(Failure::new(Exit::Usage, format!("--size {}", size(bytes)), why).hint(hint));
     }
     let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let (mut files, mut nodes, mut names) = (Vec::new(), Vec::new(), Vec::new());
     let places: Vec<_> = args.regions.iter().map(|region| split(region)).collect::<Result<_, _>>()?;
+    let given: Vec<PathBuf> = places.iter().map(|place| place.0.clone()).collect();
     // Also before a file is made, as the second could not be made then.
-    if let Some(region) =
-        repeated(&places.iter().map(|place| &place.0).collect::<Vec<_>>()).and_then(|i| args.regions.get(i))
-    {
+    if let Some(region) = repeated(&given).and_then(|i| given.get(i)) {
         return Err(twice(region));
     }
     let mut new = Created(Vec::new());
@@ -61,7 +63,7 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         files.push((RegionFile { file, bind: None }, here, path.clone()));
         names.push(path.as_os_str().as_bytes().to_vec());
     }
-    if let Some(region) = repeated(&names).and_then(|i| args.regions.get(i)) {
+    if let Some(region) = repeated(&names).and_then(|i| given.get(i)) {
         return Err(twice(region));
     }
     let regions: Vec<RegionFile> =
@@ -69,17 +71,17 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
     if let Some(index) = (0..regions.len()).find(|i| ::fs::superblock_of(&*mapped, *i).is_ok()).filter(|_| !args.force)
     {
-        let region = args.regions.get(index).map_or("", String::as_str);
+        let region = given.get(index).map_or_else(String::new, |path| path.display().to_string());
         return Err(Failure::new(Exit::Usage, region, "is part of a volume already").hint("--force overwrites it"));
     }
     if !args.force {
-        for (index, (region, name)) in regions.iter().zip(&args.regions).enumerate() {
-            refuse_content(name, &region.file, (&mapped, index))?;
+        for (index, (region, path)) in regions.iter().zip(&given).enumerate() {
+            refuse_content(path, &region.file, (&mapped, index))?;
         }
     }
     // Bound to their nodes by now, so the memory comes from there.
-    for (region, name) in regions.iter().zip(&args.regions) {
-        ::fs::reserve(&region.file).map_err(|e| Failure::io("reserve space for", Path::new(name), &e))?;
+    for (region, path) in regions.iter().zip(&given) {
+        ::fs::reserve(&region.file).map_err(|e| Failure::io("reserve space for", path, &e))?;
     }
     let mut volume = [0; 16];
     File::open("/dev/urandom")
@@ -110,8 +112,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
 }
 
 /// Fails where a region has content.
-fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -> Result<(), Failure> {
-    let io = |e: io::Error| Failure::io("read", Path::new(name), &e);
+fn refuse_content(path: &Path, file: &File, (mapped, region): (&Mapped, usize)) -> Result<(), Failure> {
+    let io = |e: io::Error| Failure::io("read", path, &e);
     let is_file = file.metadata().map_err(io)?.is_file();
     // Device DAX knows no read(2), and to look at a hole of a file through its mapping would give
     // it memory.
@@ -122,7 +124,8 @@ fn refuse_content(name: &str, file: &File, (mapped, region): (&Mapped, usize)) -
     let extents = if is_file { content::extents(file) } else { Vec::new() };
     let Some(found) = content::find(mapped.len(region), &extents, &mut read).map_err(io)? else { return Ok(()) };
     let what = found.name.map_or_else(|| format!("byte {} is not zero", found.at), |name| format!("it has {name}"));
-    Err(Failure::new(Exit::Usage, name, format!("is not empty: {what}")).hint("--force overwrites it"))
+    let path = path.display().to_string();
+    Err(Failure::new(Exit::Usage, path, format!("is not empty: {what}")).hint("--force overwrites it"))
 }
 
 /// The node of a DAX device's memory, as sysfs has it: the one that it is or would be part of, if
@@ -242,11 +245,14 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
         }
     };
     let damage: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
+    let of_data = report.damage.iter().any(|damage| matches!(damage, Damage::Data { .. }));
     if global.json {
         output::print_json(&json!({
-            "clean": report.clean, "inodes": report.inodes, "orphans": report.orphans.len(),
+            "clean": report.clean && damage.is_empty(), "unmounted": report.clean,
+            "inodes": report.inodes, "orphans": report.orphans.len(),
             "journals": report.journals, "repaired": repaired.is_some(), "damage": damage,
             "found": repaired.map_or(0, |done| done.found), "emptied": repaired.map_or(0, |done| done.emptied),
+            "hint": of_data.then_some(DATA_HINT),
         }))?;
     } else {
         let mut text = String::new();
@@ -270,6 +276,9 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
             count(report.journals, "unfinished journal"),
             if damage.is_empty() { "no damage".to_owned() } else { count(damage.len(), "fault") },
         );
+        if of_data {
+            text += &format!("  hint: {DATA_HINT}\n");
+        }
         output::print(&text)?;
     }
     if let Some(failure) = &failed {
@@ -425,8 +434,12 @@ fn repeated<T: PartialEq>(all: &[T]) -> Option<usize> {
     all.iter().enumerate().position(|(i, one)| all.iter().take(i).any(|earlier| earlier == one))
 }
 
-fn twice(region: &str) -> Failure {
-    Failure::new(Exit::Usage, region, "the same file is given twice: each region is one of its own")
+fn twice(region: &Path) -> Failure {
+    Failure::new(
+        Exit::Usage,
+        region.display().to_string(),
+        "the same file is given twice: each region is one of its own",
+    )
 }
 
 fn hex(id: &[u8; 16]) -> String {

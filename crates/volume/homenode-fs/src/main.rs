@@ -8,9 +8,11 @@ mod fs_volume;
 mod mount;
 mod volume_policy;
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 use command::args::Global;
 use command::volume_args::{VolumeCommand, command_line, usage_code};
 use command::{exit, log};
@@ -27,9 +29,27 @@ struct Cli {
     command: VolumeCommand,
 }
 
+/// Sub-commands that are programs of their own by the name of a link, and what users of that give.
+const NAMES: &[(&str, &str)] = &[
+    ("mkfs", "mkfs.homenode [OPTIONS] <REGION[@NODE]>..."),
+    ("fsck", "fsck.homenode [OPTIONS] <VOLUME>"),
+    ("mount", "mount.homenode <VOLUME> <DIR> [-o <OPTION,…>]"),
+];
+
+/// Whether this program was called by the name that a usage begins with.
+fn called(arguments: &[OsString], usage: &str) -> bool {
+    let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
+    name.is_some_and(|name| name.replace(".fuse.", ".") == usage.split(' ').next().unwrap_or_default())
+}
+
 fn main() -> ExitCode {
     let arguments = command_line(std::env::args_os());
-    let Cli { global, command } = match Cli::try_parse_from(&arguments) {
+    let known = NAMES.iter().fold(Cli::command(), |known, (name, usage)| match called(&arguments, usage) {
+        true => known.mut_subcommand(name, |command| command.override_usage(*usage)),
+        false => known,
+    });
+    let parsed = known.try_get_matches_from(&arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let Cli { global, command } = match parsed {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error, usage_code(&arguments)),
     };

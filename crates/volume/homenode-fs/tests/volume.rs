@@ -291,14 +291,15 @@ fn mkfs_says_what_is_wrong_and_leaves_no_files_behind() {
     assert!(error.contains("b@x: `x` is no number of a node"), "{error}");
     assert!(fails(&["--size", "8M", &path("a@-1")]).contains("`-1` is no number of a node"));
     let error = fails(&["--size", "8", &path("a@0"), &path("b@1")]);
-    assert!(error.contains("--size 8: a region has at least 256"), "{error}");
+    assert!(error.contains("--size 8 B: a region has at least 256"), "{error}");
+    assert!(error.contains("hint: --size 256KiB is the least"), "{error}");
     assert!(fails(&[&path("a@0")]).contains("hint: --size creates the files"));
     fs::write(path("old"), [0; 1_000_000]).unwrap();
     let error = fails(&["--size", "8M", &path("a@0"), &path("old@1")]);
     assert!(error.contains("File exists") && error.contains("hint: without --size"), "{error}");
     for twice in [&["--size", "8M", &path("a@0"), &path("a@1")][..], &[&path("old@0"), &path("./old@1")]] {
         let error = fails(twice);
-        assert!(error.contains("@1: the same file is given twice"), "{error}");
+        assert!(error.contains(": the same file is given twice") && !error.contains('@'), "{error}");
     }
     assert!(fails(&["--size", "100000TB", &path("a@0")]).contains("cannot"), "no space, or too large for a file");
     stdout(&["mkfs", "--size", "2M", &path("with@sign@0"), &path("another@sign@")]);
@@ -332,4 +333,58 @@ fn only_its_owner_can_read_a_new_region() {
     let dir = tempfile::tempdir().unwrap();
     let region = small_volume(dir.path());
     assert_eq!(fs::metadata(region).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// It said `clean: true`, named no file, and left the user with that.
+#[test]
+fn damaged_file_data_is_named_with_its_file_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--data-checksums", "--size", "8M", &path("a")]);
+    fs::write(path("local"), vec![0x5a; 10_000]).unwrap();
+    stdout(&["fs", "put", &path("a"), &path("local"), "/file"]);
+    let whole = json(&["fsck", &path("a")]);
+    assert_eq!((&whole["clean"], &whole["unmounted"], &whole["hint"]), (&true.into(), &true.into(), &().into()));
+    let mut bytes = fs::read(path("a")).unwrap();
+    let at = bytes.chunks(4096).position(|block| block.iter().all(|byte| *byte == 0x5a)).unwrap();
+    bytes[at * 4096] ^= 1;
+    fs::write(path("a"), bytes).unwrap();
+
+    let output = homenode(&["fsck", "--json", &path("a")]);
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &told["clean"], &told["unmounted"]), (Some(4), &false.into(), &true.into()));
+    assert!(told["damage"][0].as_str().unwrap().starts_with("/file: data in block "), "{told}");
+    assert!(told["hint"].as_str().unwrap().contains("restore these files from a backup, or remove them"), "{told}");
+    let repaired = homenode(&["fsck", "--repair", &path("a")]);
+    let said = String::from_utf8_lossy(&repaired.stdout).into_owned();
+    assert!(
+        repaired.status.code() == Some(4) && said.contains("\n  hint: --repair cannot bring file data back"),
+        "{said}"
+    );
+    stdout(&["fs", "rm", &path("a"), "/file"]);
+    assert_eq!(code(&["fsck", &path("a")]), 0);
+}
+
+/// `Usage: fsck.homenode fsck`.
+#[test]
+fn links_of_the_program_are_used_by_their_own_names() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["mkfs", "fsck", "mount"] {
+        let link = dir.path().join(format!("{name}.homenode"));
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_homenode-fs"), &link).unwrap();
+        let output = Command::new(&link).arg("--help").output().unwrap();
+        let help = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(help.contains(&format!("Usage: {name}.homenode ")), "{help}");
+        assert!(!help.contains(&format!("{name}.homenode {name}")), "{help}");
+    }
+    assert!(String::from_utf8_lossy(&homenode(&["fsck", "--help"]).stdout).contains("Usage: homenode-fs fsck "));
+}
+
+#[test]
+fn thresholds_without_a_policy_are_refused() {
+    for option in ["--margin=1MB/s", "--min-bytes=1MB", "--window=1", "--quiet"] {
+        let output = homenode(&["mount", option, "/nowhere/volume", "/nowhere"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("--policy"), "{option}: {said}");
+    }
 }

@@ -40,6 +40,10 @@ fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {
 /// The topology's own JSON, with what is free now.
 fn json(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> Value {
     let mut value = json!(topology);
+    // Programs find an empty list where there are none.
+    if let Some(object) = value.as_object_mut() {
+        object.entry("regions").or_insert_with(|| json!([]));
+    }
     for node in value.get_mut("nodes").and_then(Value::as_array_mut).into_iter().flatten() {
         let id = node.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).map(NodeId);
         if let (Some(object), Some(free)) = (node.as_object_mut(), id.and_then(|id| free.get(&id))) {

@@ -30,7 +30,9 @@ fn a_flipped_byte_of_data_is_found_by_reads_migrations_and_fsck() {
     assert!(report.damage.is_empty(), "{report:?}");
     image[1][second + 7] ^= 1;
     let report = fs::fsck::check(Box::new(Ram::new(image.clone()))).unwrap();
-    assert!(matches!(report.damage[..], [Damage::Data { block }] if block.index() as usize * 4096 == second));
+    let [Damage::Data { block, path: Some(path) }] = &report.damage[..] else { panic!("{report:?}") };
+    assert_eq!((block.index() as usize * 4096, path.as_str()), (second, "/f"));
+    assert!(report.damage[0].to_string().starts_with("/f: data in block "), "{}", report.damage[0]);
     let volume = Volume::mount(Box::new(Ram::new(image)), options(1)).unwrap();
     let mut out = [0; 9000];
     assert_eq!(volume.read(file, 0, &mut out[..4096]).unwrap(), 4096, "the first block is whole");

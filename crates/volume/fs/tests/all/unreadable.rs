@@ -283,7 +283,10 @@ fn a_check_goes_past_a_superblock_and_data_that_cannot_be_read() {
     holed.fail(1, 4096);
     holed.fail(block.region(), block.index() * 4096 + 100);
     let check = || fs::fsck::check(Box::new(holed.clone())).unwrap();
-    let all = [Damage::Superblock { region: 1, what: "cannot be read" }, Damage::Data { block }];
+    let all = [
+        Damage::Superblock { region: 1, what: "cannot be read" },
+        Damage::Data { block, path: Some("/file".to_owned()) },
+    ];
     assert_eq!((&check().damage[..], check().is_repairable()), (&all[..], false));
     // The other copy, too.
     holed.ram.write(At { region: 0, offset: 5 }, &[0]).unwrap();

@@ -34,10 +34,7 @@ use crate::output::units::count;
 /// Moves a process.
 pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Result<Done, Failure> {
     let name = format!("process {pid}");
-    let failure = |e: &PlaneError| match e {
-        PlaneError::Gone { .. } => Failure::new(Exit::Partly, name.clone(), "there is no such process"),
-        e => Failure::from_error(Exit::Partly, name.clone(), e),
-    };
+    let failure = |e: &PlaneError| failure(&name, e);
     let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
     let mut mover =
         Mover::new(Path::new(plane::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
@@ -48,8 +45,9 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
     let (mut done, whole) = match bound {
         Ok(_) => memory(job, &name, pid, &mut process),
         Err(error) => {
-            failure(&error).report(job.json);
-            (Done::refused(subject(pid), job.to, error.to_string()), false)
+            let back = records.undo()?;
+            let failure = failure(&error);
+            return Err(if process.bound().is_empty() { failure } else { failure.hint(back) });
         }
     };
     match whole {
@@ -65,6 +63,31 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
         output::print(&text(&name, &done, &process, whole))?;
     }
     Ok(done)
+}
+
+/// Why a process is not moved, with the exit codes that files have for the same.
+fn failure(name: &str, error: &PlaneError) -> Failure {
+    let (reason, why) = match error {
+        PlaneError::Gone { .. } => {
+            return Failure::new(Exit::Usage, name, "there is no such process").errno(libc::ESRCH);
+        }
+        PlaneError::Refused { reason, why } => (*reason, why.as_str()),
+        PlaneError::Broken(error) => return Failure::from_error(Exit::Partly, name, &**error),
+    };
+    let exit = match reason {
+        "no_such_node" | "no_memory_on_node" | "itself" | "kernel_thread" | "not_a_process" => Exit::Usage,
+        "mems_forbid_node" | "no_cpu_on_node" => Exit::Unsupported,
+        _ => Exit::Partly,
+    };
+    // A refusal of the kernel ends with its error.
+    let cause = why.rsplit_once(": ").and_then(|(what, cause)| {
+        let errno = cause.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok()?;
+        Some((what, std::io::Error::from_raw_os_error(errno)))
+    });
+    match cause {
+        Some((what, cause)) => Failure::from_error(exit, what, &cause),
+        None => Failure::new(exit, name, why),
+    }
 }
 
 fn subject(pid: u32) -> (&'static str, Value) {
