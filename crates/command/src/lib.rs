@@ -15,6 +15,7 @@ pub mod exit;
 pub mod heat_map;
 pub mod log;
 pub mod machine;
+pub mod mounted;
 pub mod notify;
 pub mod output;
 pub mod recording;

@@ -66,6 +66,7 @@ Examples:
   homenode fs put /dev/shm/a data.db /data.db
   homenode fs where /dev/shm/a /data.db
   homenode fs migrate /dev/shm/a /data.db --to 1
+  homenode fs migrate /mnt/data.db --to 1        # while the volume is mounted on /mnt
   homenode fs get /dev/shm/a /data.db - | sha256sum"
     )]
     Fs(FsCommand),
@@ -291,9 +292,12 @@ pub enum FsCommand {
     Get(GetArgs),
     /// Remove a file, or an empty directory
     Rm(PathArgs),
-    /// Show on which nodes a file is
-    Where(PathArgs),
-    /// Move a file to another node
+    /// Show on which nodes a file is, also of a mounted volume
+    Where(FileArgs),
+    /// Move a file to another node, also of a mounted volume
+    ///
+    /// On a mount it takes root (CAP_SYS_ADMIN), and the file is used meanwhile. Ctrl-C stops the
+    /// migration; what has moved stays.
     Migrate(MigrateArgs),
     /// Show what is on the medium
     #[command(subcommand)]
@@ -309,6 +313,28 @@ pub struct PathArgs {
     /// Path within the volume
     #[arg(value_name = "PATH")]
     pub path: String,
+}
+
+/// A file of a volume, mounted or not.
+#[derive(Debug, Args)]
+pub struct FileArgs {
+    /// A file on a mount; or, with PATH, any one region of a volume that is not mounted
+    #[arg(value_name = "FILE|VOLUME")]
+    pub file: PathBuf,
+    /// Path within the volume
+    #[arg(value_name = "PATH")]
+    pub path: Option<String>,
+    /// A region that is not where it was at mkfs (repeat the option)
+    #[arg(long, value_name = "PATH", requires = "path")]
+    pub region: Vec<PathBuf>,
+}
+
+impl FileArgs {
+    /// The volume and the path within it; `None`: a file on a mount.
+    pub fn within(&self) -> Option<(VolumeArgs, &str)> {
+        let volume = VolumeArgs { volume: self.file.clone(), region: self.region.clone() };
+        self.path.as_deref().map(|path| (volume, path))
+    }
 }
 
 /// `homenode fs ls`.
@@ -353,7 +379,7 @@ pub struct GetArgs {
 pub struct MigrateArgs {
     /// Which file
     #[command(flatten)]
-    pub file: PathArgs,
+    pub file: FileArgs,
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: u32,

@@ -27,6 +27,7 @@ pub mod privileges;
 mod random;
 pub mod residency;
 pub mod threads;
+pub mod volume;
 pub mod watched;
 
 pub use random::random;

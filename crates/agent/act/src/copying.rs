@@ -11,6 +11,10 @@ pub trait Copying: Send {
     /// what has been moved stays.
     fn step(&mut self, bytes: u64) -> io::Result<bool>;
 
+    /// The move goes no further: nobody calls [`step`](Self::step) any more. For moves that
+    /// another process makes.
+    fn stop(&mut self) {}
+
     /// The bytes moved so far.
     fn copied(&self) -> Copied;
 

@@ -59,9 +59,10 @@ Examples:
 
     /// Show which node holds each file's cached data
     ///
-    /// Prints each file's size, how much of it is in memory, and on which nodes. Reads nothing in
-    /// and changes nothing. The kernel may hide this from users who do not own the file; the output
-    /// then says so.
+    /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX or
+    /// on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
+    /// changes nothing. The kernel may hide this from users who do not own the file; the output then
+    /// says so. Of a file on a volume, whoever may read it is told.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
@@ -77,6 +78,10 @@ An error for one file does not stop the others; the exit code is then 1.")]
     /// run there. Readers and writers go on meanwhile; a program that has the file mapped waits
     /// while the mebibyte that it touches is moved. Pages that are in use for direct I/O or in a
     /// pipe stay; the output says how many. Ctrl-C stops the move; what has been moved stays.
+    ///
+    /// Of a file on a mounted volume of homenode's own, the mount's server moves the blocks, to a
+    /// node of the volume. This takes CAP_SYS_ADMIN. What the kernel has of it in its cache moves,
+    /// too, where the node is one of this machine.
     ///
     /// With --pid, moves a process: binds its threads to the CPUs of the node, then moves its
     /// memory, batch by batch, while it runs. Threads with an affinity of their own keep it. Memory

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use command::volume_args::usage_code;
-use command::{config, exit, log, machine, notify, output, recording, signals};
+use command::{config, exit, log, machine, mounted, notify, output, recording, signals};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();

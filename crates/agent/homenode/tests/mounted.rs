@@ -22,6 +22,7 @@ const TESTS: &[(&str, fn())] = &[
     ("what_can_fail_fails_before_the_mount", what_can_fail_fails_before_the_mount),
     ("a_dry_run_writes_to_no_directory_of_another_user", a_dry_run_writes_to_no_directory_of_another_user),
     ("a_recording_of_a_mount_replays", a_recording_of_a_mount_replays),
+    ("files_of_a_mount_are_shown_and_moved_as_others_are", files_of_a_mount_are_shown_and_moved_as_others_are),
     ("a_volume_without_the_nodes_is_refused", a_volume_without_the_nodes_is_refused),
     ("emulated_nodes_have_the_cpus_that_the_server_may_use", emulated_nodes_have_the_cpus_that_the_server_may_use),
 ];
@@ -408,4 +409,47 @@ fn emulated_nodes_have_the_cpus_that_the_server_may_use() {
     assert!(label.as_str().unwrap().contains(&format!("node 0 is CPUs , node 1 is CPUs {last};")), "{label}");
     server.signal(Signal::TERM);
     server.rest();
+}
+
+/// `where` showed, and `move` moved, what the kernel had in its cache of them.
+fn files_of_a_mount_are_shown_and_moved_as_others_are() {
+    const LEN: u64 = 4 << 20;
+    let place = Place::new();
+    let _server = place.mount(&["--policy", "nthread-rl", "--dry-run"]);
+    let (file, other) = (place.path("mount/file0"), place.path("data"));
+    let json = |output: &Output| serde_json::from_slice::<Value>(&output.stdout).unwrap();
+    let nodes = || json(&homenode(&["--json", "where", text(&file)]))["files"][0]["nodes"].clone();
+    assert_eq!(nodes(), serde_json::json!({"0": LEN}));
+
+    let moved = homenode(&["--json", "move", text(&file), "--to", "1"]);
+    let told = &json(&moved)["moved"][0];
+    let bytes = ["bytes", "moved_bytes", "already_bytes", "failed_bytes"].map(|key| told[key].as_u64().unwrap());
+    assert_eq!((moved.status.code(), bytes, &told["why"]), (Some(0), [LEN, LEN, 0, 0], &Value::Null));
+    assert_eq!(nodes(), serde_json::json!({"1": LEN}));
+    assert!(std::fs::read(&file).unwrap().iter().all(|byte| *byte == 7));
+
+    // Ctrl-C.
+    let mut slow = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    slow.args(["--json", "move", text(&file), "--to", "0", "--rate", "500kB/s"]);
+    let slow = slow.stdout(Stdio::piped()).spawn().unwrap();
+    while nodes().get("0").is_none() {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&slow), Signal::INT).unwrap();
+    let stopped = slow.wait_with_output().unwrap();
+    let told = &json(&stopped)["moved"][0];
+    assert!(
+        stopped.status.code() == Some(1) && told["why"].as_str().unwrap().contains("stopped by a signal"),
+        "{told}"
+    );
+    assert_eq!((&nodes()["0"], told["bytes"].as_u64()), (&told["moved_bytes"], Some(LEN)));
+
+    // No such node, alone and beside a file of the page cache.
+    let wrong = homenode(&["move", text(&file), "--to", "7"]);
+    let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(wrong.status.code() == Some(2) && said.contains("no region of the volume is on node 7 (ENXIO)"), "{said}");
+    let both = homenode(&["--json", "move", text(&file), text(&other), "--to", "0"]);
+    let told = json(&both);
+    assert!(both.status.success() && told["moved"][0]["moved_bytes"].as_u64() > Some(0), "{told}");
+    assert_eq!(told["moved"][1]["path"], text(&other));
 }

@@ -1,16 +1,22 @@
-//! `homenode fs`: a volume's space and files, without mounting it for others.
+//! `homenode fs`: a volume's space and files, without mounting it for others. Where a file is, and
+//! moving it, works on a mount, too.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::path::Path;
 
 use ::fs::medium::Mapped;
 use ::fs::{Attributes, Error, Ino, Kind, NewFile, Rename, Volume};
+use linux::residency::open::Opened;
+use linux::volume::{self, Place, State};
 use serde_json::json;
+use topology::NodeId;
 
 use super::fs_volume::{failure, map_to_look, with_look, with_volume};
 use command::args::Global;
 use command::exit::{Exit, Failure};
+use command::mounted;
 use command::output::table::Table;
 use command::output::units::size;
 use command::output::{self, progress};
@@ -28,10 +34,18 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
         FsCommand::Put(args) => put(global, args),
         FsCommand::Get(args) => with_look(global, &args.file.volume, |volume, _| get(global, args, volume)),
         FsCommand::Rm(args) => with_volume(global, &args.volume, |volume, _| rm(args, volume)),
-        FsCommand::Where(args) => with_look(global, &args.volume, |volume, _| where_(global, args, volume)),
+        FsCommand::Where(args) => match args.within() {
+            Some((volume, path)) => with_look(global, &volume, |volume, _| where_(global, path, volume)),
+            None => where_on_mount(global, &args.file),
+        },
         FsCommand::Migrate(args) => {
             let stop = Stop::on_signals()?;
-            with_volume(global, &args.file.volume, |volume, _| migrate(global, args, volume, &stop))
+            match args.file.within() {
+                Some((volume, path)) => {
+                    with_volume(global, &volume, |volume, _| migrate(global, (path, args), volume, &stop))
+                }
+                None => migrate_on_mount(global, args, &stop),
+            }
         }
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
@@ -217,26 +231,46 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     Ok(Exit::Done)
 }
 
-fn where_(global: &Global, args: &PathArgs, volume: &Volume) -> Result<Exit, Failure> {
-    let ino = find(volume, &args.path)?;
-    let fail = |e| failure(args.path.as_str(), e);
+fn where_(global: &Global, path: &str, volume: &Volume) -> Result<Exit, Failure> {
+    let ino = find(volume, path)?;
+    let fail = |e| failure(path, e);
     let len = volume.stat(ino).map_err(fail)?.size;
-    let nodes: BTreeMap<String, u64> =
-        volume.bytes_by_node(ino).map_err(fail)?.into_iter().map(|(node, bytes)| (node_name(node), bytes)).collect();
+    let nodes = volume.bytes_by_node(ino).map_err(fail)?;
+    tell_place(global, (path, len), nodes.into_iter().map(|(node, bytes)| (node_name(node), bytes)).collect())
+}
+
+/// A file that a mounted volume has, and where it is.
+fn on_mount(path: &Path) -> Result<(Opened, Place), Failure> {
+    let (file, place) = mounted::open(path).map_err(|e| Failure::from_error(Exit::Usage, "fs", &e))?;
+    let on_none = || {
+        let hint = "of a volume that is not mounted, give a region and the path within: fs where VOLUME PATH";
+        Failure::new(Exit::Usage, path.display().to_string(), "is not on a mounted volume").hint(hint)
+    };
+    Ok((file, place.ok_or_else(on_none)?))
+}
+
+fn where_on_mount(global: &Global, path: &Path) -> Result<Exit, Failure> {
+    let (file, place) = on_mount(path)?;
+    let known = place.nodes.iter().map(|(node, bytes)| (node_name(Some(node.0)), bytes));
+    let unknown = Some((node_name(None), place.unknown)).filter(|(_, bytes)| *bytes > 0);
+    tell_place(global, (&path.to_string_lossy(), file.size), known.chain(unknown).collect())
+}
+
+/// Says on which nodes a file is.
+fn tell_place(global: &Global, (path, len): (&str, u64), nodes: BTreeMap<String, u64>) -> Result<Exit, Failure> {
     if global.json {
-        output::print_json(&json!({"path": args.path, "size": len, "nodes": nodes}))?;
+        output::print_json(&json!({"path": path, "size": len, "nodes": nodes}))?;
     } else {
         let heads = ["file".to_owned(), ">size".to_owned()].into_iter();
         let heads: Vec<String> = heads.chain(nodes.keys().map(|node| format!(">node {node}"))).collect();
         let mut table = Table::new(&heads);
-        table.row([args.path.clone(), size(len)].into_iter().chain(nodes.values().map(|bytes| size(*bytes))));
+        table.row([path.to_owned(), size(len)].into_iter().chain(nodes.values().map(|bytes| size(*bytes))));
         output::print(&table.render())?;
     }
     Ok(Exit::Done)
 }
 
-fn migrate(global: &Global, args: &MigrateArgs, volume: &Volume, stop: &Stop) -> Result<Exit, Failure> {
-    let path = args.file.path.as_str();
+fn migrate(global: &Global, (path, args): (&str, &MigrateArgs), volume: &Volume, stop: &Stop) -> Result<Exit, Failure> {
     let ino = find(volume, path)?;
     let blocks = volume.stat(ino).map_err(|e| failure(path, e))?.blocks;
     let bar = progress::bar(global.json, blocks * BLOCK, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
@@ -251,15 +285,36 @@ fn migrate(global: &Global, args: &MigrateArgs, volume: &Volume, stop: &Stop) ->
         let failure = failure(path, e);
         if moved > 0 { failure.hint(format!("{} moved before and stay there", size(moved))) } else { failure }
     })?;
-    let moved = done.moved * BLOCK;
-    if global.json {
-        output::print_json(&json!({"path": path, "to": args.to, "moved": moved, "stopped": done.cancelled}))?;
-    } else {
-        let why =
-            if done.cancelled { ", then stopped by a signal; the file is whole, partly on each node" } else { "" };
-        output::print(&format!("{path}: moved {} to node {}{why}\n", size(moved), args.to))?;
+    tell_moved(global, (path, args.to), done.moved * BLOCK, done.cancelled)
+}
+
+fn migrate_on_mount(global: &Global, args: &MigrateArgs, stop: &Stop) -> Result<Exit, Failure> {
+    let (file, _) = on_mount(&args.file.file)?;
+    let path = file.path.to_string_lossy();
+    mounted::start(&file, NodeId(args.to), args.rate)?;
+    let bar = progress::bar(global.json, 0, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let done = volume::follow(&file.fd, |now| {
+        bar.set_length(now.bytes.max(now.moved_bytes));
+        bar.set_position(now.moved_bytes);
+        !stop.requested()
+    });
+    bar.finish_and_clear();
+    let done = done.map_err(|e| Failure::io("ask the mount about", &file.path, &e))?;
+    match mounted::failure(&path, &done) {
+        Some(failure) => Err(failure),
+        None => tell_moved(global, (&path, args.to), done.moved_bytes, done.state == State::Stopped),
     }
-    Ok(if done.cancelled { Exit::Partly } else { Exit::Done })
+}
+
+/// Says what a migration has moved.
+fn tell_moved(global: &Global, (path, to): (&str, u32), moved: u64, stopped: bool) -> Result<Exit, Failure> {
+    if global.json {
+        output::print_json(&json!({"path": path, "to": to, "moved": moved, "stopped": stopped}))?;
+    } else {
+        let why = if stopped { ", then stopped; the file is whole, partly on each node" } else { "" };
+        output::print(&format!("{}: moved {} to node {to}{why}\n", output::escape(path), size(moved)))?;
+    }
+    Ok(if stopped { Exit::Partly } else { Exit::Done })
 }
 
 fn log(args: &LogArgs) -> Result<Exit, Failure> {

@@ -33,6 +33,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_volume_on_a_read_only_medium_can_be_mounted", a_volume_on_a_read_only_medium_can_be_mounted),
     ("a_sparse_region_is_filled_or_refused", a_sparse_region_is_filled_or_refused),
     ("a_server_says_that_its_memory_has_failed", a_server_says_that_its_memory_has_failed),
+    ("files_of_a_mount_are_looked_at_and_moved", files_of_a_mount_are_looked_at_and_moved),
+    ("what_a_mount_refuses_to_move_is_told", what_a_mount_refuses_to_move_is_told),
 ];
 
 fn main() {
@@ -78,6 +80,16 @@ impl Place {
         fs::create_dir(&dir).unwrap();
         assert!(homenode(&["mkfs", "--size", "8M", &volume]).status.success());
         Self { volume, dir, place }
+    }
+
+    /// With a region on each of nodes 0 and 1.
+    fn on_two_nodes() -> Self {
+        let mut place = Self::new();
+        let [one, other] = [0, 1].map(|node| place.place.path().join(format!("region{node}")).display().to_string());
+        let made = homenode(&["mkfs", "--size", "8M", &format!("{one}@0"), &format!("{other}@1")]);
+        assert!(made.status.success(), "{made:?}");
+        place.volume = one;
+        place
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -546,4 +558,88 @@ fn a_server_says_that_its_memory_has_failed() {
     let _ = fs::write(place.path("g"), vec![1; 4 << 20]);
     let (code, said) = ends(&server.wait_with_output().unwrap());
     assert!(code == 5 && said.contains("region 0: its memory has failed at byte"), "{code}: {said}");
+}
+
+/// What a command prints as JSON, and its exit code.
+fn json(output: &Output) -> (i32, serde_json::Value) {
+    let (code, said) = ends(output);
+    (code, serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {said}")))
+}
+
+fn place_of(file: &str) -> serde_json::Value {
+    let (code, place) = json(&homenode(&["--json", "fs", "where", file]));
+    assert_eq!((code, &place["path"]), (0, &file.into()));
+    place["nodes"].clone()
+}
+
+/// They could not be had while the volume was mounted.
+fn files_of_a_mount_are_looked_at_and_moved() {
+    const LEN: u64 = 3 << 20;
+    let place = Place::on_two_nodes();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    let file = place.path("f").to_str().unwrap().to_owned();
+    let data: Vec<u8> = (0..LEN).map(|i| (i / 1000) as u8).collect();
+    fs::write(&file, &data).unwrap();
+    let moved = json(&homenode(&["--json", "fs", "migrate", &file, "--to", "1"]));
+    assert_eq!(
+        (moved.0, &moved.1["path"], &moved.1["to"], &moved.1["stopped"]),
+        (0, &file.as_str().into(), &1.into(), &false.into())
+    );
+    assert_eq!(place_of(&file), serde_json::json!({"1": LEN}));
+    let table = homenode(&["fs", "where", &file]);
+    assert!(String::from_utf8_lossy(&table.stdout).contains("node 1"), "{table:?}");
+
+    // Ctrl-C.
+    let mut slow = Command::new(env!("CARGO_BIN_EXE_homenode-fs"));
+    slow.args(["--json", "fs", "migrate", &file, "--to", "0", "--rate", "500kB/s"]);
+    let slow = slow.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while place_of(&file).get("0").is_none() {
+        std::thread::yield_now();
+    }
+    kill_process(Pid::from_child(&slow), Signal::INT).unwrap();
+    let (code, told) = json(&slow.wait_with_output().unwrap());
+    assert_eq!((code, &told["stopped"]), (1, &true.into()));
+    let nodes = place_of(&file);
+    assert_eq!((&nodes["0"], nodes["0"].as_u64().unwrap() + nodes["1"].as_u64().unwrap()), (&told["moved"], LEN));
+    assert!(nodes["1"].as_u64().unwrap() > 0, "{nodes}");
+
+    let rest = ends(&homenode(&["fs", "migrate", &file, "--to", "0"]));
+    assert_eq!(rest, (0, String::new()));
+    assert_eq!(place_of(&file), serde_json::json!({"0": LEN}));
+    assert!(fs::read(&file).unwrap() == data);
+    place.unmount();
+    // The same by the volume.
+    let (code, by_volume) = json(&homenode(&["--json", "fs", "where", &place.volume, "/f"]));
+    assert_eq!((code, &by_volume["nodes"]), (0, &serde_json::json!({"0": LEN})));
+}
+
+fn what_a_mount_refuses_to_move_is_told() {
+    let place = Place::on_two_nodes();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    let migrate = |name: &str, to: &str| ends(&homenode(&["fs", "migrate", &path(name), "--to", to]));
+    fs::write(path("f"), vec![1; 3 << 20]).unwrap();
+    assert_eq!(migrate("f", "1").0, 0);
+    fs::write(path("g"), vec![2; 6 << 20]).unwrap();
+    assert_eq!(migrate("g", "0").0, 0);
+
+    let full = migrate("f", "0");
+    assert!(full.0 == 5 && full.1.contains("/f: node 0 has no room for more of it (ENOSPC)\n  hint: "), "{full:?}");
+    let moved = place_of(&path("f"));
+    assert_eq!(moved["0"].as_u64().unwrap() + moved["1"].as_u64().unwrap(), 3 << 20);
+    assert!(fs::read(path("f")).unwrap().iter().all(|byte| *byte == 1));
+
+    let wrong = migrate("f", "7");
+    assert!(wrong.0 == 2 && wrong.1.contains("no region of the volume is on node 7 (ENXIO)"), "{wrong:?}");
+    let missing = migrate("none", "0");
+    assert!(missing.0 == 5 && missing.1.contains("ENOENT"), "{missing:?}");
+    let elsewhere = ends(&homenode(&["fs", "where", &place.volume]));
+    assert!(elsewhere.0 == 2 && elsewhere.1.contains("is not on a mounted volume\n  hint: "), "{elsewhere:?}");
+    assert_eq!(homenode(&["fs", "where", &path("f"), "--region", &place.volume]).status.code(), Some(2));
+
+    assert_eq!(place.mount(&["-o", "remount,ro"]), (0, String::new()));
+    let refused = migrate("f", "1");
+    assert!(refused.0 == 5 && refused.1.contains("the mount is read-only (EROFS)"), "{refused:?}");
+    place_of(&path("f"));
+    place.unmount();
 }

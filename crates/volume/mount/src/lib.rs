@@ -19,6 +19,7 @@
 
 mod caller;
 mod connection;
+mod control;
 mod listing;
 mod mountpoint;
 #[cfg(feature = "null")]

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume, acl};
 
 use crate::connection::Answers;
+use crate::control::{self, Control};
 use crate::listing::Place;
 use crate::plane::Callers;
 use crate::stale::Readers;
@@ -31,6 +32,8 @@ use crate::{Cache, Options, caller};
 const COPY: u64 = 16 << 20;
 /// Names of a directory fetched at a time.
 const NAMES: usize = 128;
+/// Bytes that an answer of [`Control`] has room in.
+const CONTROL: u64 = 64 << 10;
 /// Cookies of `.` and `..`.
 const DOTS: [(u64, &[u8]); 2] = [(1, b"."), (2, b"..")];
 
@@ -65,6 +68,7 @@ pub(crate) struct Server {
     waits: Mutex<Waits>,
     readers: Readers,
     trim: Trim,
+    control: Arc<Control>,
 }
 
 /// Whether flags of an open file have O_DIRECT.
@@ -108,7 +112,12 @@ impl Server {
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
         let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::new(Arc::clone(&volume)));
-        Self { volume, cache, counts_opens, callers, waits, readers, trim }
+        Self { volume, cache, counts_opens, callers, waits, readers, trim, control: Arc::default() }
+    }
+
+    /// What has to end with the mount.
+    pub(crate) fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
     }
 
     /// Where there is no room, waits once for files that were just removed and that nobody has
@@ -260,13 +269,20 @@ impl Server {
                         volume.set_acl(ino, name, Some(args.bytes(size as usize)?), set_gid_ends)?;
                     }
                     Attribute::Other(name) => volume.set_xattr(ino, name, args.bytes(size as usize)?, how)?,
+                    Attribute::Control(name) => {
+                        self.control.set(&self.volume, ino, name, args.bytes(size as usize)?)?;
+                    }
                 }
             }
             opcode::GETXATTR => {
                 let room = args.u32()?;
                 args.skip(4)?;
-                let (Attribute::List(name) | Attribute::Other(name)) = attribute(&mut args)?;
-                value(&volume.xattr(ino, name)?, room, answer)?;
+                match attribute(&mut args)? {
+                    Attribute::List(name) | Attribute::Other(name) => value(&volume.xattr(ino, name)?, room, answer)?,
+                    // It may be longer by the time that it is asked for.
+                    Attribute::Control(_) if room == 0 => answer.written(CONTROL),
+                    Attribute::Control(name) => value(&self.control.get(volume, ino, name)?, room, answer)?,
+                }
             }
             opcode::LISTXATTR => {
                 // Only root sees those of this kind on any file system.
@@ -278,6 +294,7 @@ impl Server {
             opcode::REMOVEXATTR => match attribute(&mut args)? {
                 Attribute::List(name) => volume.set_acl(ino, name, None, false)?,
                 Attribute::Other(name) => volume.remove_xattr(ino, name)?,
+                Attribute::Control(_) => return Err(refused(libc::EOPNOTSUPP)),
             },
             opcode::FALLOCATE => {
                 args.skip(8)?;
@@ -474,7 +491,7 @@ impl Server {
     }
 }
 
-fn refused(errno: i32) -> Error {
+pub(crate) fn refused(errno: i32) -> Error {
     std::io::Error::from_raw_os_error(errno).into()
 }
 
@@ -484,6 +501,8 @@ enum Attribute<'a> {
     List(&'static [u8]),
     /// One that means nothing to the file system.
     Other(&'a [u8]),
+    /// One that no file has.
+    Control(control::Name),
 }
 
 /// Reads a name in one of the namespaces that mean something here.
@@ -491,6 +510,9 @@ fn attribute<'a>(args: &mut Args<'a>) -> Result<Attribute<'a>> {
     let name = args.name()?;
     if let Some(list) = [acl::ACCESS, acl::DEFAULT].into_iter().find(|list| *list == name) {
         return Ok(Attribute::List(list));
+    }
+    if let Some(name) = control::Name::of(name) {
+        return Ok(Attribute::Control(name));
     }
     let rest = [&b"user."[..], b"trusted.", b"security."].iter().find_map(|space| name.strip_prefix(*space));
     match rest {

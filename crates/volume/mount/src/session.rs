@@ -11,6 +11,7 @@ use fs::{Background, Volume};
 
 use crate::Options;
 use crate::connection::{Answers, Device, Transport, another, handshake};
+use crate::control::Control;
 use crate::mountpoint::{Error, Mountpoint, Unmounted};
 use crate::ring::{self, Served};
 use crate::server::Server;
@@ -23,6 +24,8 @@ pub struct Session {
     workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
     /// Cleans the volume's logs until the mount has ended.
     cleaner: Mutex<Option<Background>>,
+    /// Migrations that users have asked for.
+    control: Arc<Control>,
     ended: AtomicBool,
     ring: bool,
     stale: Arc<Stale>,
@@ -32,7 +35,9 @@ pub struct Session {
 /// other user: the kernel remembers what it was told.
 pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
     let server = Arc::new(Server::new(Arc::clone(&volume), options));
-    let session = answered(server, dir, options)?;
+    let control = server.control();
+    let mut session = answered(server, dir, options)?;
+    session.control = control;
     if !volume.is_look() {
         // Without it operations clean by themselves.
         let cleaner = Background::start(volume).inspect_err(|error| tracing::warn!("no thread cleans logs: {error}"));
@@ -87,7 +92,8 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
     match start() {
         Ok((workers, ring)) => {
             let (workers, ended) = (Mutex::new(workers), AtomicBool::new(false));
-            Ok(Session { mountpoint, workers, cleaner: Mutex::default(), ended, ring, stale })
+            let (cleaner, control) = (Mutex::default(), Arc::default());
+            Ok(Session { mountpoint, workers, cleaner, control, ended, ring, stale })
         }
         Err(source) => {
             stale.end();
@@ -111,6 +117,7 @@ impl Session {
             let ended = worker.join().unwrap_or_else(|_| Err(io::Error::other("a worker panicked")));
             all = all.and(ended);
         }
+        self.control.end();
         drop(self.cleaner.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.stale.end();
         if !self.ended.swap(true, Ordering::AcqRel) {

@@ -1,10 +1,14 @@
-//! `homenode where`: shows which node holds each file's cached data.
+//! `homenode where`: shows which node holds each file's cached data, or its blocks if it is on DAX or
+//! on a volume.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::mounted;
 use indicatif::ProgressBar;
-use linux::residency::{self, Residency};
+use linux::residency::open::Opened;
+use linux::residency::{self, Residency, cached};
+use linux::volume::Place;
 use serde_json::{Value, json};
 use topology::NodeId;
 
@@ -44,6 +48,11 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
 }
 
 fn look(path: &Path, json: bool) -> Result<Residency, Failure> {
+    let failure = |e| Failure::from_error(Exit::Partly, "where", &e);
+    let file = match mounted::open(path).map_err(failure)? {
+        (file, Some(place)) => return Ok(on_volume(&file, place)),
+        (file, None) => file,
+    };
     let bar = match path.metadata() {
         Ok(meta) if meta.len() >= LARGE => {
             let bar = progress::bar(json, meta.len(), "{msg} {wide_bar} {percent} %  {eta} left");
@@ -51,12 +60,33 @@ fn look(path: &Path, json: bool) -> Result<Residency, Failure> {
         }
         _ => ProgressBar::hidden(),
     };
-    let residency = residency::of(path, &mut |done, total| {
+    let residency = residency::of_opened(&file, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });
     bar.finish_and_clear();
-    residency.map_err(|e| Failure::from_error(Exit::Partly, "where", &e))
+    residency.map_err(failure)
+}
+
+/// A file of a mounted volume. What the kernel has in its cache, too, a note says.
+fn on_volume(file: &Opened, place: Place) -> Residency {
+    let mut notes = Vec::new();
+    if place.unknown > 0 {
+        notes.push(format!("{} are in regions without a node", size(place.unknown)));
+    }
+    let page = rustix::param::page_size() as u64;
+    if let Some(pages @ 1..) = cached::count(&file.fd, 0, file.size.max(1)) {
+        notes.push(format!("{} are in the kernel's cache, too, on the nodes of their readers", size(pages * page)));
+    }
+    Residency {
+        path: file.path.clone(),
+        size: file.size,
+        resident: place.nodes.total() + place.unknown,
+        nodes: place.nodes,
+        dax: false,
+        hidden: None,
+        notes,
+    }
 }
 
 /// One file; bytes are bytes. Where residency is hidden nothing is said about it.

@@ -93,6 +93,11 @@ impl Volume {
         self.migrate(ino, Migration { to: node, rate, ..Migration::default() }, go_on)
     }
 
+    /// Whether a file is being migrated right now: the migration has it open.
+    pub fn is_migrating(&self, ino: Ino) -> bool {
+        self.known_inode(ino).is_some_and(|inode| inode.migrating.load(Ordering::Acquire))
+    }
+
     /// Moves blocks of a file to a node, and its log if that is to move as well. The regions of the
     /// node share them. `go_on` is asked before each step, and while the migration waits.
     pub fn migrate(&self, ino: Ino, migration: Migration, mut go_on: impl FnMut(Progress) -> bool) -> Result<Migrated> {

@@ -274,7 +274,10 @@ impl VolumePlane {
             movable: Some(held.is_none()),
             held: held.map(str::to_owned),
             // A copy opens the file from time to time.
-            opens: if self.copies.contains(ino) { None } else { self.volume.open_count(ino).ok() },
+            opens: match self.copies.contains(ino) || self.volume.is_migrating(ino) {
+                true => None,
+                false => self.volume.open_count(ino).ok(),
+            },
             readers,
         })
     }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod acl;
+mod control;
 mod crowd;
 mod harness;
 mod lifecycle;
@@ -22,8 +23,10 @@ fn main() {
         return crowd::load(&path);
     }
     let missing = harness::missing();
-    let own =
-        [semantics::TESTS, lifecycle::TESTS, crowd::TESTS].concat().into_iter().map(|(name, test)| (name, test, None));
+    let own = [semantics::TESTS, lifecycle::TESTS, crowd::TESTS, control::TESTS]
+        .concat()
+        .into_iter()
+        .map(|(name, test)| (name, test, None));
     let others =
         testers::TESTS.iter().chain(acl::TESTS).map(|(name, test, tool)| (*name, *test, testers::missing(tool)));
     let ring: (_, fn(), _) = ("all_of_this_holds_by_io_uring", harness::by_ring, harness::no_ring());

@@ -1,4 +1,4 @@
-//! `homenode move FILE…`: a file's cached pages, or its blocks if it is on DAX.
+//! `homenode move FILE…`: a file's cached pages, or its blocks if it is on DAX or on a volume.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,16 +7,20 @@ use act::dax::DaxMove;
 use act::pages::{self, FileMove, FileMoveError};
 use serde_json::{Value, json};
 
+use super::volume::VolumeMove;
 use super::{Done, Job, drive};
 use crate::exit::{Exit, Failure, chain};
 use crate::output;
 
 /// Moves one file after the other. A file that fails does not stop the others.
 pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
-    pages::target(&job.topology, job.to).map_err(|e| {
-        let wrong = matches!(e, FileMoveError::Target { reason: "no_such_node" | "no_memory", .. });
-        Failure::from_error(if wrong { Exit::Usage } else { Exit::Unsupported }, "move", &e)
-    })?;
+    // A volume may have nodes of its own, which its server knows.
+    if files.iter().any(|path| !super::volume::has(path)) {
+        pages::target(&job.topology, job.to).map_err(|e| {
+            let wrong = matches!(e, FileMoveError::Target { reason: "no_such_node" | "no_memory", .. });
+            Failure::from_error(if wrong { Exit::Usage } else { Exit::Unsupported }, "move", &e)
+        })?;
+    }
     let mut done = Vec::new();
     for path in files {
         let name = path.display().to_string();
@@ -24,6 +28,24 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
         if job.stop.requested() {
             done.push(Done::refused(subject, job.to, "stopped by a signal before its turn".to_owned()));
             continue;
+        }
+        match VolumeMove::start(path, job.to, job.rate) {
+            Ok(None) => {}
+            Ok(Some(mut work)) => {
+                let one = work.make(job, &name, &subject);
+                if !job.json {
+                    output::print(&one.line(&name))?;
+                }
+                done.push(one);
+                continue;
+            }
+            // As where the node of all files is wrong, or nothing may be moved at all.
+            Err(failure) if files.len() == 1 => return Err(failure),
+            Err(failure) => {
+                failure.report(job.json);
+                done.push(Done::refused(subject, job.to, failure.line()));
+                continue;
+            }
         }
         match one(job, path, &name, &subject) {
             Ok((one, stall)) => {

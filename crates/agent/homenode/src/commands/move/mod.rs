@@ -9,6 +9,7 @@
 
 mod files;
 mod process;
+mod volume;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -167,6 +168,7 @@ fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn C
     let mut why = None;
     loop {
         if job.stop.requested() {
+            work.stop();
             why = Some("stopped by a signal".to_owned());
             break;
         }

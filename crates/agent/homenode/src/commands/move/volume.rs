@@ -1,0 +1,93 @@
+//! `homenode move FILE…` of a file on a mounted volume: its server moves the blocks.
+
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use crate::mounted;
+use act::copying::{Copied, Copying};
+use act::pages::{self, FileMove};
+use linux::residency::cached;
+use linux::residency::open::Opened;
+use linux::volume::{self, Migration, State};
+use serde_json::{Value, json};
+use topology::NodeId;
+
+use super::{Done, Job, drive};
+use crate::exit::Failure;
+
+/// Pause between two looks at a migration.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether a mounted volume has a file.
+pub(super) fn has(path: &Path) -> bool {
+    matches!(mounted::open(path), Ok((_, Some(_))))
+}
+
+/// A file of a mounted volume on its way.
+pub(super) struct VolumeMove {
+    file: Opened,
+    now: Migration,
+}
+
+impl VolumeMove {
+    /// Has the mount begin; `None`: no mounted volume has the file, or it cannot be opened.
+    pub fn start(path: &Path, to: NodeId, rate: Option<f64>) -> Result<Option<Self>, Failure> {
+        let Ok((file, Some(_))) = mounted::open(path) else { return Ok(None) };
+        mounted::start(&file, to, rate)?;
+        let now = volume::migration(&file.fd).map_err(|e| Failure::io("ask the mount about", path, &e))?;
+        Ok(Some(Self { file, now }))
+    }
+
+    /// Follows it to its end. What the kernel has in its own cache moves, too, where it can.
+    pub fn make(&mut self, job: &Job, name: &str, subject: &(&'static str, Value)) -> Done {
+        let mut done = drive(job, name, subject.clone(), self);
+        if done.why.is_none()
+            && cached::count(&self.file.fd, 0, self.file.size.max(1)).is_some_and(|pages| pages > 0)
+            && pages::target(&job.topology, job.to).is_ok()
+            && let Ok(mut cached) = FileMove::prepare(&self.file.path, job.to)
+        {
+            let cached = drive(job, name, subject.clone(), &mut cached);
+            done.more.push(("cached_bytes", json!(cached.moved)));
+        }
+        done
+    }
+}
+
+impl Copying for VolumeMove {
+    fn step(&mut self, _: u64) -> io::Result<bool> {
+        // A signal unparks.
+        thread::park_timeout(PAUSE);
+        self.now = volume::migration(&self.file.fd)?;
+        match self.now.state {
+            State::Running => Ok(false),
+            State::Done => Ok(true),
+            State::Stopped => Err(io::Error::other("somebody else stopped it, or the mount ends")),
+            State::Failed => {
+                let (why, errno) = (self.now.why.as_deref().unwrap_or_default(), self.now.errno.unwrap_or_default());
+                Err(io::Error::other(format!("{why} (os error {errno})")))
+            }
+        }
+    }
+
+    fn stop(&mut self) {
+        let stopped = volume::follow(&self.file.fd, |now| {
+            self.now = now.clone();
+            false
+        });
+        if let Err(error) = stopped {
+            tracing::warn!("{}: the mount does not say what became of it: {error}", self.file.path.display());
+        }
+    }
+
+    fn copied(&self) -> Copied {
+        let Migration { bytes, moved_bytes, already_bytes, .. } = self.now;
+        Copied {
+            total: already_bytes + bytes.max(moved_bytes),
+            moved: already_bytes + moved_bytes,
+            there: already_bytes,
+            ..Copied::default()
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Files of a mounted volume: where they are, and moving them, by asking the mount.
+//!
+//! **Problem.** One process has a volume while it is mounted, its server, and only the server knows
+//! the nodes of a file's blocks, or can move them.
+//!
+//! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`] and
+//! [`MIGRATION`], which any tool for attributes can use, too. None is listed, so that no copy of a
+//! file takes one along. The kernel checks who may: [`NODES`] is for those who may read the file,
+//! `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both sides, and the
+//! asking side.
+//!
+//! **Limits.** A migration that was started goes on in the server when whoever asked for it ends.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use topology::{NodeBytes, NodeId};
+
+/// Read: bytes of the file by node, as JSON: `{"0":4096,"1":8192}`. Bytes of regions without a node
+/// are under [`UNKNOWN`].
+pub const NODES: &str = "homenode.nodes";
+/// Set: starts a migration ([`Order`]), or stops the one that runs.
+pub const MIGRATE: &str = "trusted.homenode.migrate";
+/// Read: the file's migration that runs, or the last one, as JSON ([`Migration`]).
+pub const MIGRATION: &str = "trusted.homenode.migration";
+
+/// No node.
+pub const UNKNOWN: &str = "unknown";
+
+/// Most bytes of an answer.
+const LONGEST: usize = 64 << 10;
+/// The first pause between two looks at a migration; each further one is twice as long, up to the
+/// second.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+
+/// What [`MIGRATE`] can be set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// `1`, or `1 rate=100000000`: to this node, at most so many bytes a second.
+    To(NodeId, Option<u64>),
+    /// `cancel`.
+    Cancel,
+}
+
+impl Order {
+    /// Reads a value. `None`: it has no such form.
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let mut words = std::str::from_utf8(value).ok()?.split_ascii_whitespace();
+        let order = match words.next()? {
+            "cancel" => Self::Cancel,
+            node => {
+                let rate = |word: &str| word.strip_prefix("rate=")?.parse().ok().filter(|rate| *rate > 0);
+                let node = node.parse().ok()?;
+                Self::To(NodeId(node), words.next().map(|word| rate(word).ok_or(())).transpose().ok()?)
+            }
+        };
+        words.next().is_none().then_some(order)
+    }
+}
+
+impl std::fmt::Display for Order {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::To(node, None) => write!(f, "{node}"),
+            Self::To(node, Some(rate)) => write!(f, "{node} rate={rate}"),
+            Self::Cancel => f.write_str("cancel"),
+        }
+    }
+}
+
+/// State of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It copies.
+    Running,
+    /// All is there.
+    Done,
+    /// Somebody stopped it, or the mount ended.
+    Stopped,
+    /// It ended with an error.
+    Failed,
+}
+
+/// A migration of a file. Units: bytes and seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Migration {
+    /// To this node.
+    pub to: u32,
+    /// Whether it runs, or how it ended.
+    pub state: State,
+    /// Bytes that were elsewhere when it began.
+    pub bytes: u64,
+    /// Bytes that it has moved: more, if the file has grown meanwhile.
+    pub moved_bytes: u64,
+    /// Bytes that were there before.
+    pub already_bytes: u64,
+    /// How long it has taken.
+    pub seconds: f64,
+    /// Errno of a failure.
+    pub errno: Option<i32>,
+    /// Why it failed.
+    pub why: Option<String>,
+}
+
+impl Migration {
+    /// Its form as an attribute's value.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Where the bytes of a file of a mounted volume are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Those in regions that have a node.
+    pub nodes: NodeBytes,
+    /// The others.
+    pub unknown: u64,
+}
+
+/// The form of [`NODES`], of bytes by node.
+pub fn nodes_to_json(nodes: impl IntoIterator<Item = (Option<u32>, u64)>) -> String {
+    let name = |node: Option<u32>| node.map_or_else(|| UNKNOWN.to_owned(), |node| node.to_string());
+    let nodes: BTreeMap<_, _> = nodes.into_iter().map(|(node, bytes)| (name(node), bytes)).collect();
+    serde_json::to_string(&nodes).unwrap_or_default()
+}
+
+/// Where the bytes of a file are, if a mounted volume has it.
+///
+/// # Errors
+///
+/// The kernel or the server refuses: EACCES to who may not read the file.
+pub fn place(file: &File) -> io::Result<Option<Place>> {
+    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+    if fstatfs(file)?.f_type as i64 != FUSE_SUPER_MAGIC {
+        return Ok(None);
+    }
+    let answer = match get(file, NODES) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => return Ok(None),
+        answer => answer?,
+    };
+    // Another server may answer anything.
+    let Ok(nodes) = serde_json::from_slice::<BTreeMap<String, u64>>(&answer) else { return Ok(None) };
+    let mut place = Place::default();
+    for (node, bytes) in nodes {
+        match node.parse() {
+            Ok(node) => place.nodes.add(NodeId(node), bytes),
+            Err(_) => place.unknown = place.unknown.saturating_add(bytes),
+        }
+    }
+    Ok(Some(place))
+}
+
+/// Starts to move a file to a node, or stops that.
+///
+/// # Errors
+///
+/// EPERM: it takes CAP_SYS_ADMIN. ENXIO: no region of the volume is on the node. EBUSY: the file is
+/// being moved already. EUSERS: too many others are. EROFS: the mount is read-only. ENODATA: there
+/// is nothing to stop.
+pub fn order(file: &File, order: Order) -> io::Result<()> {
+    Ok(fsetxattr(file, MIGRATE, order.to_string().as_bytes(), XattrFlags::empty())?)
+}
+
+/// How far the file's migration is, or how the last one ended.
+///
+/// # Errors
+///
+/// ENODATA: it has not been moved, or that was long ago.
+pub fn migration(file: &File) -> io::Result<Migration> {
+    serde_json::from_slice(&get(file, MIGRATION)?).map_err(io::Error::other)
+}
+
+/// Follows the file's migration to its end, telling `go_on` how far it is. Once that says no, the
+/// migration is stopped.
+///
+/// # Errors
+///
+/// Those of [`migration`]; the mount has ended.
+pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Result<Migration> {
+    let ([mut pause, longest], mut stopped) = (PAUSES, false);
+    loop {
+        let now = migration(file)?;
+        let on = go_on(&now);
+        if now.state != State::Running {
+            return Ok(now);
+        }
+        if !on && !stopped {
+            stopped = true;
+            pause = PAUSES[0];
+            cancel(file)?;
+        }
+        // A signal unparks.
+        thread::park_timeout(pause);
+        pause = (2 * pause).min(longest);
+    }
+}
+
+/// Stops the file's migration, if there is one.
+///
+/// # Errors
+///
+/// As [`order`]; that it has ended is none.
+pub fn cancel(file: &File) -> io::Result<()> {
+    match order(file, Order::Cancel) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
+        done => done,
+    }
+}
+
+fn get(file: &File, name: &str) -> io::Result<Vec<u8>> {
+    let mut value = vec![0; LONGEST];
+    loop {
+        match fgetxattr(file, name, value.as_mut_slice()) {
+            Err(Errno::INTR) => {}
+            len => {
+                value.truncate(len?);
+                return Ok(value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_are_written() {
+        for order in [Order::Cancel, Order::To(NodeId(0), None), Order::To(NodeId(12), Some(1_000_000))] {
+            assert_eq!(Order::parse(order.to_string().as_bytes()), Some(order));
+        }
+        assert_eq!(Order::parse(b" 1\n"), Some(Order::To(NodeId(1), None)));
+        for wrong in [&b""[..], b"x", b"-1", b"1 2", b"1 rate=0", b"1 rate=1 1", b"cancel 1", b"\xff", b"4294967296"] {
+            assert_eq!(Order::parse(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_file_system_is_on_no_volume() {
+        assert_eq!(place(&tempfile::tempfile().unwrap()).unwrap(), None);
+    }
+
+    #[test]
+    fn nodes_and_progress_have_a_form_of_json() {
+        assert_eq!(nodes_to_json([(Some(1), 8192), (None, 1), (Some(0), 4096)]), r#"{"0":4096,"1":8192,"unknown":1}"#);
+        let migration = Migration {
+            to: 1,
+            state: State::Failed,
+            bytes: 8,
+            moved_bytes: 4,
+            already_bytes: 0,
+            seconds: 0.5,
+            errno: Some(libc::ENOSPC),
+            why: Some("full".to_owned()),
+        };
+        let json = migration.to_json();
+        assert!(json.starts_with(r#"{"to":1,"state":"failed","bytes":8,"moved_bytes":4,"already_bytes":0"#), "{json}");
+        assert_eq!(serde_json::from_str::<Migration>(&json).unwrap(), migration);
+    }
+}
