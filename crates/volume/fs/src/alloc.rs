@@ -9,8 +9,11 @@
 //! the next nearest one. A few blocks are kept for operations that free space, or take no more than
 //! they give back.
 //!
+//! Blocks whose memory has failed are not taken back.
+//!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -19,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::format::Block;
 use crate::format::superblock::Superblock;
 use crate::free::FreeMap;
-use crate::sync::{Apart, AtomicU64, Mutex, lock};
+use crate::store::Failed;
+use crate::sync::{Apart, AtomicBool, AtomicU64, Mutex, lock};
 
 /// Use of blocks. What frees something must find room on a full volume, what leaves as much as
 /// there was should.
@@ -42,6 +46,9 @@ pub enum Purpose {
 #[derive(Debug)]
 pub struct Allocator {
     regions: Vec<Region>,
+    failed: Arc<Failed>,
+    /// Some of them would be free.
+    lost: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -82,7 +89,13 @@ impl Allocator {
             let count = runs.iter().map(|(_, len)| len).sum();
             Region { from, total, part_len, reserve, free: Apart(AtomicU64::new(count)), parts }
         };
-        Self { regions: superblock.regions.iter().enumerate().map(region).collect() }
+        let regions = superblock.regions.iter().enumerate().map(region).collect();
+        Self { regions, failed: Arc::default(), lost: AtomicBool::new(false) }
+    }
+
+    /// The same, but these blocks are not taken back.
+    pub fn without(self, failed: &Arc<Failed>) -> Self {
+        Self { failed: Arc::clone(failed), ..self }
     }
 
     /// The free runs of each region, in order and joined.
@@ -150,6 +163,23 @@ impl Allocator {
 
     /// Takes blocks back. Blocks that are free already, as a damaged volume may have them, stay so.
     pub fn free(&self, block: Block, count: u64) {
+        if !self.failed.any() {
+            return self.free_whole(block, count);
+        }
+        for block in (0..count).map(|i| block.offset(i)) {
+            match self.failed.has(block) {
+                true => self.lost.store(true, Ordering::Release),
+                false => self.free_whole(block, 1),
+            }
+        }
+    }
+
+    /// Whether blocks were not taken back, of which the logs know no owner.
+    pub fn has_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    fn free_whole(&self, block: Block, count: u64) {
         let freed = self.by_part(block, count, |map, start, len| map.give(start, len));
         if let Some(region) = self.regions.get(block.region()).filter(|_| freed) {
             region.free.fetch_add(count, Ordering::Relaxed);

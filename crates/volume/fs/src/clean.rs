@@ -410,6 +410,14 @@ impl Volume {
         Ok(())
     }
 
+    /// Nothing can be appended to a page whose memory has failed. What it says is in memory, too:
+    /// the log is written anew, and the next change finds another page.
+    pub(crate) fn leave_failed_page(&self, inode: &Inode, state: &mut State) {
+        if self.store.failed().has(state.log.tail.page) && !state.gone {
+            let _ = self.clean_log(inode, state, Purpose::Cleaning); // without room the next change tries again
+        }
+    }
+
     /// Makes a new log that of an inode. The old one's pages are not free yet.
     fn switch_log(&self, inode: &Inode, state: &mut State, new: Appended<'_>, flushed: Flushed) -> Result<Vec<Block>> {
         let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];

@@ -31,15 +31,30 @@ impl Volume {
         let _watch = self.store.doubt_if_it_panics();
         let mut flushed = data;
         let mut logs: SmallVec<[(usize, Appended<'_>); 2]> = SmallVec::new();
+        let mut failed = None;
         for (i, (inode, state)) in locked.0.iter().enumerate() {
             let mut own = entries.iter().filter(|e| e.0 == inode.ino).map(|e| (&e.1, time)).peekable();
             if own.peek().is_some() {
                 let at = (state.log.sequence, state.log.tail);
                 let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
-                let mut appended = log::append(&self.store, pages, (inode.ino, inode.generation), at, own)?;
+                let appended = log::append(&self.store, pages, (inode.ino, inode.generation), at, own);
+                let mut appended = match appended {
+                    Ok(appended) => appended,
+                    Err(error) => {
+                        failed = Some((i, error));
+                        break;
+                    }
+                };
                 flushed = flushed.and(std::mem::take(&mut appended.dirty).flush(&self.store)?);
                 logs.push((i, appended));
             }
+        }
+        if let Some((i, error)) = failed {
+            drop(logs);
+            if let Some((inode, state)) = locked.0.get_mut(i) {
+                self.leave_failed_page(inode, state);
+            }
+            return Err(error);
         }
         let record = |(i, appended): &(usize, Appended<'_>)| {
             locked.0.get(*i).map(|locked| record(locked.0, Field::Tail, appended.tail))
@@ -73,8 +88,11 @@ impl Volume {
             let durable = before.fence(&self.store)?;
             return self.store.commit(&[place(&self.store, only)?], &durable);
         }
-        let turn = self.cpu().checked_rem(self.journals.len());
-        let Some(journal) = turn.and_then(|turn| self.journals.get(turn)) else { return Err(Error::NoSpace) };
+        let (own, all) = (self.cpu(), self.journals.len());
+        let mut turns = (0..all).filter_map(|i| self.journals.get((own + i) % all));
+        let failed = self.store.failed();
+        let usable = |journal: &&_| !failed.any() || !failed.has(*lock(journal));
+        let Some(journal) = turns.find(usable) else { return Err(Error::NoSpace) };
         let held = lock(journal);
         let at = *held;
         let bytes = journal::encode(records);

@@ -150,6 +150,7 @@ impl Volume {
 
     fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
         let allocator = Allocator::new(store.superblock(), options.parts, &found.checkpoint.free);
+        let allocator = allocator.without(store.failed());
         let slots = slots(&store, &found.checkpoint.inodes);
         let why = found.damage.iter().chain(&found.unused).next().cloned();
         let volume = Self::new(store, allocator, slots, found, options);
@@ -162,7 +163,7 @@ impl Volume {
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as
     /// there is room. Dropping it instead is like a crash: nothing is lost, but the next mount
     /// reads all logs. So it does where this one found damage, or removed the name of something
-    /// damaged, which leaves an orphan.
+    /// damaged, which leaves an orphan, or took no block back whose memory has failed.
     pub fn unmount(self) -> Result<()> {
         if self.store.is_frozen() {
             return Ok(());
@@ -175,7 +176,8 @@ impl Volume {
         }
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
-        let write = blocks.len() == checkpoint.blocks() && !self.orphaned.load(Ordering::Acquire);
+        let known = !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();
+        let write = blocks.len() == checkpoint.blocks() && known;
         let (durable, state) = match blocks.first().filter(|_| write) {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
             Some(first) => {

@@ -11,12 +11,17 @@
 //! When a fence or a commit fails, or an operation panics while it commits, nobody knows what a
 //! crash would find. From then on the volume is *in doubt*: it stores nothing more, in no block, as
 //! the medium may name blocks that this mount takes for free. It only reads; the next mount
-//! recovers.
+//! recovers. A commit of one word is not in doubt when the store of it fails: it has not happened.
+//!
+//! Where memory fails, the access is an error, and the [`Failed`] blocks are given to nobody until
+//! the next mount, which may meet them again.
 //!
 //! **Limits.** The types do not know *which* stores a commit refers to: the caller brings them
 //! together with `and`.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
@@ -24,6 +29,7 @@ use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::superblock::{SUM, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
 use crate::medium::{At, Medium};
+use crate::volume::lock;
 
 const LINE_BYTES: u64 = LINE as u64;
 
@@ -101,12 +107,62 @@ pub struct Store {
     superblock: Superblock,
     in_doubt: AtomicBool,
     frozen: AtomicBool,
+    failed: Arc<Failed>,
+}
+
+/// Blocks whose memory has failed since the mount.
+#[derive(Debug, Default)]
+pub struct Failed {
+    any: AtomicBool,
+    blocks: Mutex<BTreeSet<Block>>,
+}
+
+impl Failed {
+    fn add(&self, block: Block) {
+        lock(&self.blocks).insert(block);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Whether there are any: as a rule not.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Whether this one has.
+    pub fn has(&self, block: Block) -> bool {
+        self.any() && lock(&self.blocks).contains(&block)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Block> {
+        lock(&self.blocks).iter().copied().collect()
+    }
 }
 
 impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
-        Self { medium, superblock, in_doubt: AtomicBool::new(false), frozen: AtomicBool::new(false) }
+        let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { medium, superblock, in_doubt, frozen, failed: Arc::default() }
+    }
+
+    /// Blocks whose memory has failed.
+    pub fn failed(&self) -> &Arc<Failed> {
+        &self.failed
+    }
+
+    /// An access to some blocks. Where it fails, those are noted that cannot be read.
+    fn access<const N: usize>(&self, blocks: [(Block, u64); N], access: impl FnOnce() -> Result<()>) -> Result<()> {
+        access().inspect_err(|error| {
+            let all = blocks.into_iter().flat_map(|(block, count)| (0..count).map(move |i| block.offset(i)));
+            let unread = |block: &Block| {
+                let read = self.medium.read(at(*block, 0), &mut [0; BLOCK]);
+                matches!(read, Err(Error::Io(_)))
+            };
+            if matches!(error, Error::Io(_)) {
+                all.filter(unread).for_each(|block| self.failed.add(block));
+            }
+        })
     }
 
     /// The layout of the volume.
@@ -136,13 +192,14 @@ impl Store {
 
     /// Copies from a block.
     pub fn read(&self, block: Block, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.medium.read(at(block, offset), out)
+        let blocks = (offset + out.len() as u64).div_ceil(BLOCK_BYTES);
+        self.access([(block, blocks)], || self.medium.read(at(block, offset), out))
     }
 
     /// A whole block.
     pub fn read_block(&self, block: Block) -> Result<Box<[u8; BLOCK]>> {
         let mut out = Box::new([0; BLOCK]);
-        self.medium.read(at(block, 0), out.as_mut_slice())?;
+        self.read(block, 0, out.as_mut_slice())?;
         Ok(out)
     }
 
@@ -150,7 +207,7 @@ impl Store {
     pub fn write(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
         self.check_writable()?;
         let at = at(block, offset);
-        self.medium.write(at, data)?;
+        self.access([(block, 1)], || self.medium.write(at, data))?;
         Ok(Dirty::new(at, data.len() as u64))
     }
 
@@ -160,7 +217,8 @@ impl Store {
     pub fn write_data(&self, block: Block, data: &[u8]) -> Result<Dirty> {
         debug_assert!(data.len().is_multiple_of(BLOCK));
         self.check_writable()?;
-        self.medium.write_data(at(block, 0), data)?;
+        let count = (data.len() / BLOCK) as u64;
+        self.access([(block, count)], || self.medium.write_data(at(block, 0), data))?;
         let mut dirty = Dirty::default();
         if self.superblock.has_checksums() {
             for (i, contents) in data.chunks(BLOCK).enumerate() {
@@ -178,7 +236,7 @@ impl Store {
         let len = usize::try_from(count * BLOCK_BYTES).map_err(|_| Error::OutOfRange(from))?;
         if !self.superblock.has_checksums() {
             self.check_writable()?;
-            self.medium.copy_data(at(from, 0), at(to, 0), len)?;
+            self.access([(from, count), (to, count)], || self.medium.copy_data(at(from, 0), at(to, 0), len))?;
             return Ok(Dirty::default());
         }
         let mut buffer = vec![0; len];
@@ -225,7 +283,7 @@ impl Store {
     pub fn store_word(&self, block: Block, offset: u64, word: u64) -> Result<Dirty> {
         self.check_writable()?;
         let at = at(block, offset);
-        self.medium.store_u64(at, word)?;
+        self.access([(block, 1)], || self.medium.store_u64(at, word))?;
         Ok(Dirty::new(at, 8))
     }
 
@@ -237,6 +295,10 @@ impl Store {
     /// Commits: stores words after all that they refer to became durable, and waits until they are
     /// durable themselves.
     pub fn commit(&self, words: &[(Block, u64, u64)], _after: &Durable) -> Result<Durable> {
+        if let [(block, offset, word)] = words {
+            let stored = self.store_word(*block, *offset, *word)?;
+            return self.certain(|| stored.flush(self)?.fence(self));
+        }
         self.certain(|| {
             let mut dirty = Dirty::default();
             for (block, offset, word) in words {

@@ -310,6 +310,12 @@ impl Volume {
         self.store.in_doubt()
     }
 
+    /// Blocks whose memory has failed since the mount: an access to one was an error, and nobody
+    /// gets it again before the next mount.
+    pub fn failed_blocks(&self) -> Vec<Block> {
+        self.store.failed().all()
+    }
+
     /// Whether it is only looked at: every change gives [`Error::ReadOnly`].
     pub fn is_look(&self) -> bool {
         self.store.is_frozen()

@@ -30,7 +30,7 @@ use crate::volume_policy::{Nodes, Prepared};
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::notify;
-use command::output;
+use command::output::{self, units::count};
 use command::signals::Stop;
 
 /// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
@@ -337,7 +337,20 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
             ));
         }
     };
+    let failed = Cell::new(0);
+    let tell_failed = || {
+        let blocks = volume.failed_blocks();
+        if let Some(last) = blocks.get(failed.replace(blocks.len())..).and_then(<[_]>::last) {
+            say(&format!(
+                "{}: the memory of {} has failed, such as {last}: using them is an error (EIO), and no file gets them \
+                 before the next mount",
+                args.dir.display(),
+                count(blocks.len(), "block"),
+            ));
+        }
+    };
     let over = || {
+        tell_failed();
         tell_doubt();
         stop.requested() || watcher.is_finished()
     };
@@ -347,6 +360,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     }
     let (mut left, mut told) = (false, false);
     while !watcher.is_finished() {
+        tell_failed();
         tell_doubt();
         if stop.requested() && !left {
             if !told {

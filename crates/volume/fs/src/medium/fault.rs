@@ -4,12 +4,14 @@
 //! ended the server of all users of a volume, without a word; and then recovery, and fsck.
 //!
 //! **Approach.** A handler of the process, from the first region that is mapped. What is read from
-//! a region is copied by one instruction whose place the handler knows: it goes on behind that, and
-//! the read is an error (EIO). Any other failure in a region ends the process with a line that
+//! a region, or stored to it, is copied by instructions whose places the handler knows: it goes on
+//! behind them, and the access is an error (EIO). That memory has failed which nobody is using right
+//! now is no reason for anything. Any other failure in a region ends the process with a line that
 //! names the region and the byte.
 //!
-//! **Limits.** Stores end the process. On processors other than x86-64 reads do too. A failure
-//! elsewhere is left to whoever handled the signal before.
+//! **Limits.** Memory that fails between a store and the write-back of its lines ends the process.
+//! On processors other than x86-64 every access to failed memory does. A failure elsewhere is left
+//! to whoever handled the signal before.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -83,7 +85,7 @@ fn handle() {
     }
 }
 
-/// Copies from a region. False: its memory has failed, and `to` holds some of it.
+/// Copies from or to a region. False: its memory has failed, and `to` holds some of it.
 ///
 /// # Safety
 /// Both have `len` bytes, and do not overlap.
@@ -95,7 +97,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
         unsafe {
             std::arch::asm!(
                 "call {copy}",
-                copy = sym copying,
+                copy = sym homenode_copy,
                 inout("rcx") len => left,
                 inout("rsi") from => _,
                 inout("rdi") to => _,
@@ -112,28 +114,122 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> bool {
     }
 }
 
-/// Bytes of `rep movsb`, the first instruction of [`copying`].
+/// Copies whole lines to a region past the caches: durable after a fence. It reads nothing of what
+/// it overwrites and needs no write-back, so it takes half the time of a copy with `clwb`. Wider
+/// registers do not make it faster. False: the region's memory has failed.
+///
+/// # Safety
+/// Both have `len` bytes, and do not overlap; `to` and `len` are multiples of a line.
 #[cfg(target_arch = "x86_64")]
-const REP_MOVSB: i64 = 2;
-
-/// The copy: at a fault `rcx` says how many bytes are left.
-#[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-extern "C" fn copying() {
-    std::arch::naked_asm!(".byte 0xf3, 0xa4", "ret")
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> bool {
+    let mut left = len / crate::format::LINE;
+    if left > 0 {
+        // SAFETY: the caller's promise; every x86-64 processor has SSE2.
+        unsafe {
+            std::arch::asm!(
+                "call {stream}",
+                stream = sym homenode_stream,
+                inout("rcx") left,
+                inout("rsi") from => _,
+                inout("rdi") to => _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            );
+        }
+    }
+    left == 0
 }
 
-/// Goes on behind [`copying`]'s copy, if that is where the signal came from.
+/// Stores a word to a region, as one store that comes after all before it. False: its memory has
+/// failed, and the word is what it was.
+///
+/// # Safety
+/// `to` is aligned, and such words are only accessed as atomics.
+pub(super) unsafe fn store(to: *mut u64, word: u64) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut left = 1_u64;
+        // SAFETY: the caller's promise. An aligned store of eight bytes is one, and comes after
+        // those before it; the compiler moves none across.
+        unsafe {
+            std::arch::asm!(
+                "call {store}",
+                store = sym homenode_store,
+                inout("rcx") left,
+                in("rsi") word,
+                in("rdi") to,
+            );
+        }
+        left == 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller's promise.
+        unsafe { std::sync::atomic::AtomicU64::from_ptr(to) }.store(word, Ordering::Release);
+        true
+    }
+}
+
+// Each begins with what may fault, and ends with a return: that is where the handler goes on. Then
+// rcx says what is left: bytes, lines, or the one word.
+#[cfg(target_arch = "x86_64")]
+std::arch::global_asm!(
+    ".hidden homenode_copy, homenode_copy_end",
+    ".hidden homenode_stream, homenode_stream_end",
+    ".hidden homenode_store, homenode_store_end",
+    ".globl homenode_copy, homenode_copy_end",
+    ".globl homenode_stream, homenode_stream_end",
+    ".globl homenode_store, homenode_store_end",
+    "homenode_copy:",
+    "rep movsb",
+    "homenode_copy_end:",
+    "ret",
+    "homenode_stream:",
+    "movdqu xmm0, [rsi]",
+    "movdqu xmm1, [rsi + 16]",
+    "movdqu xmm2, [rsi + 32]",
+    "movdqu xmm3, [rsi + 48]",
+    "movntdq [rdi], xmm0",
+    "movntdq [rdi + 16], xmm1",
+    "movntdq [rdi + 32], xmm2",
+    "movntdq [rdi + 48], xmm3",
+    "add rsi, 64",
+    "add rdi, 64",
+    "dec rcx",
+    "jnz homenode_stream",
+    "homenode_stream_end:",
+    "ret",
+    "homenode_store:",
+    "mov [rdi], rsi",
+    "xor ecx, ecx",
+    "homenode_store_end:",
+    "ret",
+);
+
+#[cfg(target_arch = "x86_64")]
+unsafe extern "C" {
+    fn homenode_copy();
+    fn homenode_copy_end();
+    fn homenode_stream();
+    fn homenode_stream_end();
+    fn homenode_store();
+    fn homenode_store_end();
+}
+
+/// Goes on behind an access that may fault, if that is where the signal came from.
 #[cfg(target_arch = "x86_64")]
 fn goes_on(context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel hands a handler with SA_SIGINFO its context, which nobody else has.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else { return false };
     let Some(at) = context.uc_mcontext.gregs.get_mut(libc::REG_RIP as usize) else { return false };
-    let begin: extern "C" fn() = copying;
-    if *at as usize != begin as usize {
-        return false;
-    }
-    *at += REP_MOVSB;
+    let places: [[unsafe extern "C" fn(); 2]; 3] = [
+        [homenode_copy, homenode_copy_end],
+        [homenode_stream, homenode_stream_end],
+        [homenode_store, homenode_store_end],
+    ];
+    let place =
+        places.iter().map(|place| place.map(|at| at as usize as i64)).find(|[begin, end]| (begin..end).contains(&&*at));
+    let Some([_, end]) = place else { return false };
+    *at = end;
     true
 }
 
@@ -151,7 +247,9 @@ extern "C" fn failed(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_v
         let (base, len) = (place.base.load(Ordering::Acquire), place.len.load(Ordering::Acquire));
         base != 0 && (base..base.saturating_add(len)).contains(&address)
     };
-    if goes_on(context) {
+    // SAFETY: as above.
+    let unused = unsafe { info.as_ref() }.is_some_and(|info| info.si_code == libc::BUS_MCEERR_AO);
+    if unused || goes_on(context) {
         return;
     }
     let Some(place) = PLACES.iter().find(within) else {

@@ -131,19 +131,19 @@ impl Region {
         cfg!(target_arch = "x86_64") && lines && offset.is_multiple_of(LINE) && len.is_multiple_of(LINE)
     }
 
-    /// Copies data into the mapping, past the caches if it [`Region::streams`].
+    /// Copies data into the mapping, past the caches if it [`Region::streams`]. False: its memory
+    /// has failed.
     ///
     /// # Safety
     /// Both places have `len` bytes and do not overlap, and `to` is in this mapping.
-    unsafe fn store_data(&self, from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the caller's promise; a mapping begins at a line.
-        unsafe {
-            if self.streams(to.addr() - self.base.addr().get(), len) {
-                persist::stream(from, to, len);
-            } else {
-                ptr::copy_nonoverlapping(from, to, len);
-            }
+    unsafe fn store_data(&self, from: *const u8, to: *mut u8, len: usize) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.streams(to.addr() - self.base.addr().get(), len) {
+            // SAFETY: the caller's promise; a mapping begins at a line.
+            return unsafe { fault::stream(from, to, len) };
         }
+        // SAFETY: the caller's promise.
+        unsafe { fault::copy(from, to, len) }
     }
 
     fn new(region: &RegionFile) -> Result<Self> {
@@ -242,6 +242,11 @@ fn device_size(rdev: u64) -> io::Result<u64> {
     text.trim().parse().map_err(io::Error::other)
 }
 
+/// Memory that has failed is EIO.
+fn worked(done: bool) -> Result<()> {
+    if done { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EIO).into()) }
+}
+
 impl Medium for Mapped {
     fn regions(&self) -> usize {
         self.regions.len()
@@ -254,23 +259,19 @@ impl Medium for Mapped {
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         let (_, place) = self.place(at, out.len())?;
         // SAFETY: `place` has `out.len()` bytes, and `out` is no part of the mapping.
-        if unsafe { fault::copy(place, out.as_mut_ptr(), out.len()) } {
-            return Ok(());
-        }
-        Err(io::Error::from_raw_os_error(libc::EIO).into())
+        worked(unsafe { fault::copy(place, out.as_mut_ptr(), out.len()) })
     }
 
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         let (_, place) = self.place_to_change(at, data.len())?;
         // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
-        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), place, data.len()) };
-        Ok(())
+        worked(unsafe { fault::copy(data.as_ptr(), place, data.len()) })
     }
 
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
         let (region, place) = self.place_to_change(at, data.len())?;
         // SAFETY: `place` has `data.len()` bytes, and `data` is no part of the mapping.
-        unsafe { region.store_data(data.as_ptr(), place, data.len()) };
+        worked(unsafe { region.store_data(data.as_ptr(), place, data.len()) })?;
         self.flush_rest(at, data.len())
     }
 
@@ -280,7 +281,7 @@ impl Medium for Mapped {
         if from.region == to.region && from.offset.abs_diff(to.offset) < len as u64 {
             return Err(Error::Invalid("a copy onto itself"));
         }
-        // By way of a buffer: what reads memory that may fail is `read` alone.
+        // By way of a buffer: each half knows which memory has failed.
         let mut buffer = [0; PAGE as usize];
         for done in (0..len).step_by(PAGE as usize) {
             let part = buffer.get_mut(..(PAGE as usize).min(len - done)).unwrap_or_default();
@@ -297,8 +298,9 @@ impl Medium for Mapped {
 
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
         self.place_to_change(at, 8)?;
-        self.word(at)?.store(word.to_le(), Ordering::Release);
-        Ok(())
+        let place = self.word(at)?.as_ptr();
+        // SAFETY: it is aligned and an atomic, as `word` says.
+        worked(unsafe { fault::store(place, word.to_le()) })
     }
 
     fn flush(&self, at: At, len: u64) -> Result<()> {

@@ -8,7 +8,7 @@
 //! [`Emulated`] makes it as slow as that of several nodes; tests bring a recording medium of their
 //! own.
 //!
-//! **Limits.** A medium that cannot be stored to ends the process; see `fault`.
+//! **Limits.** Memory that fails is EIO on x86-64 alone; see `fault`.
 
 mod durability;
 mod emulated;

@@ -85,34 +85,6 @@ impl Instruction {
     pub unsafe fn write_back(self, _line: *const u8) {}
 }
 
-/// Copies whole lines past the caches: durable after a fence. It reads nothing of what it
-/// overwrites and needs no write-back, so it takes half the time of a copy with `clwb`. Wider
-/// registers do not make it faster.
-///
-/// # Safety
-/// Both places have `len` bytes and do not overlap; `to` and `len` are multiples of a line.
-#[cfg(target_arch = "x86_64")]
-pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-    const WIDTH: usize = size_of::<__m128i>();
-    for at in (0..len).step_by(4 * WIDTH) {
-        for at in [at, at + WIDTH, at + 2 * WIDTH, at + 3 * WIDTH] {
-            // SAFETY: the caller's promise; every x86-64 processor has SSE2.
-            unsafe { _mm_stream_si128(to.add(at).cast(), _mm_loadu_si128(from.add(at).cast())) };
-        }
-    }
-}
-
-/// Never called: see the other one.
-///
-/// # Safety
-/// As there.
-#[cfg(not(target_arch = "x86_64"))]
-pub unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
-}
-
 /// Waits for the lines that were written back.
 pub fn store_fence() {
     // A fence orders; on x86 `sfence` also waits for the write-backs, which the compiler's fence

@@ -240,3 +240,116 @@ fn memory_that_cannot_be_read_is_an_error_of_its_file_alone() {
     assert_eq!(failed, Err(libc::EIO));
     assert_eq!((volume.read(good, 0, &mut out).unwrap(), out), (4096, [7; 4096]));
 }
+
+/// From now on this page of a mapped region fails as memory does: an access is a SIGBUS.
+#[cfg(target_arch = "x86_64")]
+fn fail(region: &File, page: u64) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let ino = region.metadata().unwrap().ino().to_string();
+    let line = maps.lines().find(|line| line.split_ascii_whitespace().nth(4) == Some(&ino)).unwrap();
+    let base = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+    let place = std::ptr::with_exposed_provenance_mut(base + page as usize * 4096);
+    let (empty, access) = (memfd(0), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: one page of a mapping that this test has made, and whose memory only the volume uses.
+    let mapped = unsafe { mmap(place, 4096, access, MapFlags::SHARED | MapFlags::FIXED, &empty, 0) };
+    assert_eq!(mapped.unwrap(), place);
+}
+
+/// Stores to it ended the process, with the mount of all others.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_fails_is_an_error_for_who_uses_it_and_nobody_gets_it_again() {
+    use fs::Placement::Node;
+    for persistent in [false, true] {
+        let files = [memfd(4 << 20), memfd(4 << 20)];
+        format(map(&files), 2);
+        let regions = files.each_ref().map(|file| RegionFile { file: file.try_clone().unwrap(), bind: None });
+        let mut medium = Mapped::new(&regions).unwrap();
+        if persistent {
+            medium.assume_persistent();
+        }
+        let superblock = fs::superblock_of(&medium, 0).unwrap();
+        let volume = Volume::mount(Box::new(medium), options(1)).unwrap();
+        let create = |name: &str| {
+            volume.create(Ino::ROOT, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino
+        };
+        let eio = |done: fs::Result<()>| match done {
+            Err(Error::Io(error)) => assert_eq!(error.raw_os_error(), Some(libc::EIO)),
+            done => panic!("{done:?}"),
+        };
+        let block = |ino: Ino, at: u64| {
+            let run = *volume.map(ino).unwrap().iter().find(|run| (run.file_block..run.end()).contains(&at)).unwrap();
+            run.block.offset(at - run.file_block)
+        };
+        let fail = |block: fs::Block| fail(&files[block.region()], block.index());
+
+        // File data: a read, a migration, and none of what lies beside it.
+        let (data, other) = (create("data"), create("other"));
+        volume.write_to(data, 0, &[1; 40 * 4096], Node(0)).unwrap();
+        volume.write_to(other, 0, &[2; 4096], Node(1)).unwrap();
+        fail(block(data, 3));
+        let mut out = [0; 4096];
+        eio(volume.read(data, 3 * 4096, &mut out).map(drop));
+        assert_eq!(volume.read(data, 4 * 4096, &mut out).unwrap(), 4096);
+        eio(volume.migrate_file(data, 1, None, |_| true).map(drop));
+        assert_eq!(volume.failed_blocks(), [block(data, 3)]);
+        volume.write(data, 3 * 4096, &[3; 4096]).unwrap();
+        assert!(!volume.migrate_file(data, 1, None, |_| true).unwrap().cancelled);
+        assert_eq!(volume.bytes_by_node(data).unwrap().keys().collect::<Vec<_>>(), [&Some(1)]);
+
+        // Memory that is free, and is given to somebody.
+        let gone = create("gone");
+        volume.write_to(gone, 0, &[4; 20 * 4096], Node(0)).unwrap();
+        let bad: Vec<fs::Block> = (5..10).map(|at| block(gone, at)).collect();
+        volume.unlink(Ino::ROOT, b"gone").unwrap();
+        bad.iter().for_each(|block| fail(*block));
+        let new = create("new");
+        let (mut written, mut errors) = (0, 0);
+        while written < 200 {
+            match volume.write_to(new, written * 4096, &[5; 4096], Node(0)) {
+                Ok(()) => written += 1,
+                failed => {
+                    eio(failed);
+                    errors += 1;
+                }
+            }
+        }
+        assert!((1..=5).contains(&errors), "each is met once: {errors}");
+        assert_eq!(volume.failed_blocks().len(), 1 + errors);
+
+        // The page where a log goes on: the next change has another one.
+        let log = |ino: Ino| {
+            let page = |page: &[u8]| page[4..8] == *b"HLOG" && page[8..16] == ino.raw().to_le_bytes();
+            let find = |(region, file): (usize, &File)| {
+                let mut bytes = vec![0; 4 << 20];
+                std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).unwrap();
+                Some(fs::Block::new(region, bytes.chunks(4096).position(page)? as u64))
+            };
+            files.iter().enumerate().find_map(find).unwrap()
+        };
+        fail(log(other));
+        eio(volume.write(other, 0, &[6; 4096]));
+        volume.write(other, 0, &[7; 4096]).unwrap();
+
+        // The line of an inode: only those that lie beside it cannot be changed either.
+        let table = |ino: Ino| superblock.inode_at(ino).unwrap().0;
+        let used = [Ino::ROOT, data, other, new].map(table);
+        let apart = (0..200).map(|i| create(&format!("many{i}"))).find(|ino| !used.contains(&table(*ino))).unwrap();
+        fail(table(apart));
+        eio(volume.write(apart, 0, &[8; 4096]));
+        assert!(!volume.in_doubt());
+        volume.write(other, 0, &[7; 4096]).unwrap();
+
+        volume.unmount().unwrap();
+        let report = fs::fsck::check(map(&files)).unwrap();
+        assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{report:?}");
+        let volume = Volume::mount(map(&files), options(1)).unwrap();
+        for (ino, len, bytes) in [(data, 40, [1, 3]), (other, 1, [7, 7]), (new, 200, [5, 5])] {
+            let mut out = vec![0; len * 4096 + 1];
+            assert_eq!(volume.read(ino, 0, &mut out).unwrap(), len * 4096);
+            let right = |(at, byte): (usize, &u8)| *byte == bytes[usize::from(at / 4096 == 3 && len == 40)];
+            assert!(out[..len * 4096].iter().enumerate().all(right));
+        }
+    }
+}
