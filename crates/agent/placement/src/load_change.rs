@@ -273,9 +273,10 @@ impl Detector {
             let at = moved.get(subject).max(processes.get(&known.pid));
             known.stands = at.is_some_and(|at| window <= at + OURS);
         }
-        let threads = self.threads.len();
-        self.threads.retain(|_, known| known.seen + if known.stands { STANDING } else { GONE } > window);
-        self.gone += threads - self.threads.len();
+        let over = |known: &Known| known.seen + if known.stands { STANDING } else { GONE } <= window;
+        // One that came after the load began and is gone is no change.
+        self.gone += self.threads.values().filter(|known| over(known) && !known.came).count();
+        self.threads.retain(|_, known| !over(known));
         self.moved.retain(|_, at| *at + GONE > window);
         displaced
     }
@@ -283,7 +284,8 @@ impl Detector {
     /// How the load differs from what it was when it began.
     pub fn changes(&self) -> Changes {
         let count = |changed: fn(&Known) -> bool| self.threads.values().filter(|known| changed(known)).count();
-        let (came, other) = (count(|known| known.came), count(|known| known.other));
+        let came = self.threads.values().filter(|known| known.came && known.seen == self.window).count();
+        let other = count(|known| known.other);
         let (machine, gone) = (self.other_machine, self.gone);
         Changes { machine, came, gone, other, of: self.threads.len() + gone }
     }
@@ -307,6 +309,21 @@ impl Detector {
             self.files.insert(file_hash(file));
         }
         self.moved.insert(subject, self.window);
+    }
+
+    /// This was not moved after all.
+    pub fn not_moved(&mut self, subject: &Subject) {
+        if let Subject::File { file, .. } = subject {
+            self.files.remove(&file_hash(file));
+        }
+        self.moved.remove(subject);
+    }
+
+    /// Nothing that we moved stands still any more: a thread that is not seen from now on has ended.
+    pub fn resumed(&mut self) {
+        for known in self.threads.values_mut().filter(|known| known.stands) {
+            (known.stands, known.seen) = (false, self.window.saturating_sub(1));
+        }
     }
 
     /// A moved thread has ended: it does not merely stand still.

@@ -131,6 +131,45 @@ fn a_thread_that_takes_the_place_of_another_is_one_change() {
     assert!(!changes.exceed(0.2) && changes.exceed(0.1));
 }
 
+/// Each of them counted as gone for ever, and in the end the load was another one.
+#[test]
+fn threads_that_come_and_go_do_not_add_up() {
+    let load: Vec<Thread> = (1..=100).map(|tid| reader(tid, 100)).collect();
+    let mut detector = begun(&load);
+    for tid in 101..500 {
+        window(&mut detector, &[&load[..], &[reader(tid, 100)]].concat());
+        assert_eq!((detector.changes().came, detector.changes().gone), (1, 0));
+        assert!(!detector.changes().exceed(0.2));
+    }
+}
+
+/// A policy that does not hear of the end of its threads took them for standing still.
+#[test]
+fn what_stands_still_is_gone_when_nothing_copies() {
+    let load = [reader(1, 100), reader(2, 100)];
+    let mut detector = begun(&load);
+    detector.moved(Subject::Thread { tid: 2, start: 0 });
+    (0..20).for_each(|_| _ = window(&mut detector, &load[..1]));
+    assert_eq!(detector.changes().gone, 0);
+    detector.resumed();
+    (0..10).for_each(|_| _ = window(&mut detector, &load[..1]));
+    assert_eq!(detector.changes().gone, 1);
+}
+
+/// A file whose move was refused hid what its readers turned to.
+#[test]
+fn a_file_that_was_not_moved_hides_no_change() {
+    let load = [reader(1, 100), reader(2, 100)];
+    let file = Subject::File { file: "a".into(), generation: 0 };
+    let mut detector = begun(&load);
+    detector.moved(file.clone());
+    window(&mut detector, &load);
+    detector.not_moved(&file);
+    (0..20).for_each(|_| _ = window(&mut detector, &load));
+    window(&mut detector, &[thread(1, 0, "b", [0, 100], 0), reader(2, 100)]);
+    assert_eq!(detector.changes().other, 1);
+}
+
 #[test]
 fn threads_that_no_policy_may_move_or_that_do_not_count_are_no_load() {
     let load = [reader(1, 100), reader(2, 100)];

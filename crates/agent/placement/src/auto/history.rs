@@ -181,6 +181,9 @@ impl History {
             use OutcomeState::{Done, Failed, Gone, HeldBack, Queued, Refused, RolledBack, Running};
             match outcome.result {
                 Refused { .. } | Failed { .. } | RolledBack { .. } => {
+                    if let Refused { .. } = outcome.result {
+                        self.load.not_moved(&outcome.subject);
+                    }
                     self.stuck.insert(outcome.subject.clone(), now_s);
                 }
                 HeldBack { .. } if over => _ = self.stuck.insert(outcome.subject.clone(), now_s),
@@ -226,7 +229,9 @@ impl History {
     pub fn may_move(&self, subject: &Subject, pid: u32) -> bool {
         let moved = match subject {
             Subject::Thread { tid, .. } => {
-                let often = |(times, at_s): &(u32, f64)| *times >= MOST_MOVED || self.now_s - at_s < self.pace.dwell_s;
+                let often = |(times, at_s): &(u32, f64)| {
+                    *times >= MOST_MOVED || (0.0..self.pace.dwell_s).contains(&(self.now_s - at_s))
+                };
                 self.moved_threads.get(tid).is_some_and(often) || self.moved_processes.contains(&pid)
             }
             Subject::Process { pid, .. } => self.moved_processes.contains(pid),
@@ -244,7 +249,12 @@ impl History {
     fn begin(&mut self) {
         (self.windows, self.plans, self.since_s) = (0, 0, self.now_s);
         self.load.begin();
-        self.moved_threads.clear();
+        // The engine holds them for as long, whatever the load is.
+        let (now_s, dwell_s) = (self.now_s, self.pace.dwell_s);
+        self.moved_threads.retain(|_, (times, at_s)| {
+            *times = 0;
+            (0.0..dwell_s).contains(&(now_s - *at_s))
+        });
         self.moved_processes.clear();
     }
 
@@ -253,6 +263,10 @@ impl History {
         self.load.window(snapshot, |t| listed.contains(&t.tid));
         // Those of the policy's own moves that are under way have effects for some windows more.
         self.asked.iter().for_each(|mv| self.load.moved(mv.subject.clone()));
+        // A process stands still while its memory is copied.
+        if !self.asked.iter().any(|mv| mv.subject.is_process()) {
+            self.load.resumed();
+        }
         if self.load.changes().exceed(OTHERS) {
             self.begin();
             self.waits = 0;
