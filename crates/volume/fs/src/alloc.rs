@@ -163,14 +163,16 @@ impl Allocator {
 
     /// Takes blocks back. Blocks that are free already, as a damaged volume may have them, stay so.
     pub fn free(&self, block: Block, count: u64) {
-        if !self.failed.any() {
-            return self.free_whole(block, count);
-        }
-        for block in (0..count).map(|i| block.offset(i)) {
-            match self.failed.has(block) {
-                true => self.lost.store(true, Ordering::Release),
-                false => self.free_whole(block, 1),
+        let mut from = 0;
+        for bad in self.failed.within(block, count) {
+            self.lost.store(true, Ordering::Release);
+            if bad > from {
+                self.free_whole(block.offset(from), bad - from);
             }
+            from = bad + 1;
+        }
+        if from < count {
+            self.free_whole(block.offset(from), count - from);
         }
     }
 

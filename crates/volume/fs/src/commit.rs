@@ -88,11 +88,18 @@ impl Volume {
             let durable = before.fence(&self.store)?;
             return self.store.commit(&[place(&self.store, only)?], &durable);
         }
+        // Once the journal is committed there is no way back: lines that have failed are met before.
+        for record in records {
+            let (block, offset, _) = place(&self.store, record)?;
+            self.store.load_word(block, offset)?;
+        }
         let (own, all) = (self.cpu(), self.journals.len());
         let mut turns = (0..all).filter_map(|i| self.journals.get((own + i) % all));
         let failed = self.store.failed();
         let usable = |journal: &&_| !failed.any() || !failed.has(*lock(journal));
-        let Some(journal) = turns.find(usable) else { return Err(Error::NoSpace) };
+        let Some(journal) = turns.find(usable) else {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO).into());
+        };
         let held = lock(journal);
         let at = *held;
         let bytes = journal::encode(records);

@@ -180,10 +180,11 @@ impl Volume {
         let write = blocks.len() == checkpoint.blocks() && known;
         let (durable, state) = match blocks.first().filter(|_| write) {
             None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
-            Some(first) => {
-                let dirty = checkpoint.write(&self.store, &blocks, self.now() as u64)?;
-                (dirty.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first))
-            }
+            Some(first) => match checkpoint.write(&self.store, &blocks, self.now() as u64) {
+                // A free block has failed: the next mount reads the logs.
+                Err(Error::Io(_)) => (Flushed::nothing().fence(&self.store)?, Use::Clean),
+                dirty => (dirty?.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first)),
+            },
         };
         self.store.commit(&[(scan::state_block(), 0, scan::state_word(state))], &durable)?;
         Ok(())

@@ -133,6 +133,20 @@ impl Failed {
         self.any() && lock(&self.blocks).contains(&block)
     }
 
+    /// Those among `count` blocks from `block` on, as offsets from it, in order.
+    pub fn within(&self, block: Block, count: u64) -> Vec<u64> {
+        if !self.any() {
+            return Vec::new();
+        }
+        let offset = |bad: &Block| bad.raw() - block.raw();
+        lock(&self.blocks).range(block..).map(offset).take_while(|offset| *offset < count).collect()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        lock(&self.blocks).len()
+    }
+
     /// All of them.
     pub fn all(&self) -> Vec<Block> {
         lock(&self.blocks).iter().copied().collect()
@@ -224,7 +238,13 @@ impl Store {
             for (i, contents) in data.chunks(BLOCK).enumerate() {
                 let block = block.offset(i as u64);
                 let (sums, offset) = self.superblock.sum_at(block).ok_or(Error::OutOfRange(block))?;
-                dirty.and(self.write(sums, offset, &crc32c::crc32c(contents).to_le_bytes())?);
+                let stored = self.write(sums, offset, &crc32c::crc32c(contents).to_le_bytes());
+                dirty.and(stored.inspect_err(|_| {
+                    // Data without a sum cannot be read: nobody gets it again.
+                    if self.failed.has(sums) {
+                        self.failed.add(block);
+                    }
+                })?);
             }
         }
         Ok(dirty)
@@ -289,7 +309,12 @@ impl Store {
 
     /// Loads a word.
     pub fn load_word(&self, block: Block, offset: u64) -> Result<u64> {
-        self.medium.load_u64(at(block, offset))
+        let mut word = 0;
+        self.access([(block, 1)], || {
+            word = self.medium.load_u64(at(block, offset))?;
+            Ok(())
+        })?;
+        Ok(word)
     }
 
     /// Commits: stores words after all that they refer to became durable, and waits until they are

@@ -242,6 +242,12 @@ impl Volume {
         self.inodes.iter().map(len).sum()
     }
 
+    /// Whether a file has no name, and only one who remembers it, such as a migration, knows it.
+    pub fn is_abandoned(&self, ino: Ino) -> bool {
+        self.known_inode(ino)
+            .is_some_and(|inode| inode.remembered.load(Ordering::Acquire) <= 1 && inode.read().unnamed.is_some())
+    }
+
     pub(crate) fn known_inode(&self, ino: Ino) -> Option<Arc<Inode>> {
         let shard = self.inodes.get(shard(ino))?;
         shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
@@ -308,6 +314,11 @@ impl Volume {
     /// Whether its memory has failed, so that it only reads until it is mounted again.
     pub fn in_doubt(&self) -> bool {
         self.store.in_doubt()
+    }
+
+    /// How many blocks have failed since the mount.
+    pub fn failed_count(&self) -> usize {
+        self.store.failed().count()
     }
 
     /// Blocks whose memory has failed since the mount: an access to one was an error, and nobody

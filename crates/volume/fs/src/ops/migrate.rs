@@ -160,7 +160,9 @@ impl Volume {
         if log_moves {
             let first = Regions::turn(regions, inode.ino.slot().into(), 0);
             let regions: Vec<_> = iter::once(first).chain(regions.iter().copied()).collect();
-            match self.in_steps(inode, clean::STEP, self.log_pages(&regions, Purpose::Growth), &mut || true) {
+            let blocks = inode.read().extents.blocks();
+            let mut on = || go_on(Progress { moved: done.moved, blocks, latest: None });
+            match self.in_steps(inode, clean::STEP, self.log_pages(&regions, Purpose::Growth), &mut on) {
                 Ok(_) | Err(Error::NoSpace) => {}
                 Err(error) => return Err(error),
             }

@@ -325,11 +325,16 @@ impl Volume {
         self.forget_inode(inode.ino);
         let (block, line) = self.store.inode_at(inode.ino)?;
         let word = inode::state_word(inode.ino, false, inode.generation);
-        self.store.store_after(block, line + inode::STATE, word, unnamed)?;
+        let stored = self.store.store_after(block, line + inode::STATE, word, unnamed);
+        self.store.check_writable()?;
         state.gone = true;
         self.stays(state);
         self.give_blocks(state);
-        self.give_slot(inode.ino);
+        match stored {
+            Ok(_) => self.give_slot(inode.ino),
+            // Its line has failed: its number is used no more, and recovery takes it for an orphan.
+            Err(_) => self.orphaned.store(true, Ordering::Release),
+        }
         Ok(())
     }
 
