@@ -54,7 +54,8 @@ fn refusal(what: &str, to: NodeId, error: &io::Error) -> Failure {
 
 /// Why a migration has failed; `None`: it has not.
 pub fn failure(what: &str, migration: &Migration) -> Option<Failure> {
-    let failure = Failure::new(Exit::Io, what, migration.why.as_deref()?).errno(migration.errno.unwrap_or(libc::EIO));
+    let exit = if migration.errno == Some(libc::EBUSY) { Exit::Busy } else { Exit::Io };
+    let failure = Failure::new(exit, what, migration.why.as_deref()?).errno(migration.errno.unwrap_or(libc::EIO));
     Some(match migration.moved_bytes {
         0 => failure,
         moved => failure.hint(format!("{} moved before and stay there", size(moved))),

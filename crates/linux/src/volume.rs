@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, fstatfs};
 use rustix::io::Errno;
@@ -38,6 +38,9 @@ const LONGEST: usize = 64 << 10;
 /// The first pause between two looks at a migration; each further one is twice as long, up to the
 /// second.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+/// How long a migration that is to stop is waited for. A step takes less than a second, also on
+/// emulated memory.
+const STOPPING: Duration = Duration::from_secs(30);
 
 /// What [`MIGRATE`] can be set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,21 +182,21 @@ pub fn migration(file: &File) -> io::Result<Migration> {
 }
 
 /// Follows the file's migration to its end, telling `go_on` how far it is. Once that says no, the
-/// migration is stopped.
+/// migration is stopped, which is waited for, but not for ever: any file server can answer here.
 ///
 /// # Errors
 ///
 /// Those of [`migration`]; the mount has ended.
 pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Result<Migration> {
-    let ([mut pause, longest], mut stopped) = (PAUSES, false);
+    let ([mut pause, longest], mut stopped) = (PAUSES, None::<Instant>);
     loop {
         let now = migration(file)?;
         let on = go_on(&now);
-        if now.state != State::Running {
+        if now.state != State::Running || stopped.is_some_and(|at| at.elapsed() > STOPPING) {
             return Ok(now);
         }
-        if !on && !stopped {
-            stopped = true;
+        if !on && stopped.is_none() {
+            stopped = Some(Instant::now());
             pause = PAUSES[0];
             cancel(file)?;
         }

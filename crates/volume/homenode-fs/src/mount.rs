@@ -339,13 +339,15 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     };
     let failed = Cell::new(0);
     let tell_failed = || {
-        let blocks = volume.failed_blocks();
-        if let Some(last) = blocks.get(failed.replace(blocks.len())..).and_then(<[_]>::last) {
+        // Again only for twice as many: a program may meet one after the other.
+        let blocks = volume.failed_count();
+        if blocks > 0 && blocks >= 2 * failed.get() {
+            failed.set(blocks);
             say(&format!(
-                "{}: the memory of {} has failed, such as {last}: using them is an error (EIO), and no file gets them \
-                 before the next mount",
+                "{}: the memory of {} has failed: using them is an error (EIO), and no file gets them before the next \
+                 mount",
                 args.dir.display(),
-                count(blocks.len(), "block"),
+                count(blocks, "block"),
             ));
         }
     };

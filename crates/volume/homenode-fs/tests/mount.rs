@@ -567,9 +567,10 @@ fn a_server_goes_on_when_some_of_its_memory_has_failed() {
     drop(file);
     fs::remove_file(place.path("g")).unwrap();
     let line = said(&mut server);
-    assert!(line.contains("has failed, such as 0:") && line.contains("(EIO)"), "{line}");
+    assert!(line.contains(" has failed: ") && line.contains("(EIO)"), "{line}");
     assert_eq!(fs::read(place.path("f")).unwrap(), b"x");
-    fs::write(place.path("h"), b"y").unwrap();
+    // Some of what was cut off may be met once more, a block at a time.
+    assert!((0..300).any(|_| fs::write(place.path("h"), b"y").is_ok()));
     kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     let (code, said) = ends(&server.wait_with_output().unwrap());
     assert_eq!(code, 0, "{said}");

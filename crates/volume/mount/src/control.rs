@@ -4,9 +4,10 @@
 //! from everybody, and could not say how far it is.
 //!
 //! **Approach.** Setting [`linux::volume::MIGRATE`] starts a thread that copies, and is answered at
-//! once; reading [`linux::volume::MIGRATION`] says how far it is, or how it ended. The file's number
-//! is remembered until then, as if the kernel knew it: no other file gets it meanwhile. At the end of
-//! the mount all that still copy are stopped. The kernel has checked permissions before it asks.
+//! once; reading [`linux::volume::MIGRATION`] says how far it is, or how it ended. The file's inode
+//! number is remembered until then, as if the kernel knew it: no other file gets it meanwhile. At the
+//! end of the mount all that still copy are stopped. The kernel has checked permissions before it
+//! asks.
 //!
 //! **Limits.** [`MOST`] files move at a time, one migration a file. How the last [`KEPT`] ended is
 //! known. A policy may move a file back: it decides by itself.
@@ -19,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use fs::format::BLOCK_BYTES;
 use fs::{Error, Ino, Kind, Migrated, Result, Volume};
+use linux::affinity;
 use linux::volume::{self, Migration, Order, State};
+use topology::CpuSet;
 
 use crate::server::refused;
 
@@ -59,7 +62,11 @@ impl Name {
 
 /// Migrations of a mount that users have asked for.
 #[derive(Debug, Default)]
-pub(crate) struct Control(Mutex<Known>);
+pub(crate) struct Control {
+    known: Mutex<Known>,
+    /// Where migrations may run; `None`: where they are asked for.
+    cpus: Option<CpuSet>,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -87,8 +94,13 @@ struct Job {
 }
 
 impl Control {
+    /// No migrations yet. They run where the calling thread may.
+    pub(crate) fn new() -> Self {
+        Self { known: Mutex::default(), cpus: affinity::get(0).ok() }
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The value of an attribute.
@@ -159,8 +171,17 @@ impl Control {
         // Its number stays its own until the end.
         volume.remember(ino)?;
         let (own, volume_of_it) = (Arc::clone(&job), Arc::clone(volume));
-        let spawned = thread::Builder::new().name("mount-migrate".to_owned()).spawn(move || own.run(&volume_of_it));
-        let handle = spawned.inspect_err(|_| forget(volume, ino))?;
+        let cpus = self.cpus.clone();
+        let run = move || {
+            // A worker of io_uring, which starts it, has one CPU.
+            if let Some(Err(error)) = cpus.map(|cpus| affinity::set(0, &cpus)) {
+                tracing::debug!("a migration runs where it was asked for: {error}");
+            }
+            own.run(&volume_of_it);
+        };
+        let spawned = thread::Builder::new().name("mount-migrate".to_owned()).spawn(run);
+        // The kernel makes EOPNOTSUPP of EAGAIN here, too.
+        let handle = spawned.map_err(|_| refused(libc::ENOMEM)).inspect_err(|_| forget(volume, ino))?;
         known.jobs.push((job, Some(handle)));
         let spare = known.jobs.len().saturating_sub(KEPT);
         let mut old = 0..spare;
@@ -225,10 +246,13 @@ impl Job {
         loop {
             let done = volume.migrate_file(self.ino, self.to, self.rate, |progress| {
                 self.moved.store(progress.moved * BLOCK_BYTES, Ordering::Release);
-                !self.stop.load(Ordering::Acquire)
+                !self.stop.load(Ordering::Acquire) && !volume.is_abandoned(self.ino)
             });
             if !matches!(done, Err(Error::Busy)) || tries == 0 {
                 return done;
+            }
+            if self.stop.load(Ordering::Acquire) {
+                return Ok(Migrated { cancelled: true, ..Migrated::default() });
             }
             tries -= 1;
             thread::sleep(pause);

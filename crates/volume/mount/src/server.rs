@@ -112,7 +112,7 @@ impl Server {
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
         let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::new(Arc::clone(&volume)));
-        Self { volume, cache, counts_opens, callers, waits, readers, trim, control: Arc::default() }
+        Self { volume, cache, counts_opens, callers, waits, readers, trim, control: Arc::new(Control::new()) }
     }
 
     /// What has to end with the mount.
@@ -280,7 +280,10 @@ impl Server {
                 match attribute(&mut args)? {
                     Attribute::List(name) | Attribute::Other(name) => value(&volume.xattr(ino, name)?, room, answer)?,
                     // It may be longer by the time that it is asked for.
-                    Attribute::Control(_) if room == 0 => answer.written(CONTROL),
+                    Attribute::Control(name) if room == 0 => {
+                        self.control.get(volume, ino, name)?;
+                        answer.written(CONTROL);
+                    }
                     Attribute::Control(name) => value(&self.control.get(volume, ino, name)?, room, answer)?,
                 }
             }

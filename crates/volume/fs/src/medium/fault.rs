@@ -5,9 +5,9 @@
 //!
 //! **Approach.** A handler of the process, from the first region that is mapped. What is read from
 //! a region, or stored to it, is copied by instructions whose places the handler knows: it goes on
-//! behind them, and the access is an error (EIO). That memory has failed which nobody is using right
-//! now is no reason for anything. Any other failure in a region ends the process with a line that
-//! names the region and the byte.
+//! behind them, and the access is an error (EIO). A report of failed memory that nobody is using
+//! right now is ignored. Any other failure in a region ends the process with a line that names the
+//! region and the byte.
 //!
 //! **Limits.** Memory that fails between a store and the write-back of its lines ends the process.
 //! On processors other than x86-64 every access to failed memory does. A failure elsewhere is left

@@ -90,7 +90,10 @@ fn a_file_moves_while_it_is_read_and_written() {
                 for at in (0..BLOCKS).cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
                     file.read_exact_at(&mut block, at * BLOCK as u64).unwrap();
                     let whole = block.iter().all(|byte| *byte == block[0]);
-                    assert!(whole && (at % 2 == 0 || block[0] == at as u8), "block {at}: {}", block[0]);
+                    // Reads from the kernel's cache see half of a write, on any file system.
+                    let right =
+                        if at % 2 == 0 { whole || cache == Cache::Kernel } else { whole && block[0] == at as u8 };
+                    assert!(right, "{cache:?} block {at}: {}", block[0]);
                 }
             });
             for node in [1, 0, 1] {

@@ -83,8 +83,10 @@ impl Copying for VolumeMove {
 
     fn copied(&self) -> Copied {
         let Migration { bytes, moved_bytes, already_bytes, .. } = self.now;
+        // What was removed meanwhile, or written on the node, needs no move any more.
+        let all = if self.now.state == State::Done { moved_bytes } else { bytes.max(moved_bytes) };
         Copied {
-            total: already_bytes + bytes.max(moved_bytes),
+            total: already_bytes + all,
             moved: already_bytes + moved_bytes,
             there: already_bytes,
             ..Copied::default()
