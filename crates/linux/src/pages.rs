@@ -23,8 +23,8 @@ pub const UNKNOWN: c_int = c_int::MIN;
 pub fn move_pages(pid: u32, pages: &[usize], to: Option<NodeId>, flags: c_int) -> (Vec<c_int>, io::Result<()>) {
     let to = to.map(|to| vec![c_int::try_from(to.0).unwrap_or(c_int::MAX); pages.len()]);
     let mut status = vec![UNKNOWN; pages.len()];
-    // SAFETY: `pages`, `status`, and `to` unless null, have `pages.len()` elements. An address is as
-    // large as a pointer; the kernel checks each. Moving a page changes no content.
+    // SAFETY: `pages`, `status`, and `to` unless null, have `pages.len()` elements. An address is
+    // as large as a pointer; the kernel checks each. Moving a page changes no content.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,

@@ -3,11 +3,11 @@
 //! **Problem.** One process has a volume while it is mounted, its server, and only the server knows
 //! the nodes of a file's blocks, or can move them.
 //!
-//! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`] and
-//! [`MIGRATION`], which any tool for attributes can use, too. None is listed, so that no copy of a
-//! file takes one along. The kernel checks who may: [`NODES`] is for those who may read the file,
-//! `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both sides, and the
-//! asking side.
+//! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`]
+//! and [`MIGRATION`], which any tool for attributes can use, too. None is listed, so that no copy
+//! of a file takes one along. The kernel checks who may: [`NODES`] is for those who may read the
+//! file, `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both sides, and
+//! the asking side.
 //!
 //! **Limits.** A migration that was started goes on in the server when whoever asked for it ends.
 

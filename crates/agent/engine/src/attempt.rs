@@ -1,5 +1,5 @@
-//! What becomes of a move: one [`Attempt`], its [`MoveEvent`]s, and [`Engine::publish`], which tells
-//! everything that keeps account of moves.
+//! What becomes of a move: one [`Attempt`], its [`MoveEvent`]s, and [`Engine::publish`], which
+//! tells everything that keeps account of moves.
 //!
 //! **Problem.** The rails, the state file, the journal, the policy and others must all know what
 //! became of a move. One that is not told holds back too much or too little, or keeps a record of
@@ -404,7 +404,8 @@ mod tests {
         let copies = &file(Some(JOB));
         use Rail::{Backoff, Dwell, LeftAlone, Rate};
         let cases: [(&Attempt, MoveEvent, Heard); 18] = [
-            // Only what would be made, were it not for a limit, is owed to it when the load has settled.
+            // Only what would be made, were it not for a limit, is owed to it when the load has
+            // settled.
             (&considered, held(Rail::Settled), (Some(Rate), [0, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),
             (&considered, held(Rail::Rate), (Some(Rate), [1, 1], [0, 0, 0], (0, [0, 0]), [0, 1])),
             (&considered, held(Rail::BytesPerDay), (Some(Rate), [1, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),

@@ -211,8 +211,8 @@ impl Jobs {
         self.of(&mv.subject).find(|queued| queued.excludes(mv)).map(|queued| &queued.attempt.mv)
     }
 
-    /// Adds a move to the queue, in the place of those that it excludes, which are returned. `None`:
-    /// the queue is full.
+    /// Adds a move to the queue, in the place of those that it excludes, which are returned.
+    /// `None`: the queue is full.
     #[must_use = "a move that finds no place is not made"]
     pub fn enqueue(&mut self, attempt: Attempt, now: f64) -> Option<Vec<Attempt>> {
         let mut replaced = Vec::new();

@@ -59,10 +59,10 @@ Examples:
 
     /// Show which node holds each file's cached data
     ///
-    /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX or
-    /// on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
-    /// changes nothing. The kernel may hide this from users who do not own the file; the output then
-    /// says so. Of a file on a volume, whoever may read it is told.
+    /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX
+    /// or on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
+    /// changes nothing. The kernel may hide this from users who do not own the file; the output
+    /// then says so. Of a file on a volume, whoever may read it is told.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*

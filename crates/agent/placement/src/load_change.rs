@@ -319,7 +319,8 @@ impl Detector {
         self.moved.remove(subject);
     }
 
-    /// Nothing that we moved stands still any more: a thread that is not seen from now on has ended.
+    /// Nothing that we moved stands still any more: a thread that is not seen from now on has
+    /// ended.
     pub fn resumed(&mut self) {
         for known in self.threads.values_mut().filter(|known| known.stands) {
             (known.stands, known.seen) = (false, self.window.saturating_sub(1));

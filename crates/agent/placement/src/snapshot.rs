@@ -42,8 +42,8 @@ pub struct Snapshot {
     /// before the policy decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outcomes: Vec<Outcome>,
-    /// How long the engine lets a load be moved about, which it adds, too. No part of the JSON form:
-    /// a replay has settings of its own.
+    /// How long the engine lets a load be moved about, which it adds, too. No part of the JSON
+    /// form: a replay has settings of its own.
     #[serde(skip)]
     pub pace: Pace,
     /// Limits of this observation, in plain sentences ("sampled 1 in 16", "tmpfs reads are not

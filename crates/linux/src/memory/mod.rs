@@ -1,5 +1,5 @@
-//! The memory of a process: what is its own, on which nodes it is, what it asked for, and moving its
-//! pages.
+//! The memory of a process: what is its own, on which nodes it is, what it asked for, and moving
+//! its pages.
 //!
 //! Ask through [`patient`](crate::patient): a process can hold the lock that its memory is listed
 //! under.

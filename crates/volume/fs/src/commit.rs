@@ -88,7 +88,8 @@ impl Volume {
             let durable = before.fence(&self.store)?;
             return self.store.commit(&[place(&self.store, only)?], &durable);
         }
-        // Once the journal is committed there is no way back: lines that have failed are met before.
+        // Once the journal is committed there is no way back: lines that have failed are met
+        // before.
         for record in records {
             let (block, offset, _) = place(&self.store, record)?;
             self.store.load_word(block, offset)?;

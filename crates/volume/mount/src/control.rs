@@ -5,9 +5,9 @@
 //!
 //! **Approach.** Setting [`linux::volume::MIGRATE`] starts a thread that copies, and is answered at
 //! once; reading [`linux::volume::MIGRATION`] says how far it is, or how it ended. The file's inode
-//! number is remembered until then, as if the kernel knew it: no other file gets it meanwhile. At the
-//! end of the mount all that still copy are stopped. The kernel has checked permissions before it
-//! asks.
+//! number is remembered until then, as if the kernel knew it: no other file gets it meanwhile. At
+//! the end of the mount all that still copy are stopped. The kernel has checked permissions before
+//! it asks.
 //!
 //! **Limits.** [`MOST`] files move at a time, one migration a file. How the last [`KEPT`] ended is
 //! known. A policy may move a file back: it decides by itself.

@@ -5,8 +5,9 @@
 //!
 //! **Approach.** Policies place a load in its first windows. After
 //! [`Settle::windows`](crate::settings::Settle) decision periods of the policy without a change,
-//! threads and processes stay. Any change that [`placement::load_change`] finds in a busy thread begins
-//! a new load. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in any case.
+//! threads and processes stay. Any change that [`placement::load_change`] finds in a busy thread
+//! begins a new load. After [`Settle::again_s`](crate::settings::Settle) a load counts as new in
+//! any case.
 //!
 //! Two kinds of moves are still made in a settled load. A move that the policy asked for in time
 //! may have had to wait, for the rate limit or after a refusal. And a thread that something else

@@ -4,8 +4,8 @@
 //! **Problem.** A window shows what threads did at their current placement. To predict another
 //! placement, the thread's own demand must be separated from the effect of its place.
 //!
-//! **Approach.** Three steps for each thread. [`Bytes`] sorts the bytes of the window by what can be
-//! done about them: private data can move with the thread, shared data draws threads together,
+//! **Approach.** Three steps for each thread. [`Bytes`] sorts the bytes of the window by what can
+//! be done about them: private data can move with the thread, shared data draws threads together,
 //! writes land where the plane says ([`Writes`]). [`Bytes::work`] turns them into fractions and
 //! divides the time by them. CPU time per byte includes memory and waiting at controllers, and time
 //! asleep includes waiting for a [lock](super::locks); [`fit`](super::seating::fit) subtracts what

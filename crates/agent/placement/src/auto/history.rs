@@ -7,12 +7,12 @@
 //!
 //! **Approach.** While moves of a plan are under way, as the snapshot's outcomes say, the policy
 //! decides nothing new. It requests again what a rail held back, and leaves alone what was refused,
-//! has failed or did not pay, until the engine would look at the same load again ([`Pace`]). For one
-//! load, a process or a file moves once and a thread twice, plans are made only in the first
+//! has failed or did not pay, until the engine would look at the same load again ([`Pace`]). For
+//! one load, a process or a file moves once and a thread twice, plans are made only in the first
 //! windows, and each must promise [`STRICTER`] times as much as the one before: moves end, whatever
-//! the model predicts. Another load ([`Detector`]) starts afresh. Later, threads that something else
-//! has taken from the place they had then may return to it, and nothing else moves: threads that
-//! never had to move are not bound, and the kernel may move all of them at once.
+//! the model predicts. Another load ([`Detector`]) starts afresh. Later, threads that something
+//! else has taken from the place they had then may return to it, and nothing else moves: threads
+//! that never had to move are not bound, and the kernel may move all of them at once.
 //!
 //! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and
 //! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.

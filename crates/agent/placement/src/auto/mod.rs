@@ -8,11 +8,12 @@
 //!
 //! **Approach.** One cost model counts seconds over a horizon ([`Settings::horizon_s`]). From the
 //! mean of the last windows ([`recent`]) it derives each thread's demand apart from where it runs
-//! ([`demand`]) and merges similar threads ([`class`]). For any placement it predicts the throughput
-//! of all threads, with latency by distance, queues at controllers, shared CPUs and locks
-//! ([`seating`], [`memory_model::queues`], [`locks`]). A search looks for a better placement, net
-//! of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that promises enough,
-//! and waits until its moves are made ([`history`]). Each move states what it saves ([`plan`]).
+//! ([`demand`]) and merges similar threads ([`class`]). For any placement it predicts the
+//! throughput of all threads, with latency by distance, queues at controllers, shared CPUs and
+//! locks ([`seating`], [`memory_model::queues`], [`locks`]). A search looks for a better placement,
+//! net of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that promises
+//! enough, and waits until its moves are made ([`history`]). Each move states what it saves
+//! ([`plan`]).
 //!
 //! What the plane knows is in the snapshot and not inferred: where writes land, which files can
 //! move, and what became of each move. A file moves only if the plane says that it can. Whether a

@@ -4,8 +4,8 @@
 //! **Problem.** A reproduction that compares itself with numbers from memory proves nothing.
 //!
 //! **Approach.** One TOML file per paper, read before anything was fitted: hardware constants, and
-//! stated results as (figure, series, point). Averages "by 40.5 %" are ratios, 1.405. Notes, written
-//! later, say which results restate a choice of the model, and why results are missed.
+//! stated results as (figure, series, point). Averages "by 40.5 %" are ratios, 1.405. Notes,
+//! written later, say which results restate a choice of the model, and why results are missed.
 //!
 //! **Limits.** Bars that only a picture shows have no number here.
 
