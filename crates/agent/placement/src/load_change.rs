@@ -283,9 +283,8 @@ impl Detector {
 
     /// How the load differs from what it was when it began.
     pub fn changes(&self) -> Changes {
-        let count = |changed: fn(&Known) -> bool| self.threads.values().filter(|known| changed(known)).count();
         let came = self.threads.values().filter(|known| known.came && known.seen == self.window).count();
-        let other = count(|known| known.other);
+        let other = self.threads.values().filter(|known| known.other).count();
         let (machine, gone) = (self.other_machine, self.gone);
         Changes { machine, came, gone, other, of: self.threads.len() + gone }
     }

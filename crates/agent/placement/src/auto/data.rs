@@ -69,8 +69,7 @@ impl Groups {
         let merge = snapshot.files.iter().filter(|f| used(f) > 1).count() > MOST_GROUPS;
         let mut merged: FxHashMap<(u32, Option<usize>), usize> = FxHashMap::default();
         for (f, observed) in snapshot.files.iter().enumerate() {
-            let bytes: Shares =
-                observed.bytes.iter().filter_map(|(id, b)| Some((hardware.index(id)?, b as f64))).collect();
+            let bytes: Shares = hardware.by_node(&observed.bytes).collect();
             let total: f64 = bytes.iter().map(|b| b.1).sum();
             let Some(by) = users.get(observed.file.as_str()).filter(|by| by.len() > 1) else {
                 groups.files.insert(observed.file.clone(), (f, total));
@@ -97,11 +96,7 @@ impl Groups {
             for used in &t.files {
                 let Some(group) = self.of(&used.file) else { continue };
                 let g = &mut self.list[group];
-                for (id, bytes) in used.read_bytes.iter() {
-                    if let Some(n) = hardware.index(id) {
-                        add(&mut g.places, n, bytes as f64);
-                    }
-                }
+                hardware.by_node(&used.read_bytes).for_each(|(n, bytes)| add(&mut g.places, n, bytes));
                 g.written += used.write_bytes.total() as f64 / snapshot.window_s;
             }
         }

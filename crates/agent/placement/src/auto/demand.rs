@@ -190,11 +190,8 @@ impl Demands {
         }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
-                for (node, bytes) in process.resident.iter() {
-                    if let Some(n) = hardware.index(node) {
-                        add(&mut self.programs[p].memory, n, bytes as f64);
-                    }
-                }
+                let memory = &mut self.programs[p].memory;
+                hardware.by_node(&process.resident).for_each(|(n, bytes)| add(memory, n, bytes));
             }
         }
     }
