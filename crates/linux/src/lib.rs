@@ -12,6 +12,7 @@
 //! **Limits.** What only BPF sees is in `observe`. What a machine consists of is in `topology`.
 
 pub mod affinity;
+pub mod allocation;
 pub mod births;
 pub mod block;
 pub mod cpuset;

@@ -32,6 +32,7 @@ pub mod memory;
 pub mod mover;
 pub mod pages;
 pub mod process;
+pub mod warm;
 pub mod watched;
 
 pub use actor::{Actor, Seen, Settings};

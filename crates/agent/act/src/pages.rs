@@ -32,6 +32,7 @@ mod window;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ use super::copying::{Back, Copied, Copying, Several};
 use super::memory::Layout;
 
 pub use self::refuse::target;
+pub(crate) use self::refuse::{allowed, file as uncached, room};
 
 /// Bytes that one call moves. A mapped reader's stall grows with it, and so does the speed: in an
 /// emulated machine, 256 pages stalled readers half as long as 512 at the same speed, while 64
@@ -119,6 +121,8 @@ pub enum FileMoveError {
 #[derive(Debug)]
 pub struct FileMove {
     file: Opened,
+    /// End of the bytes that it is about.
+    end: u64,
     /// Only pages on this node; `None`: on all others.
     from: Option<NodeId>,
     to: NodeId,
@@ -180,9 +184,24 @@ impl FileMove {
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
+        Self::of_range(path, &(0..u64::MAX), to)
+    }
+
+    /// The same for a range of bytes, widened to whole pages. A page that shares a large folio with
+    /// others takes them along.
+    ///
+    /// # Errors
+    ///
+    /// As [`prepare`](Self::prepare).
+    pub fn of_range(path: &Path, range: &Range<u64>, to: NodeId) -> Result<Self, FileMoveError> {
         let file = movable(open::open(path)?, to)?;
-        let found = residency::of_opened(&file, &mut |_, _| ())?;
-        Self::with(file, (None, to), (found.resident, found.nodes.get(to)), true)
+        let page = rustix::param::page_size() as u64;
+        let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(file.size);
+        let range = (range.start / page * page).min(end)..end;
+        let found = residency::of_range(&file, &range, &mut |_, _| ())?;
+        let counted = (found.total(), found.get(to));
+        let turn = Turn::All(range.start);
+        Ok(Self { end, turn, ..Self::with(file, (None, to), counted, true)? })
     }
 
     /// The same for a file that is open already, with `O_NOATIME`, and, with `from`, for its pages
@@ -218,6 +237,7 @@ impl FileMove {
             .map_err(|e| ResidencyError::file("reserve address space for", path, e))?;
         Ok(Self {
             named: links(&file)? > 0,
+            end: file.size,
             file,
             from,
             to,
@@ -277,7 +297,7 @@ impl FileMove {
     fn next(&mut self) -> Option<Visit> {
         loop {
             match &mut self.turn {
-                Turn::All(offset) if *offset < self.file.size => {
+                Turn::All(offset) if *offset < self.end => {
                     if offset.is_multiple_of(SKIP) {
                         if self.file.cached(*offset, self.skip) == Some(0) {
                             *offset = offset.saturating_add(self.skip);
@@ -332,7 +352,8 @@ impl FileMove {
         let stride = if self.tries == 0 { self.stride } else { 1 };
         let (tries, pages) = ((self.tries, stride), (self.only.as_ref(), &mut self.before));
         let nodes = (self.from, self.to);
-        self.window = Window::open(&self.arena, &self.file, visit.offset, WINDOW, nodes, tries, pages)?;
+        let most = WINDOW.min(self.end.saturating_sub(visit.offset));
+        self.window = Window::open(&self.arena, &self.file, visit.offset, most, nodes, tries, pages)?;
         Ok(())
     }
 

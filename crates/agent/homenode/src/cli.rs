@@ -10,6 +10,7 @@ pub use command::args::{Global, LabCommand, PolicyArgs, seconds};
 use command::volume_args::VolumeCommand;
 
 use crate::commands::r#move::MoveArgs;
+use crate::commands::warm::WarmArgs;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -101,6 +102,32 @@ Examples:
 An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes stayed behind, or a
 signal stopped the move.")]
     Move(MoveArgs),
+
+    /// Read files into the page cache of chosen nodes
+    ///
+    /// Reads each FILE in, so that the kernel puts its pages on the nodes that you name, whatever
+    /// CPU homenode runs on: on one node, in turns on several, or by the kernel's weights. Then it
+    /// asks the kernel where the pages are, and says so. A file that all sockets read, such as the
+    /// weights of a language model, is best interleaved; a file that one service reads belongs on
+    /// that service's node.
+    ///
+    /// What is cached already stays where it is: `homenode move` moves it, and --drop-first lets
+    /// go of it and reads it in anew. Pages that are dirty or mapped by a process are never
+    /// dropped. A file that does not fit in the nodes' free memory is refused. Pages that the
+    /// kernel evicts later come back where their next reader runs.
+    ///
+    /// Needs no privileges, only files that you may read. The cached pages are charged to the
+    /// control group that homenode runs in.
+    #[command(after_help = "\
+Examples:
+  homenode warm --interleave /models/weights.gguf
+  homenode warm --to 1 --drop-first /data/kv/*.sst
+  homenode warm --to 0 --range 1GiB+256MiB big.db
+  homenode warm --weighted --rate 1GB/s --json big.db | jq .warmed[0].nodes
+
+An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes are elsewhere than
+asked, or a signal stopped it.")]
+    Warm(WarmArgs),
 
     /// Show which mapped file data a process uses, and on which node it is
     ///

@@ -38,10 +38,11 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 20] = [
+const SUB_COMMANDS: [&str; 21] = [
     "nodes",
     "where",
     "move",
+    "warm",
     "hot",
     "top",
     "run",
@@ -335,6 +336,50 @@ fn move_refuses_what_has_no_pages_and_goes_on() {
     assert!([0, 10_000].contains(&last["bytes"].as_u64().unwrap()) && last["bytes"] == last["moved_bytes"], "{out}");
     let (code, out, err) = ends(&["move", "--to", &node, file]);
     assert_eq!((code, out, err), (0, format!("{file}: 10.0 kB are on node {node} already\n"), String::new()));
+}
+
+/// Needs no privileges.
+#[test]
+fn warm_reads_in_what_was_asked_and_goes_on() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (file, none, short) = (path("file"), path("none"), path("short"));
+    fs::write(&file, vec![1; 3 << 20]).unwrap();
+    fs::write(&short, "text").unwrap();
+    let open = fs::File::open(&file).unwrap();
+    open.sync_all().unwrap();
+    rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let cached = || lab::pages::cached(Path::new(&file)).unwrap();
+    let pages = |mib: usize| (mib << 20) / rustix::param::page_size();
+    let (code, out, err) = ends(&["--json", "warm", "--interleave", "--drop-first", "--range", "1MiB+1MiB", &file]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let first = pages(1) as u64;
+    assert!(cached().iter().map(|page| page.0).eq(first..2 * first), "{:?}", cached());
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let one = &json["warmed"][0];
+    assert_eq!(
+        (&one["offset"], &one["bytes"], &one["already_bytes"]),
+        (&(1 << 20).into(), &(1 << 20).into(), &0.into())
+    );
+
+    let (code, out, err) = ends(&["warm", "--interleave", &none, dir.path().to_str().unwrap(), &file, &short]);
+    assert_eq!(code, 1);
+    assert!(err.contains("ENOENT") && err.contains("is a directory") && err.lines().count() == 2, "{err}");
+    assert!(
+        out.contains("3.1 MB cached, node ") && out.contains("2.1 MB were missing") && out.lines().count() == 2,
+        "{out}"
+    );
+    assert_eq!(cached().len(), pages(3));
+    for (args, why) in [
+        (["warm", "--to", "4000", &file].as_slice(), "no such node"),
+        (&["warm", &file], "--to"),
+        (&["warm", "--interleave", "--range", "5", &file], "OFFSET+LENGTH"),
+        (&["warm", "--interleave", "--range", "0+0", &file], "OFFSET+LENGTH"),
+        (&["warm", "--interleave", "--weighted", &file], "cannot be used with"),
+    ] {
+        let (code, _, err) = ends(args);
+        assert!(code == 2 && err.contains(why), "{args:?}: {code}: {err}");
+    }
 }
 
 /// A recording of the same window, some seconds apart.

@@ -63,6 +63,18 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(value.round() as u64)
 }
 
+/// Reads a range of a file: `1GiB+256MiB` is 256 MiB from 1 GiB on, `4096+100` 100 bytes from byte
+/// 4096 on.
+pub fn parse_range(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let error = || "expected OFFSET+LENGTH, such as 1GiB+256MiB".to_owned();
+    let (offset, length) = text.split_once('+').ok_or_else(error)?;
+    let (start, length) = (parse_bytes(offset)?, parse_bytes(length)?);
+    match start.checked_add(length) {
+        Some(end) if length > 0 && end <= i64::MAX as u64 => Ok(start..end),
+        _ => Err(error()),
+    }
+}
+
 /// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which
 /// nobody means.
 pub fn parse_rate(text: &str) -> Result<f64, String> {

@@ -32,21 +32,23 @@ const FAN: u64 = 256;
 const ASK: &str = "ask which pages are cached of";
 const TOUCH: &str = "touch the cached pages of";
 
-/// Locates the cached bytes of a file whose residency the kernel shows us.
+/// Locates the cached bytes of `len` bytes from a page's start in a file whose residency the kernel
+/// shows us.
 pub(super) fn locate(
     file: &Opened,
+    (offset, len): (u64, u64),
     residency: &mut Residency,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ResidencyError> {
-    // An empty file cannot be mapped.
-    if file.size == 0 {
+    // Nothing cannot be mapped.
+    if len == 0 {
         progress(0, 0);
         return Ok(());
     }
-    let chunks = usize::try_from(file.size.div_ceil(CHUNK)).unwrap_or(THREADS);
+    let chunks = usize::try_from(len.div_ceil(CHUNK)).unwrap_or(THREADS);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(THREADS).min(chunks);
-    residency.nodes = count_ranges(file, vec![(0, file.size)], threads, progress)?;
-    progress(file.size, file.size);
+    residency.nodes = count_ranges(file, vec![(offset, len)], threads, &mut |done, _| progress(done, len))?;
+    progress(len, len);
     residency.resident = residency.nodes.total();
     Ok(())
 }

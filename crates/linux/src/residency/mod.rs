@@ -192,11 +192,29 @@ pub fn of_opened(file: &open::Opened, progress: &mut dyn FnMut(u64, u64)) -> Res
     } else if let Some(why) = file.hidden_cause()? {
         residency.hidden = Some(why);
     } else {
-        cache::locate(file, &mut residency, progress)?;
+        cache::locate(file, (0, file.size), &mut residency, progress)?;
     }
     let now = file.size_now()?;
     if now < residency.size {
         residency.notes.push(format!("the file shrank from {} to {now} bytes during the count", residency.size));
     }
     Ok(residency)
+}
+
+/// The cached bytes of a range of an open file by node. The range begins with a page and ends with
+/// one, or with the file. `progress` as in [`of`], of the range's bytes.
+///
+/// # Errors
+///
+/// As [`of`]. A file whose residency the kernel hides ([`open::Opened::hidden_cause`]) counts as
+/// one without cached bytes.
+pub fn of_range(
+    file: &open::Opened,
+    range: &std::ops::Range<u64>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<NodeBytes, ResidencyError> {
+    let mut residency = Residency::nothing(file);
+    let end = range.end.min(file.size);
+    cache::locate(file, (range.start, end.saturating_sub(range.start)), &mut residency, progress)?;
+    Ok(residency.nodes)
 }

@@ -46,13 +46,13 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
 }
 
 /// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
-fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
+pub(crate) fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
     let status = std::fs::read_to_string(proc_root.join("thread-self/status"))?;
     field(&status, "Mems_allowed_list").map(|list| list.parse().map_err(io::Error::other)).transpose()
 }
 
 /// Refuses files whose pages are not in the page cache: a word, and why.
-pub(super) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
+pub(crate) fn file(file: &Opened) -> Result<(), (&'static str, String)> {
     if file.dax {
         return Err((
             "dax",
@@ -78,7 +78,7 @@ const LARGEST: u64 = 16 << 40;
 /// Refuses a move for which the node has no room. Room is what is free, and what the kernel frees
 /// first: cached pages that were not used lately, but not the `there` bytes of the file itself. The
 /// zones' high watermarks are not room, because the kernel keeps that much free.
-pub(super) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
+pub(crate) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
     let known = memory::room(Path::new("/sys"), to).zip(std::fs::read_to_string("/proc/zoneinfo").ok());
     // Unknown is no refusal: the move itself ends when nothing is free.
     let Some((Room { free, unused }, zoneinfo)) = known else { return Ok(()) };

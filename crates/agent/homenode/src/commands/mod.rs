@@ -7,6 +7,7 @@ mod hot;
 mod man;
 pub mod r#move;
 mod nodes;
+mod pace;
 mod plan;
 mod plane;
 mod record;
@@ -14,6 +15,7 @@ mod replay;
 mod restore;
 mod run;
 mod top;
+pub mod warm;
 mod where_;
 
 use command::sibling;
@@ -30,6 +32,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Nodes(args) => nodes::run(global, args),
         Command::Where(args) => where_::run(global, args),
         Command::Move(args) => r#move::run(global, args),
+        Command::Warm(args) => warm::run(global, args),
         Command::Hot(args) => hot::run(global, args),
         Command::Top(args) => top::run(global, args),
         Command::Run(args) => run::run(global, args),

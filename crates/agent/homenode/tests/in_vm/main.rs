@@ -19,6 +19,7 @@ mod policies;
 mod process;
 mod programs;
 mod two_nodes;
+mod warm;
 mod zfs;
 
 use std::process::ExitCode;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         masks::TESTS,
         cpus::TESTS,
         files::TESTS,
+        warm::TESTS,
         process::TESTS,
         back::TESTS,
         conditions::TESTS,

@@ -29,7 +29,7 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
             done.push(Done::refused(subject, job.to, "stopped by a signal before its turn".to_owned()));
             continue;
         }
-        match VolumeMove::start(path, job.to, job.rate) {
+        match VolumeMove::start(path, job) {
             Ok(None) => {}
             Ok(Some(mut work)) => {
                 let one = work.make(job, &name, &subject);
@@ -71,9 +71,10 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
 
 /// Moves one file. Also returns the longest time for which processes were stopped.
 fn one(job: &Job, path: &Path, name: &str, subject: &(&'static str, Value)) -> Result<(Done, Duration), FileMoveError> {
-    match FileMove::prepare(path, job.to) {
+    let range = job.range.clone().unwrap_or(0..u64::MAX);
+    match FileMove::of_range(path, &range, job.to) {
         Ok(mut work) => Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO)),
-        Err(FileMoveError::Refused { reason: "dax", .. }) => {
+        Err(FileMoveError::Refused { reason: "dax", .. }) if job.range.is_none() => {
             let mut work = DaxMove::open(path, job.to, job.freeze)?;
             let done = drive(job, name, subject.clone(), &mut work);
             Ok((done, work.longest_stall()))

@@ -4,28 +4,28 @@
 //! be moved, by a full node.
 //!
 //! **Approach.** Each kind of subject has a module of its own, which prepares a [`Copying`].
-//! [`drive`] steps through it, with a limit on the rate, a progress bar and an eye on signals.
-//! [`Done`] says what became of it, in words or as JSON.
+//! [`Pace`] steps through it. [`Done`] says what became of it, in words or as JSON.
 
 mod files;
 mod process;
 mod volume;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use act::copying::{Copied, Copying};
 use clap::Args;
 use serde_json::{Value, json};
 use topology::{NodeId, Topology};
 
+use super::pace::Pace;
 use crate::cli::Global;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
-use crate::output::units::{bytes, parse_positive_rate};
-use crate::output::{self, escape, progress};
+use crate::output::units::{bytes, parse_positive_rate, parse_range};
+use crate::output::{self, escape};
 use crate::signals::Stop;
 
 /// `homenode move`.
@@ -43,6 +43,10 @@ pub struct MoveArgs {
     /// Node to move to
     #[arg(long, value_name = "NODE")]
     pub to: u32,
+    /// Move only this part of each file: OFFSET+LENGTH, such as 1GiB+256MiB. Not of files on DAX or
+    /// on a volume of homenode's own
+    #[arg(long, value_name = "RANGE", value_parser = parse_range, conflicts_with = "pid")]
+    pub range: Option<Range<u64>>,
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
@@ -57,6 +61,7 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
     let job = Job {
         topology: machine::read(Path::new(machine::SYS), &Config::default())?,
         to: NodeId(args.to),
+        range: args.range.clone(),
         rate: args.rate,
         freeze: args.freeze,
         json: global.json,
@@ -79,6 +84,8 @@ struct Job {
     pub topology: Topology,
     /// The target.
     pub to: NodeId,
+    /// Only these bytes of each file.
+    pub range: Option<Range<u64>>,
     /// Most bytes a second.
     pub rate: Option<f64>,
     /// Processes that map a DAX file writable may be stopped.
@@ -153,49 +160,11 @@ impl Done {
     }
 }
 
-/// How long one step of a rate-limited move lasts: short beside the second that a rate refers to.
-const STEP: Duration = Duration::from_millis(100);
-
-/// Bytes of one step without a limit: a fraction of a second, so that Ctrl-C acts at once.
-const UNLIMITED: u64 = 64 << 20;
-
 /// Makes a move, step by step, until it is over or a signal comes.
 fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn Copying) -> Done {
-    let bar = progress::bar(job.json, work.copied().total, "{msg} {wide_bar} {bytes} of {total_bytes}  {eta} left");
-    bar.set_message(escape(name));
-    let start = Instant::now();
-    let mut paced = Duration::ZERO;
-    let mut why = None;
-    loop {
-        if job.stop.requested() {
-            work.stop();
-            why = Some("stopped by a signal".to_owned());
-            break;
-        }
-        let step = job.rate.map_or(UNLIMITED, |rate| (rate * STEP.as_secs_f64()).max(1.0) as u64);
-        match work.step(step) {
-            Ok(true) => break,
-            Ok(false) => {}
-            Err(e) => {
-                why = Some(format!("stopped by an error: {}", crate::exit::errno_names(&e.to_string())));
-                break;
-            }
-        }
-        let copied = work.copied();
-        bar.set_length(copied.total);
-        bar.set_position(copied.moved + copied.failed());
-        if let Some(rate) = job.rate {
-            paced += Duration::from_secs_f64(step as f64 / rate);
-            while let Some(left) =
-                paced.checked_sub(start.elapsed()).filter(|left| !left.is_zero() && !job.stop.requested())
-            {
-                // A signal unparks.
-                thread::park_timeout(left);
-            }
-        }
-    }
-    bar.finish_and_clear();
-    summary(job, subject, &work.copied(), start.elapsed(), why)
+    let pace = Pace { rate: job.rate, json: job.json, stop: &job.stop };
+    let (took, why) = pace.drive(name, work);
+    summary(job, subject, &work.copied(), took, why)
 }
 
 fn summary(job: &Job, subject: (&'static str, Value), after: &Copied, took: Duration, stopped: Option<String>) -> Done {

@@ -12,10 +12,9 @@ use linux::residency::cached;
 use linux::residency::open::Opened;
 use linux::volume::{self, Migration, State};
 use serde_json::{Value, json};
-use topology::NodeId;
 
 use super::{Done, Job, drive};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// Pause between two looks at a migration.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -33,9 +32,13 @@ pub(super) struct VolumeMove {
 
 impl VolumeMove {
     /// Has the mount begin; `None`: no mounted volume has the file, or it cannot be opened.
-    pub fn start(path: &Path, to: NodeId, rate: Option<f64>) -> Result<Option<Self>, Failure> {
+    pub fn start(path: &Path, job: &Job) -> Result<Option<Self>, Failure> {
         let Ok((file, Some(_))) = mounted::open(path) else { return Ok(None) };
-        mounted::start(&file, to, rate)?;
+        if job.range.is_some() {
+            let what = format!("cannot move a range of {}", path.display());
+            return Err(Failure::new(Exit::Partly, what, "a volume moves whole files"));
+        }
+        mounted::start(&file, job.to, job.rate)?;
         let now = volume::migration(&file.fd).map_err(|e| Failure::io("ask the mount about", path, &e))?;
         Ok(Some(Self { file, now }))
     }

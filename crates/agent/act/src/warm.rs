@@ -1,0 +1,229 @@
+//! Reading a file's bytes into the page cache of chosen nodes.
+//!
+//! **Problem.** The kernel puts what it reads in on the node of the first reader. A database or a
+//! model that is to be spread over nodes, or to be near its threads, then lies where chance put it.
+//!
+//! **Approach.** `readahead(2)` by a thread with a memory policy ([`linux::allocation`]): each page
+//! that is missing comes where the policy says, whatever CPU the thread runs on. The reads trail
+//! behind by [`AHEAD`] bytes: they wait for the disk, report its errors, and read in what readahead
+//! left out. Where the bytes are then, the caller asks the kernel ([`linux::residency`]).
+//!
+//! **Limits.**
+//! - Pages that are cached stay where they are. [`Warm::drop_cached`] lets go of them first, except
+//!   dirty pages and those that a process has mapped: nothing that must be written is dropped.
+//! - The page cache is charged to the control group of the reader, this process.
+//! - A read from a file server that does not answer waits for it, as any read does.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use linux::allocation::{self, Spread};
+use linux::residency::ResidencyError;
+use linux::residency::cached;
+use linux::residency::open::{self, Opened};
+use topology::{NodeId, Topology};
+
+use crate::copying::{Copied, Copying};
+use crate::pages;
+
+/// Bytes of one request. The kernel cuts a larger one to the device's readahead, 128 KiB unless an
+/// administrator changed it.
+const REQUEST: u64 = 128 << 10;
+
+/// Bytes that are asked for before the first of them is read: some tens of requests, which keep a
+/// fast disk busy.
+const AHEAD: u64 = 8 << 20;
+
+/// Why a file is not read in. Every message names the file, or the node.
+#[derive(Debug, thiserror::Error)]
+pub enum WarmError {
+    /// The file cannot be opened or examined.
+    #[error(transparent)]
+    File(#[from] ResidencyError),
+    /// The file must not be read in.
+    #[error("cannot warm {}: {why}", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// Why, as part of a sentence.
+        why: String,
+    },
+    /// Nothing can be read in on this node.
+    #[error("cannot read files in on node {node}: {why}")]
+    Node {
+        /// The node.
+        node: NodeId,
+        /// Why, as part of a sentence.
+        why: &'static str,
+    },
+}
+
+/// The nodes of a spread: those named, or all that have memory and that this process's cpuset
+/// allows.
+///
+/// # Errors
+///
+/// [`WarmError::Node`]: the machine has no such node, or the cpuset does not allow its memory.
+pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmError> {
+    // Unknown is no refusal: the kernel has the last word.
+    let allowed = pages::allowed(Path::new("/proc")).ok().flatten();
+    let refusal = |id: NodeId| match topology.node(id) {
+        None => Some("this machine has no such node"),
+        Some(node) if node.memory_bytes == 0 => Some("it has no memory"),
+        Some(_) if allowed.as_ref().is_some_and(|allowed| !allowed.contains(id.0)) => {
+            Some("the cpuset of homenode does not allow it memory there (Mems_allowed)")
+        }
+        Some(_) => None,
+    };
+    match named.iter().find_map(|node| Some((*node, refusal(*node)?))) {
+        Some((node, why)) => Err(WarmError::Node { node, why }),
+        None if !named.is_empty() => Ok(named.to_vec()),
+        None => Ok(topology.nodes.iter().map(|node| node.id).filter(|id| refusal(*id).is_none()).collect()),
+    }
+}
+
+/// A range of a file that is being read in.
+#[derive(Debug)]
+pub struct Warm {
+    file: Opened,
+    range: Range<u64>,
+    how: Spread,
+    nodes: Vec<NodeId>,
+    /// End of what was asked for, and of what was read.
+    asked: u64,
+    at: u64,
+    /// Bytes of the range that were cached before.
+    before: u64,
+    buffer: Vec<u8>,
+}
+
+impl Warm {
+    /// Opens a file, and reads nothing in. The range is widened to whole pages, and ends with the
+    /// file.
+    ///
+    /// # Errors
+    ///
+    /// [`WarmError`]: the file cannot be opened, or its bytes are not in the page cache.
+    pub fn open(path: &Path, range: Option<Range<u64>>, how: Spread, nodes: &[NodeId]) -> Result<Self, WarmError> {
+        let file = open::open(path)?;
+        pages::uncached(&file).map_err(|(_, why)| WarmError::Refused { path: path.to_owned(), why })?;
+        let page = rustix::param::page_size() as u64;
+        let range = range.unwrap_or(0..file.size);
+        let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(file.size);
+        let range = (range.start / page * page).min(end)..end;
+        let mut warm = Self {
+            asked: range.start,
+            at: range.start,
+            file,
+            range,
+            how,
+            nodes: nodes.to_vec(),
+            before: 0,
+            buffer: vec![0; REQUEST as usize],
+        };
+        warm.before = warm.cached();
+        Ok(warm)
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &Opened {
+        &self.file
+    }
+
+    /// The bytes that are to be cached. A file that became shorter has fewer.
+    pub fn range(&self) -> &Range<u64> {
+        &self.range
+    }
+
+    /// Bytes of the range that were cached before anything was read in, less those that
+    /// [`drop_cached`](Self::drop_cached) dropped. 0 where the kernel does not tell.
+    pub fn before(&self) -> u64 {
+        self.before
+    }
+
+    /// Bytes of the range that are cached now; 0 where the kernel does not tell.
+    fn cached(&self) -> u64 {
+        let bytes = self.range.end - self.range.start;
+        let pages = if bytes > 0 { cached::count(&self.file.fd, self.range.start, bytes) } else { None };
+        pages.unwrap_or(0).saturating_mul(rustix::param::page_size() as u64).min(bytes)
+    }
+
+    /// Lets go of the cached pages of the range, so that they are read in anew. Dirty and mapped
+    /// pages stay.
+    ///
+    /// # Errors
+    ///
+    /// [`WarmError::File`], as the kernel gives it.
+    pub fn drop_cached(&mut self) -> Result<(), WarmError> {
+        // The last page counts only if it is whole.
+        let bytes = (self.range.end - self.range.start).next_multiple_of(rustix::param::page_size() as u64);
+        if let Some(bytes) = NonZeroU64::new(bytes) {
+            rustix::fs::fadvise(&self.file.fd, self.range.start, Some(bytes), rustix::fs::Advice::DontNeed)
+                .map_err(|e| ResidencyError::file("drop the cached pages of", &self.file.path, e))?;
+        }
+        self.before = self.cached();
+        Ok(())
+    }
+
+    /// Refuses what the nodes have no room for.
+    ///
+    /// # Errors
+    ///
+    /// [`WarmError::Refused`] with the first node that is too full.
+    pub fn fits(&self) -> Result<(), WarmError> {
+        let missing = (self.range.end - self.range.start).saturating_sub(self.before);
+        // By weight, a node takes more or less than its part; then the kernel takes another.
+        let part = missing / self.nodes.len().max(1) as u64;
+        self.nodes.iter().try_for_each(|to| {
+            pages::room(*to, part, 0)
+                .map_err(|why| WarmError::Refused { path: self.file.path.clone(), why: format!("of node {to}, {why}") })
+        })
+    }
+
+    /// Asks for what lies ahead, and reads the bytes of one request. Returns how many; 0 at the
+    /// end of the file.
+    fn read(&mut self) -> io::Result<u64> {
+        while self.asked < self.range.end.min(self.at + AHEAD) {
+            let len = REQUEST.min(self.range.end - self.asked);
+            // A file system without readahead says EINVAL: then the reads do all the work. SAFETY:
+            // a descriptor of ours and two numbers.
+            unsafe { libc::readahead(self.file.fd.as_raw_fd(), self.asked as libc::off64_t, len as libc::size_t) };
+            self.asked += len;
+        }
+        let wanted = REQUEST.min(self.range.end - self.at) as usize;
+        let buffer = self.buffer.get_mut(..wanted).unwrap_or_default();
+        loop {
+            match self.file.fd.read_at(buffer, self.at) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                read => return read.map(|bytes| bytes as u64),
+            }
+        }
+    }
+}
+
+impl Copying for Warm {
+    /// The error of a read ends it; what was read in stays.
+    fn step(&mut self, bytes: u64) -> io::Result<bool> {
+        let _policy = allocation::spread(self.how, &self.nodes)?;
+        let mut left = bytes.max(1);
+        while left > 0 && self.at < self.range.end {
+            let read = self.read()?;
+            if read == 0 {
+                // The file has become shorter.
+                self.range.end = self.at;
+            }
+            self.at += read;
+            left = left.saturating_sub(read);
+        }
+        Ok(self.at >= self.range.end)
+    }
+
+    fn copied(&self) -> Copied {
+        let (total, moved) = (self.range.end - self.range.start, self.at - self.range.start);
+        Copied { total, moved, ..Copied::default() }
+    }
+}

@@ -1,0 +1,232 @@
+//! `homenode warm`: reads files into the page cache of chosen nodes.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use act::warm::{self, Warm, WarmError};
+use clap::Args;
+use linux::allocation::Spread;
+use linux::residency;
+use serde_json::{Value, json};
+use topology::{NodeBytes, NodeId};
+
+use super::pace::Pace;
+use crate::cli::Global;
+use crate::config::Config;
+use crate::exit::{Exit, Failure, chain};
+use crate::machine;
+use crate::output::units::{bytes, parse_positive_rate, parse_range, percent};
+use crate::output::{self, escape};
+use crate::signals::Stop;
+
+/// `homenode warm`.
+#[derive(Debug, Args)]
+pub struct WarmArgs {
+    /// Files to read in
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Where the pages go.
+    #[command(flatten)]
+    pub place: Place,
+    /// Only these nodes [default: all with memory]
+    #[arg(long, value_name = "NODES", value_delimiter = ',', conflicts_with = "to")]
+    pub nodes: Vec<u32>,
+    /// Only this part of each file: OFFSET+LENGTH, such as 1GiB+256MiB
+    #[arg(long, value_name = "RANGE", value_parser = parse_range)]
+    pub range: Option<Range<u64>>,
+    /// First let go of what is cached of it, except dirty and mapped pages
+    #[arg(long)]
+    pub drop_first: bool,
+    /// Read at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
+    #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
+    pub rate: Option<f64>,
+}
+
+/// Where the pages go.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Place {
+    /// All on this node
+    #[arg(long, value_name = "NODE")]
+    pub to: Option<u32>,
+    /// On all nodes in turn
+    #[arg(long)]
+    pub interleave: bool,
+    /// On all nodes in turn, as often as the kernel's weights say, which it has from the firmware's
+    /// bandwidth or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
+    #[arg(long)]
+    pub weighted: bool,
+}
+
+/// Runs `homenode warm`.
+pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
+    let topology = machine::read(Path::new(machine::SYS), &Config::default())?;
+    let how = match args.place {
+        Place { to: Some(_), .. } => Spread::Bind,
+        Place { weighted: true, .. } => Spread::Weighted,
+        Place { .. } => Spread::Interleave,
+    };
+    let named: Vec<NodeId> = args.place.to.iter().chain(&args.nodes).map(|node| NodeId(*node)).collect();
+    let nodes = warm::nodes(&topology, &named).map_err(|e| Failure::from_error(Exit::Usage, "warm", &e))?;
+    // Tried once, before anything is dropped or read.
+    drop(linux::allocation::spread(how, &nodes).map_err(|e| {
+        let old = how == Spread::Weighted && e.raw_os_error() == Some(libc::EINVAL);
+        let what = if old { "spread by weight (Linux 6.9 and later can)" } else { "set a memory policy" };
+        Failure::new(Exit::Unsupported, format!("cannot {what}"), crate::exit::errno_names(&e.to_string()))
+    })?);
+    // What is bound to a full node makes the kernel end a process. It is to be this one.
+    if let Err(e) = fs::write("/proc/self/oom_score_adj", "1000") {
+        tracing::debug!("/proc/self/oom_score_adj: {e}");
+    }
+    let job = Job { args, how, nodes, json: global.json, stop: Stop::on_signals()? };
+    output::detach();
+    let mut done = Vec::new();
+    for path in &args.files {
+        let one = job.one(path).unwrap_or_else(|e| {
+            Failure::from_error(Exit::Partly, "warm", &e).report(job.json);
+            Done { why: Some(chain(&e)), ..Done::new(path) }
+        });
+        if !global.json && one.tried {
+            output::print(&one.line())?;
+        }
+        done.push(one);
+    }
+    if global.json {
+        output::print_json(&json!({"warmed": done.iter().map(|one| one.json(&job)).collect::<Vec<_>>()}))?;
+    }
+    Ok(if done.iter().all(|one| one.why.is_none()) { Exit::Done } else { Exit::Partly })
+}
+
+/// The request, the same for each file.
+struct Job<'a> {
+    args: &'a WarmArgs,
+    how: Spread,
+    nodes: Vec<NodeId>,
+    json: bool,
+    stop: Stop,
+}
+
+/// What became of one file.
+struct Done {
+    path: PathBuf,
+    /// It was opened, and not refused.
+    tried: bool,
+    range: Range<u64>,
+    /// Bytes that were cached before.
+    before: u64,
+    /// Bytes that are cached now, by node; `None` where the kernel does not tell.
+    now: Option<NodeBytes>,
+    seconds: f64,
+    /// Why not all of it is where it should be.
+    why: Option<String>,
+}
+
+impl Job<'_> {
+    fn one(&self, path: &Path) -> Result<Done, WarmError> {
+        let new = Done::new(path);
+        if self.stop.requested() {
+            return Ok(Done { why: Some("stopped by a signal before its turn".to_owned()), tried: true, ..new });
+        }
+        let mut work = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
+        let mut whys = Vec::new();
+        if self.args.drop_first {
+            work.drop_cached()?;
+            if work.before() > 0 {
+                whys.push(format!("{} were dirty or mapped and not dropped", bytes(work.before())));
+            }
+        }
+        work.fits()?;
+        let pace = Pace { rate: self.args.rate, json: self.json, stop: &self.stop };
+        let (took, stopped) = pace.drive(&path.display().to_string(), &mut work);
+        whys.extend(stopped.iter().cloned());
+        let now = match work.file().hidden_cause()? {
+            Some(why) => {
+                whys.push(format!("where it is cached is unknown: {why}"));
+                None
+            }
+            None => Some(residency::of_range(work.file(), work.range(), &mut |_, _| ())?),
+        };
+        if let Some(now) = &now {
+            let astray: u64 = now.iter().filter(|(node, _)| !self.nodes.contains(node)).map(|(_, n)| n).sum();
+            let missing = (work.range().end - work.range().start).saturating_sub(now.total());
+            if astray > 0 {
+                let before = if work.before() > 0 { " (cached before: move them, or try --drop-first)" } else { "" };
+                whys.push(format!("{} are on other nodes{before}", bytes(astray)));
+            }
+            if missing > 0 && stopped.is_none() {
+                whys.push(format!("{} are not cached (any more)", bytes(missing)));
+            }
+            // What stayed is where it should be.
+            if astray == 0 && missing == 0 {
+                whys.clear();
+            }
+        }
+        Ok(Done {
+            tried: true,
+            range: work.range().clone(),
+            before: work.before(),
+            now,
+            seconds: took.as_secs_f64(),
+            why: (!whys.is_empty()).then(|| whys.join("; ")),
+            ..new
+        })
+    }
+}
+
+impl Done {
+    fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), tried: false, range: 0..0, before: 0, now: None, seconds: 0.0, why: None }
+    }
+
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    fn json(&self, job: &Job) -> Value {
+        json!({
+            "path": self.path.to_string_lossy(),
+            "policy": match job.how {
+                Spread::Bind => "bind",
+                Spread::Interleave => "interleave",
+                Spread::Weighted => "weighted",
+            },
+            "to": job.nodes,
+            "offset": self.range.start,
+            "bytes": self.len(),
+            "already_bytes": self.before,
+            "nodes": self.now,
+            "seconds": self.seconds,
+            "why": self.why,
+        })
+    }
+
+    /// One line for a person.
+    fn line(&self) -> String {
+        let name = escape(&self.path.display().to_string());
+        let mut line = match &self.now {
+            _ if self.len() == 0 => format!("{name}: nothing to read in"),
+            Some(now) => {
+                let total = now.total();
+                let share = |node: NodeId, n: u64| format!("node {node} {}", percent(n as f64 / total.max(1) as f64));
+                let mut shares: Vec<String> =
+                    now.iter().filter(|(_, n)| *n > 0).map(|(node, n)| share(node, n)).collect();
+                if shares.is_empty() {
+                    shares.push("on no node".to_owned());
+                }
+                format!("{name}: {} cached, {}", bytes(total), shares.join(", "))
+            }
+            None => format!("{name}: {} read", bytes(self.len())),
+        };
+        line.push_str(&format!(
+            "; {} were missing, {:.1} s",
+            bytes(self.len().saturating_sub(self.before)),
+            self.seconds
+        ));
+        if let Some(why) = &self.why {
+            line.push_str("; ");
+            line.push_str(&escape(why));
+        }
+        line + "\n"
+    }
+}
