@@ -10,7 +10,7 @@ use crate::threads::as_shown;
 
 /// A watched thread, or one that a watched thread started, directly or over several generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kin {
+pub struct Descendant {
     /// Thread id.
     pub tid: u32,
     /// Process id.
@@ -26,7 +26,7 @@ pub struct Kin {
     pub own: bool,
 }
 
-impl Kin {
+impl Descendant {
     /// The thread as procfs shows it.
     pub fn id(&self) -> ThreadId {
         ThreadId { tid: self.tid, start_ns: as_shown(self.start_ns) }

@@ -127,7 +127,7 @@ fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
 
 /// The name of the group that descendants share with their ancestors; empty for the root group,
 /// which proves nothing.
-pub fn family_name(cgroups: &str) -> String {
+pub fn group_name(cgroups: &str) -> String {
     // The version-2 group or, on a machine without, systemd's own: it holds a service or a login
     // session together.
     let path_of = |want: &str| {
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn families_are_kept_together_by_the_group_that_managers_use() {
-        let name = |text: &str| family_name(text);
+        let name = |text: &str| group_name(text);
         assert_eq!(name("0::/system.slice/pg.service\n"), "/system.slice/pg.service");
         assert_eq!(name("9:name=systemd:/system.slice/pg\n3:cpuset:/\n0::/\n"), "/system.slice/pg");
         assert_eq!(name("4:memory:/m\n3:cpuset:/x\n0::/\n"), "");

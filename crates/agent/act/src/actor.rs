@@ -16,8 +16,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use engine::{Copies, Heir, Plane, PlaneError, Started, Undo, Undone, Write};
-use linux::births::Kin;
+use engine::{Copies, Inherited, Plane, PlaneError, Started, Undo, Undone, Write};
+use linux::births::Descendant;
 use linux::threads::as_shown;
 use linux::{affinity, interference};
 use placement::{Move, Snapshot, Subject, Thread};
@@ -25,11 +25,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, FileId, ProcessId, ThreadId, Topology};
 
 use super::data::DataMoves;
-use super::hands::Hands;
-use super::kin;
-use super::lineage::Lineage;
+use super::descendants::{Descendants, search};
 use super::machine::Machine;
 use super::mover::{Given, Mover, Rules, key_of, own_affinity, refused};
+use super::privileged::PrivilegedWorker;
 use super::watched::{Births, Trouble, Watched};
 
 /// How often to look for an exec that has taken effect and is not reported yet. The kernel reports
@@ -88,7 +87,7 @@ pub struct Seen {
 pub struct Actor<B> {
     machine: Machine,
     mover: Mover,
-    lineage: Lineage,
+    descendants: Descendants,
     watched: Watched<B>,
     settings: Settings,
     own_pid: u32,
@@ -107,22 +106,27 @@ pub struct Actor<B> {
 }
 
 impl<B: Births> Actor<B> {
-    /// Acts on the machine with this topology. Needs no more than procfs and sysfs. With `hands`,
+    /// Acts on the machine with this topology. Needs no more than procfs and sysfs. With `worker`,
     /// files on DAX are moved, too.
     ///
     /// # Errors
     ///
     /// procfs or sysfs cannot be read.
-    pub fn new(settings: Settings, topology: Topology, births: Option<B>, hands: Option<Hands>) -> io::Result<Self> {
+    pub fn new(
+        settings: Settings,
+        topology: Topology,
+        births: Option<B>,
+        worker: Option<PrivilegedWorker>,
+    ) -> io::Result<Self> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
-        let mut moves = DataMoves::new(&settings.proc_root, hands);
+        let mut moves = DataMoves::new(&settings.proc_root, worker);
         if settings.move_back {
             moves.keep_ways_back();
         }
         Ok(Self {
             machine: Machine::new(topology, settings.sys_root.clone(), settings.fixed_nodes),
             mover: Mover::new(&settings.proc_root, &settings.sys_root, rules)?,
-            lineage: Lineage::default(),
+            descendants: Descendants::default(),
             watched: Watched::new(births),
             epoch: boot_id(&settings.proc_root)?,
             settings,
@@ -213,7 +217,7 @@ impl<B: Births> Actor<B> {
             thread.allowed_nodes = self.machine.topology().nodes_of_cpus(&shown);
             shown
         };
-        let (allowed, held) = if kernel_thread {
+        let (allowed, pinned) = if kernel_thread {
             (None, Some("is a kernel thread".to_owned()))
         } else if thread.pid == self.own_pid {
             (None, Some("is homenode itself".to_owned()))
@@ -233,7 +237,7 @@ impl<B: Births> Actor<B> {
         if let Some(allowed) = allowed {
             thread.allowed_nodes = self.machine.topology().nodes_of_cpus(&allowed);
         }
-        thread.held = held;
+        thread.pinned = pinned;
         thread
     }
 
@@ -326,39 +330,39 @@ impl<B: Births> Actor<B> {
 
     /// A thread that inherited our value keeps it if its process was moved as a whole, and is moved
     /// itself from now on.
-    fn heir(&mut self, heir: Undo) -> Heir {
+    fn keep_or_put_back(&mut self, thread: Undo) -> Inherited {
         // By exec, the first thread's id and start time may stand for another program: the policy
         // has not decided on that.
-        let by_exec = key_of(&heir).is_none_or(|key| self.watched.execs.contains(&key));
-        let given = self.processes.get(&heir.pid).filter(|_| !by_exec && !self.finishing);
-        let Some(first) = heir.masks.as_ref().and_then(|masks| given?.1.first(&masks.ours)) else {
-            return Heir { undo: heir, keeps: false };
+        let by_exec = key_of(&thread).is_none_or(|key| self.watched.execs.contains(&key));
+        let given = self.processes.get(&thread.pid).filter(|_| !by_exec && !self.finishing);
+        let Some(first) = thread.masks.as_ref().and_then(|masks| given?.1.first(&masks.ours)) else {
+            return Inherited { undo: thread, keeps: false };
         };
         // It goes back to what its own parent had.
-        let undo = Undo { payload: first.payload.clone(), ..heir };
+        let undo = Undo { payload: first.payload.clone(), ..thread };
         self.mover.adopt(&undo);
         self.watched.watch(&undo);
-        Heir { undo, keeps: true }
+        Inherited { undo, keeps: true }
     }
 
     /// Looks at the watched threads; those with an affinity of their own are ours no more.
-    fn look(&mut self) -> Result<Vec<Kin>, Trouble> {
-        let kin = self.watched.look()?;
+    fn look(&mut self) -> Result<Vec<Descendant>, Trouble> {
+        let descendants = self.watched.look()?;
         self.watched.own.iter().for_each(|key| self.mover.end(*key));
-        Ok(kin)
+        Ok(descendants)
     }
 
     /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect
     /// and are not reported yet: there is no later look that could find them.
-    fn look_for_kin(&mut self, held: &[Undo]) -> Result<Vec<Kin>, Trouble> {
-        let mut kin = self.look()?;
+    fn look_for_descendants(&mut self, owned: &[Undo]) -> Result<Vec<Descendant>, Trouble> {
+        let mut descendants = self.look()?;
         let mut looks = 0;
-        while self.finishing && looks < EXEC_LOOKS && held.iter().any(|undo| self.may_be_in_exec(undo)) {
+        while self.finishing && looks < EXEC_LOOKS && owned.iter().any(|undo| self.may_be_in_exec(undo)) {
             std::thread::sleep(EXEC_PAUSE);
             looks += 1;
-            kin = self.look()?;
+            descendants = self.look()?;
         }
-        Ok(kin)
+        Ok(descendants)
     }
 
     /// Whether a watched thread is gone and the first thread of its process has our value for a
@@ -375,7 +379,7 @@ impl<B: Births> Actor<B> {
     fn became_first(&self, undo: &Undo) -> io::Result<Option<ThreadId>> {
         let moved = |first| self.mover.moved(first).filter(|moved| moved.over.is_none());
         let given = |first| moved(first).and_then(|moved| moved.ours.last().cloned());
-        let found = kin::became_first(self.mover.threads(), undo, self.mover.online(), given);
+        let found = search::became_first(self.mover.threads(), undo, self.mover.online(), given);
         found.map(|first| first.as_ref().and_then(key_of))
     }
 }
@@ -410,7 +414,7 @@ impl<B: Births> Plane for Actor<B> {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        // Only records of moves name a family; records of descendants do not.
+        // Only the record of a move has a context; that of a descendant has none.
         let of_move = !undo.payload.is_empty();
         if of_move && !self.finishing {
             self.finishing = true;
@@ -441,12 +445,12 @@ impl<B: Births> Plane for Actor<B> {
 
     /// The watcher reports the descendants of moved threads. While everything is being restored,
     /// and without a watcher, procfs is searched for those whose births it did not see. A thread
-    /// that set our value itself looks like one of them, so the search leaves out the kin of
-    /// watched threads.
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
+    /// that set our value itself looks like one of them, so the search leaves out the descendants
+    /// of watched threads.
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         let mut trouble: Option<String> = None;
-        let mut heirs = match self.look_for_kin(held) {
-            Ok(kin) => self.lineage.heirs(&self.mover, &kin).map_err(|e| e.to_string()),
+        let mut inherited = match self.look_for_descendants(owned) {
+            Ok(descendants) => self.descendants.inherited(&self.mover, &descendants).map_err(|e| e.to_string()),
             Err(error) => Err(error.to_string()),
         }
         .unwrap_or_else(|error| {
@@ -456,18 +460,19 @@ impl<B: Births> Plane for Actor<B> {
         if self.watched.births.is_none() || self.finishing {
             let blind = !self.watched.looked || self.watched.lost;
             let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
-            match kin::heirs(self.mover.threads(), held, self.mover.online(), searched) {
+            match search::inherited(self.mover.threads(), owned, self.mover.online(), searched) {
                 Ok(more) => {
-                    let mut known: FxHashSet<ThreadId> = heirs.iter().filter_map(key_of).collect();
+                    let mut known: FxHashSet<ThreadId> = inherited.iter().filter_map(key_of).collect();
                     known.extend(self.watched.own.iter().chain(&self.put_back));
-                    heirs.extend(more.into_iter().filter(|heir| key_of(heir).is_some_and(|key| known.insert(key))));
+                    inherited
+                        .extend(more.into_iter().filter(|thread| key_of(thread).is_some_and(|key| known.insert(key))));
                 }
                 Err(error) => trouble = Some(error.to_string()),
             }
         }
         match trouble {
-            Some(why) if heirs.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
-            _ => Ok(heirs.into_iter().map(|heir| self.heir(heir)).collect()),
+            Some(why) if inherited.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
+            _ => Ok(inherited.into_iter().map(|thread| self.keep_or_put_back(thread)).collect()),
         }
     }
 
@@ -529,12 +534,12 @@ mod tests {
         };
         let mut actor = Actor::<Unwatched>::new(Settings::default(), Topology::default(), None, None).unwrap();
         let mut given = Given::default();
-        given.add(&Undo { payload: "family".to_owned(), ..undo(9, "3") });
+        given.add(&Undo { payload: "context".to_owned(), ..undo(9, "3") });
         given.add(&undo(10, "0-7"));
         actor.processes.insert(9, (ProcessId { pid: 9, start_ns: 10_000_000 }, given));
-        // The child of the second thread, as the lineage tells it.
-        let heir = actor.heir(undo(11, "0-7"));
-        assert!(heir.keeps);
-        assert_eq!((heir.undo.masks, heir.undo.payload.as_str()), (undo(11, "0-7").masks, "family"));
+        // The child of the second thread.
+        let thread = actor.keep_or_put_back(undo(11, "0-7"));
+        assert!(thread.keeps);
+        assert_eq!((thread.undo.masks, thread.undo.payload.as_str()), (undo(11, "0-7").masks, "context"));
     }
 }

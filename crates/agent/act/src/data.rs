@@ -13,11 +13,11 @@
 //! until the move is started, in the same window; its memory is looked through by its job.
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that
-//! asks a server is refused. So are files on DAX unless there are [`Hands`]: moving them takes
-//! CAP_SYS_ADMIN, which the daemon gives up. On the way back, each page and each block goes where
-//! it was; of several moves of one file or process, the first says where. Until then, two files of
-//! procfs are open for each process whose memory was moved. Only so many moves are remembered: the
-//! data of the oldest beyond that stays, which is said.
+//! asks a server is refused. So are files on DAX unless there is a [`PrivilegedWorker`]: moving
+//! them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each page and each block
+//! goes where it was; of several moves of one file or process, the first says where. Until then,
+//! two files of procfs are open for each process whose memory was moved. Only so many moves are
+//! remembered: the data of the oldest beyond that stays, which is said.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,10 +32,10 @@ use topology::{FileId, NodeId, ProcessId, Topology};
 use super::Mover;
 use super::copying::{Back, Copying};
 use super::dax::{DaxMove, DaxRefused};
-use super::hands::Hands;
 use super::memory::Layout;
 use super::mover::refused;
 use super::pages::{self, FileMove, FileMoveError};
+use super::privileged::PrivilegedWorker;
 use super::process::{self, ProcessMove};
 use crate::files::{Inodes, MOST_READERS};
 use crate::jobs::{self, Jobs};
@@ -71,7 +71,7 @@ pub struct DataMoves {
     /// The latest moves of files, oldest first: the job, the file, and the nodes.
     latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Starts the threads that move files, if they may be on DAX.
-    hands: Option<Hands>,
+    worker: Option<PrivilegedWorker>,
     /// What the copies move, if they are to be sent back.
     copies: FxHashMap<JobId, Copied>,
     /// The first subject whose data stays because there were too many moves to remember, and the
@@ -88,8 +88,9 @@ struct Copied {
 }
 
 impl DataMoves {
-    /// No moves yet, on the machine whose procfs is mounted here. With hands also of files on DAX.
-    pub fn new(proc_root: &Path, hands: Option<Hands>) -> Self {
+    /// No moves yet, on the machine whose procfs is mounted here. With a worker also of files on
+    /// DAX.
+    pub fn new(proc_root: &Path, worker: Option<PrivilegedWorker>) -> Self {
         Self {
             jobs: Jobs::default(),
             proc_root: proc_root.to_owned(),
@@ -98,7 +99,7 @@ impl DataMoves {
             files: FxHashMap::default(),
             open: FxHashMap::default(),
             latest: VecDeque::new(),
-            hands,
+            worker,
             copies: FxHashMap::default(),
             forgotten: None,
         }
@@ -237,11 +238,11 @@ impl DataMoves {
         back: Option<Layout>,
     ) -> Result<JobId, PlaneError> {
         let proc_root = self.proc_root.clone();
-        let freeze = self.hands.as_ref().map(Hands::freeze);
+        let freeze = self.worker.as_ref().map(PrivilegedWorker::freeze);
         let begin = move || open(&proc_root, &seen, nodes, freeze, back.as_ref());
-        let started = match &self.hands {
+        let started = match &self.worker {
             None => self.jobs.start(begin),
-            Some(hands) => self.jobs.start_by(begin, |copy| hands.run(|| jobs::spawn(copy)).flatten()),
+            Some(worker) => self.jobs.start_by(begin, |copy| worker.run(|| jobs::spawn(copy)).flatten()),
         };
         started.map_err(no_thread)
     }

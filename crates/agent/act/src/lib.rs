@@ -9,7 +9,7 @@
 //! default counts as not having asked. A move sets the CPUs of the target node that the cpuset
 //! allows ([`mover`]). Undoing first checks that the mask is still ours, as the kernel would show
 //! it now, and that nobody has set it since. Descendants of a moved thread come from the kernel's
-//! own record of births ([`lineage`]) or, after a crash, from procfs ([`kin`]). The kernel's
+//! own record of births or, after a crash, from procfs ([`descendants`]). The kernel's
 //! refusals are facts, not faults. A thread counts as ended only when the kernel says so: no other
 //! error deletes a record. A process moves thread by thread ([`process`]), then its memory moves
 //! batch by batch ([`memory`]).
@@ -21,16 +21,14 @@ pub mod copying;
 pub mod data;
 pub mod dax;
 pub mod defaults;
-pub mod family;
+pub mod descendants;
 pub mod files;
-pub mod hands;
 pub mod jobs;
-pub mod kin;
-pub mod lineage;
 mod machine;
 pub mod memory;
 pub mod mover;
 pub mod pages;
+pub mod privileged;
 pub mod process;
 pub mod warm;
 pub mod watched;

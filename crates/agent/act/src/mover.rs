@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, ThreadId, Topology};
 
 use super::defaults::Defaults;
-use super::family::Family;
+use super::descendants::context::MoveContext;
 
 /// The values that the threads of one process were given.
 #[derive(Clone, Debug, Default)]
@@ -220,11 +220,11 @@ impl Mover {
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
         let first_differs = tid != pid && mask_of(pid).is_ok_and(|first| first != ours);
         self.prepared.insert(thread, mask);
-        let family =
-            Family { at: now_ns(), session: stat.session, cgroup: cpuset::family_name(&cgroups), first_differs };
+        let context =
+            MoveContext { at: now_ns(), session: stat.session, cgroup: cpuset::group_name(&cgroups), first_differs };
         let subject = subject_of(thread);
         let masks = Some(Masks { before, ours, unbound });
-        Ok(Undo { subject, pid, masks, payload: family.payload() })
+        Ok(Undo { subject, pid, masks, payload: context.payload() })
     }
 
     /// The mask that a thread gets back, with CPUs that are offline now: they may come back before.
@@ -247,8 +247,8 @@ impl Mover {
             return None;
         }
         let parent = given.alike(&mask_of(stat.id.tid).ok()?)?;
-        let (masks, family) = (parent.masks.as_ref()?, Family::of(parent)?);
-        if stat.id.start_ns < family.at {
+        let (masks, context) = (parent.masks.as_ref()?, MoveContext::of(parent)?);
+        if stat.id.start_ns < context.at {
             return None;
         }
         self.prepared.insert(stat.id, masks.ours.clone());

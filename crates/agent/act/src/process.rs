@@ -15,8 +15,8 @@
 //! crash at any step leaves records of threads and nothing else to undo: memory has no owner.
 //!
 //! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no
-//! record until the next window, which finds it as a descendant ([`super::kin`],
-//! [`super::lineage`]) and gives it one. So is one beyond [`MOST_THREADS`]. Children that are
+//! record until the next window, which finds it as a descendant ([`super::descendants`])
+//! and gives it one. So is one beyond [`MOST_THREADS`]. Children that are
 //! processes are not moved.
 
 use engine::{PlaneError, Undo};
@@ -196,7 +196,7 @@ impl ProcessMove {
             return Err(refused("too_many_threads", why));
         }
         for tid in tids {
-            // It starts threads faster than they are bound. The rest are heirs of bound threads,
+            // It starts threads faster than they are bound. The rest descend from bound threads,
             // which the next window finds.
             if self.seen.len() > MOST_THREADS {
                 break;
@@ -326,7 +326,12 @@ mod tests {
         let mut looks = Vec::new();
         for bound in [1, 1000] {
             let id = mover.threads().stat(pid).unwrap().unwrap().process();
-            let family = crate::family::Family { at: 0, session: 1, cgroup: String::new(), first_differs: false };
+            let context = crate::descendants::context::MoveContext {
+                at: 0,
+                session: 1,
+                cgroup: String::new(),
+                first_differs: false,
+            };
             // As if of another process: their values are not those of the threads here.
             let record = |n: u32| Undo {
                 subject: subject_of(ThreadId { tid: n, start_ns: 0 }),
@@ -336,7 +341,7 @@ mod tests {
                     ours: [9999].into_iter().collect(),
                     unbound: false,
                 }),
-                payload: family.payload(),
+                payload: context.payload(),
             };
             let mut process = ProcessMove::new(id, to);
             (0..bound).map(record).for_each(|undo| process.is_bound(undo));

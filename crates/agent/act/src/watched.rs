@@ -6,12 +6,12 @@
 //!
 //! **Approach.** [`Watched`] asks its watcher ([`Births`]) to watch each thread before it is bound,
 //! and keeps what the last look showed. A watcher that fails, or misses births, is remembered:
-//! then procfs is searched at the end ([`super::kin`]).
+//! then procfs is searched at the end ([`super::descendants::search`]).
 
 use std::error::Error;
 
 use engine::Undo;
-use linux::births::{Kin, Origin};
+use linux::births::{Descendant, Origin};
 use rustc_hash::FxHashSet;
 use topology::ThreadId;
 
@@ -39,7 +39,7 @@ pub trait Births {
     /// # Errors
     ///
     /// The kernel refuses.
-    fn kin(&mut self) -> Result<Vec<Kin>, Trouble>;
+    fn descendants(&mut self) -> Result<Vec<Descendant>, Trouble>;
 }
 
 /// No watcher: threads are moved and put back, and their descendants are searched for in procfs.
@@ -55,7 +55,7 @@ impl Births for Unwatched {
         match *self {}
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, Trouble> {
+    fn descendants(&mut self) -> Result<Vec<Descendant>, Trouble> {
         match *self {}
     }
 }
@@ -97,20 +97,20 @@ impl<B: Births> Watched<B> {
 
     /// Lists watched threads and descendants, and notes which of them have an affinity of their
     /// own.
-    pub fn look(&mut self) -> Result<Vec<Kin>, Trouble> {
+    pub fn look(&mut self) -> Result<Vec<Descendant>, Trouble> {
         let Some(births) = &mut self.births else { return Ok(Vec::new()) };
         // After an error nothing is known: what an earlier look showed is out of date.
         self.looked = false;
         self.alive.clear();
         self.own.clear();
         self.execs.clear();
-        let kin = births.kin()?;
+        let descendants = births.descendants()?;
         self.looked = true;
         self.moves_made = false;
-        self.alive.extend(kin.iter().map(Kin::id));
-        self.own.extend(kin.iter().filter(|kin| kin.own).map(Kin::id));
-        self.execs.extend(kin.iter().filter(|kin| kin.origin == Origin::Exec).map(Kin::id));
-        Ok(kin)
+        self.alive.extend(descendants.iter().map(Descendant::id));
+        self.own.extend(descendants.iter().filter(|d| d.own).map(Descendant::id));
+        self.execs.extend(descendants.iter().filter(|d| d.origin == Origin::Exec).map(Descendant::id));
+        Ok(descendants)
     }
 
     /// Watches the births of a thread that is about to be moved: a child born right after the move

@@ -239,7 +239,7 @@ impl<P: Plane> Engine<P> {
                 true => about.clone(),
                 false => About::new(&undo.subject, undo.pid, &about.comm),
             };
-            self.held.put(undo.clone(), about);
+            self.owned.put(undo.clone(), about);
         }
         let copied = if let Ended { progress, .. } = &event { progress.copied() > 0 } else { event == Applied };
         if copied {
@@ -374,7 +374,7 @@ mod tests {
         engine.publish(attempt, event);
 
         engine.rails.begin(2.0);
-        let rail = engine.rails.check(&mv.subject, mv.from, mv.to).err().map(|held| held.rail);
+        let rail = engine.rails.check(&mv.subject, mv.from, mv.to).err().map(|held_back| held_back.rail);
         engine.disk.as_mut().unwrap().journal.flush().unwrap();
         let lines = read(tmp.path(), &Filter::default()).unwrap().len() - 1; // without `started`
         let data = engine.data_moved.0 + engine.data_moved.1;
@@ -382,7 +382,7 @@ mod tests {
         (
             rail,
             [engine.settled.retained(), engine.grown.due.len()],
-            [engine.records.len(), engine.held.len(), data],
+            [engine.records.len(), engine.owned.len(), data],
             (engine.audit.watched(), engine.trials.heard()),
             [lines, said],
         )

@@ -187,8 +187,8 @@ impl<P: Plane> Engine<P> {
             Ok(undo) => {
                 // The undo of a second move leads back to what was before the first, not to our own
                 // value.
-                let first = |undo: Undo| match self.held.get(&undo.subject) {
-                    Some(held) => undo.back_to(held),
+                let first = |undo: Undo| match self.owned.get(&undo.subject) {
+                    Some(owned) => undo.back_to(owned),
                     None => undo,
                 };
                 attempt.undo = Some(undo.into_iter().map(first).collect());

@@ -297,11 +297,11 @@ impl<P: Plane> Engine<P> {
             Subject::Process { pid, .. } => undo.pid == *pid,
             _ => undo.subject == *moved,
         };
-        let undos: Vec<crate::Undo> = self.held.undos().iter().filter(of_it).cloned().collect();
+        let undos: Vec<crate::Undo> = self.owned.undos().iter().filter(of_it).cloned().collect();
         for undo in undos {
             // What cannot be undone now stays in the table and is tried again on exit.
             let Ok(result) = self.plane.undo(&undo) else { continue };
-            let Some(about) = self.held.remove(&undo.subject) else { continue };
+            let Some(about) = self.owned.remove(&undo.subject) else { continue };
             self.write(Some(about.clone()), Event::RolledBack { why: why.to_owned() });
             let occasion = "because it did not pay".to_owned();
             self.write(Some(about), Event::Undone { result, affinity: undo.before(), occasion });

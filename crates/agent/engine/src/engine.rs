@@ -9,18 +9,18 @@ use topology::NodeId;
 use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::grown::Grown;
-use crate::held::HeldTable;
 use crate::jobs::Jobs;
 use crate::journal::{About, Entry, Event, Journal, unix_s};
+use crate::owned::OwnedTable;
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
 use crate::rails::{Rail, Rails};
-use crate::restore::{Restored, recover_held, store, undo_all};
+use crate::restore::{Restored, recover_owned, store, undo_all};
 use crate::state::file::StateFile;
-use crate::state::records::{Held, Record};
+use crate::state::records::{Owned, Record};
 use crate::trial::Trials;
 use crate::{
-    Cost, EngineError, Finished, Heir, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone,
+    Cost, EngineError, Finished, Inherited, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone,
     WindowReport,
 };
 
@@ -46,7 +46,7 @@ pub struct Engine<P: Plane> {
     pub(crate) grown: Grown,
     pub(crate) trials: Trials,
     budget: BudgetWatch,
-    pub(crate) held: HeldTable,
+    pub(crate) owned: OwnedTable,
     pub(crate) jobs: Jobs,
     /// Outcomes of moves since the last decision of the policy.
     pub(crate) told: Vec<placement::Outcome>,
@@ -60,7 +60,7 @@ pub struct Engine<P: Plane> {
     /// Notes of this window.
     pub(crate) notes: Vec<String>,
     /// Records of an earlier run that could not be undone yet.
-    left_over: Vec<Held>,
+    left_over: Vec<Owned>,
     recovered: Finished,
     /// Files, and processes, of which data was moved.
     pub(crate) data_moved: (usize, usize),
@@ -88,7 +88,7 @@ impl<P: Plane> Engine<P> {
         let mut left_over = Vec::new();
         let disk = match state {
             Some(dir) if !settings.dry_run => {
-                (recovered, left_over) = recover_held(&mut plane, &dir, settings.journal_bytes)?;
+                (recovered, left_over) = recover_owned(&mut plane, &dir, settings.journal_bytes)?;
                 let file = StateFile::create(&dir, plane.epoch().as_deref(), &left_over)?;
                 let journal = Journal::open(dir.path(), settings.journal_bytes);
                 Some(Disk { dir, file, journal })
@@ -110,7 +110,7 @@ impl<P: Plane> Engine<P> {
             notes: Vec::new(),
             data_moved: (0, 0),
             budget: BudgetWatch::default(),
-            held: HeldTable::default(),
+            owned: OwnedTable::default(),
             clock: Box::new(SystemTime::now),
             now: 0.0,
             finished: false,
@@ -177,7 +177,7 @@ impl<P: Plane> Engine<P> {
         let bound = self.bound();
         let mut moves = plan.moves.clone();
         moves.extend(placement::at_home::to_bind(&plan, &snapshot, &bound));
-        self.grown.window(self.plane.topology(), self.held.undos());
+        self.grown.window(self.plane.topology(), self.owned.undos());
         moves.extend(self.grown.moves(&snapshot, &moves, &bound));
         let planned = plan.moves.len();
         let carried_out = self.carry_out(&moves, planned, &snapshot);
@@ -194,7 +194,7 @@ impl<P: Plane> Engine<P> {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
             queued: self.jobs.queue().len(),
-            held_threads: self.held.len(),
+            owned_threads: self.owned.len(),
             snapshot,
             plan,
             outcomes,
@@ -218,9 +218,9 @@ impl<P: Plane> Engine<P> {
         }
         self.jobs.clear();
         self.stop_copies("homenode ends");
-        let mut held: Vec<_> = std::mem::take(&mut self.left_over).into_iter().map(|h| (h, None)).collect();
-        held.extend(std::mem::take(&mut self.held).in_order());
-        let Restored { mut finished, failed, events } = undo_all(&mut self.plane, held, "on exit");
+        let mut owned: Vec<_> = std::mem::take(&mut self.left_over).into_iter().map(|h| (h, None)).collect();
+        owned.extend(std::mem::take(&mut self.owned).in_order());
+        let Restored { mut finished, failed, events } = undo_all(&mut self.plane, owned, "on exit");
         for (about, event) in events {
             self.write(Some(about), event);
         }
@@ -250,7 +250,7 @@ impl<P: Plane> Engine<P> {
             Subject::Process { pid, .. } => Some(pid),
             Subject::File { .. } => None,
         };
-        self.held.undos().iter().filter_map(id).collect()
+        self.owned.undos().iter().filter_map(id).collect()
     }
 
     /// The time of a window's end. A plane whose clock stands still or goes back is taken to have
@@ -266,23 +266,23 @@ impl<P: Plane> Engine<P> {
     /// added.
     fn put_back_inherited(&mut self, snapshot: &Snapshot) -> Option<(usize, usize)> {
         let (mut restored, mut kept) = (0, Vec::new());
-        let heirs = match self.plane.inherited(self.held.undos()) {
-            Ok(heirs) => heirs,
+        let inherited = match self.plane.inherited(self.owned.undos()) {
+            Ok(inherited) => inherited,
             Err(error) => {
                 self.say(format!("threads that inherited our affinity cannot be found in this window: {error}"));
                 return None;
             }
         };
-        for Heir { undo: heir, keeps } in heirs {
+        for Inherited { undo: thread, keeps } in inherited {
             if keeps {
-                kept.push(heir);
+                kept.push(thread);
                 continue;
             }
-            match self.plane.undo(&heir) {
+            match self.plane.undo(&thread) {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
-                    self.say(format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
+                    self.say(format!("cannot restore the inherited affinity of {}: {error}", thread.subject));
                 }
             }
         }
@@ -314,18 +314,18 @@ impl<P: Plane> Engine<P> {
             };
             let about = About::new(&undo.subject, undo.pid, comm);
             self.records.extend([Record::hold(comm, &undo), Record::made(&undo)]);
-            self.held.put(undo, about);
+            self.owned.put(undo, about);
         }
         self.append();
     }
 
-    /// Looks at some of the held threads, at twice as many as were `added`, so that records of
+    /// Looks at some of the owned threads, at twice as many as were `added`, so that records of
     /// ended ones do not pile up.
     fn forget_ended(&mut self, added: usize) {
         let pace = (self.settings.moves_per_s * self.settings.window_s).ceil() as usize;
-        for undo in self.held.some(pace.max(ENDED_CHECKS).max(2 * added)) {
+        for undo in self.owned.some(pace.max(ENDED_CHECKS).max(2 * added)) {
             if self.plane.ended(&undo) {
-                self.held.remove(&undo.subject);
+                self.owned.remove(&undo.subject);
                 self.settled.ended(&undo.subject);
                 self.records.push(Record::Done { subject: undo.subject });
             }
@@ -355,10 +355,10 @@ impl<P: Plane> Engine<P> {
         let Some(disk) = &mut self.disk else { return };
         let mut results = vec![disk.journal.flush()];
         if disk.file.worth_rewriting() {
-            let live = self.held.in_order().into_iter().map(|h| h.0);
-            let held: Vec<Held> = self.left_over.iter().cloned().chain(live).collect();
+            let live = self.owned.in_order().into_iter().map(|h| h.0);
+            let owned: Vec<Owned> = self.left_over.iter().cloned().chain(live).collect();
             let jobs: Vec<_> = self.jobs.running.values().map(|running| running.attempt.job()).collect();
-            results.push(disk.file.rewrite(epoch.as_deref(), &held, &jobs));
+            results.push(disk.file.rewrite(epoch.as_deref(), &owned, &jobs));
         }
         for error in results.into_iter().filter_map(Result::err) {
             tracing::warn!("{error}");

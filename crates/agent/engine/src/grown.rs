@@ -25,13 +25,14 @@ pub(crate) struct Grown {
 }
 
 impl Grown {
-    /// Compares each node's CPUs with those of the last window. `held`: the threads that are bound.
-    pub fn window(&mut self, topology: &Topology, held: &[Undo]) {
+    /// Compares each node's CPUs with those of the last window. `owned`: the threads that are
+    /// bound.
+    pub fn window(&mut self, topology: &Topology, owned: &[Undo]) {
         for node in &topology.nodes {
             let Some(before) = self.cpus.get(&node.id).filter(|before| **before != node.cpus) else { continue };
             let gained = node.cpus.difference(before);
             let lacks = |ours: &CpuSet| !ours.intersection(before).is_empty() && !gained.is_subset(ours);
-            for undo in held.iter().filter(|undo| undo.masks.as_ref().is_some_and(|masks| lacks(&masks.ours))) {
+            for undo in owned.iter().filter(|undo| undo.masks.as_ref().is_some_and(|masks| lacks(&masks.ours))) {
                 if let Subject::Thread { tid, .. } = undo.subject {
                     self.due.insert(tid, node.id);
                 }
@@ -92,14 +93,14 @@ mod tests {
 
     #[test]
     fn a_thread_bound_to_half_of_a_node_gets_the_rest_once() {
-        let held = [undo(5, "0-1"), undo(6, "0-3"), undo(7, "6-7")];
+        let owned = [undo(5, "0-1"), undo(6, "0-3"), undo(7, "6-7")];
         let bound = [5, 6, 7].into_iter().collect();
         let thread = |tid| Thread { tid, pid: tid, node: NodeId(0), ..Thread::default() };
         let snapshot = Snapshot { threads: vec![thread(5), thread(6), thread(7)], ..Snapshot::default() };
         let mut grown = Grown::default();
-        grown.window(&machine("0-1"), &held);
+        grown.window(&machine("0-1"), &owned);
         assert_eq!(grown.moves(&snapshot, &[], &bound), []);
-        grown.window(&machine("0-3"), &held);
+        grown.window(&machine("0-3"), &owned);
         let moves = grown.moves(&snapshot, &[], &bound);
         let all: Vec<_> = moves.iter().map(|mv| (mv.tid(), mv.from, mv.to)).collect();
         assert_eq!(all, [(Some(5), NodeId(0), NodeId(0))]);
@@ -107,7 +108,7 @@ mod tests {
         grown.judged(&moves[0], &MoveEvent::Queued);
         assert_eq!(grown.moves(&snapshot, &[], &bound).len(), 1, "held back: again in the next window");
         grown.judged(&moves[0], &MoveEvent::Applied);
-        grown.window(&machine("0-3"), &held);
+        grown.window(&machine("0-3"), &owned);
         assert_eq!(grown.moves(&snapshot, &[], &bound), []);
     }
 }

@@ -39,8 +39,8 @@ pub trait Plane {
     /// Threads and processes that were born of moved ones and so inherited a value of ours. Called
     /// once a window and again while everything is undone. An error says that none was found but
     /// some may be there.
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
-        let _ = held;
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
+        let _ = owned;
         Ok(Vec::new())
     }
 
@@ -154,7 +154,7 @@ pub struct Undo {
 
 /// A thread that inherited a value of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heir {
+pub struct Inherited {
     /// Record that restores its affinity.
     pub undo: Undo,
     /// It belongs to a process that was moved as a whole, so it keeps the value and is put back

@@ -21,7 +21,7 @@ pub struct WindowReport {
     /// Moves that wait until others have been copied.
     pub queued: usize,
     /// Threads whose affinity is ours at the end of the window.
-    pub held_threads: usize,
+    pub owned_threads: usize,
     /// Threads whose inherited affinity was restored in this window.
     pub inherited_restored: usize,
     /// Faults and changes, in plain sentences.

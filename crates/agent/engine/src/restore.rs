@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 
 use crate::journal::{About, Entry, Event, Journal, unix_s};
 use crate::state::file::StateFile;
-use crate::state::records::{Held, Job};
+use crate::state::records::{Job, Owned};
 use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone};
 
 /// How often to look for threads started by moved ones. Once the moved threads are restored, only
@@ -25,30 +25,30 @@ const AGAIN_FOR: Duration = Duration::from_secs(1);
 pub(crate) struct Restored {
     pub finished: Finished,
     /// Moves that could not be undone.
-    pub failed: Vec<Held>,
+    pub failed: Vec<Owned>,
     /// For the journal.
     pub events: Vec<(About, Event)>,
 }
 
 /// Undoes these records, oldest first, then whatever threads have inherited from them.
-pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>, occasion: &str) -> Restored {
+pub(crate) fn undo_all<P: Plane>(plane: &mut P, owned: Vec<(Owned, Option<About>)>, occasion: &str) -> Restored {
     let mut restored = Restored { finished: Finished::default(), failed: Vec::new(), events: Vec::new() };
-    let all: Vec<Held> = held.iter().map(|h| h.0.clone()).collect();
-    let records: Vec<Undo> = held.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
-    let mut tried: Vec<_> = held
+    let all: Vec<Owned> = owned.iter().map(|h| h.0.clone()).collect();
+    let records: Vec<Undo> = owned.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
+    let mut tried: Vec<_> = owned
         .into_iter()
-        .map(|(held, about)| {
-            let result = undo_one(plane, &held.candidates);
-            (held, about, result)
+        .map(|(owned, about)| {
+            let result = undo_one(plane, &owned.candidates);
+            (owned, about, result)
         })
         .collect();
     let late = |result: &_| matches!(result, Err(PlaneError::Refused { reason: "unreadable", .. }));
-    let late = tried.iter_mut().filter(|(_, _, result)| late(result)).map(|(held, _, result)| (&*held, result));
+    let late = tried.iter_mut().filter(|(_, _, result)| late(result)).map(|(owned, _, result)| (&*owned, result));
     undo_again(plane, late.collect());
-    for (held, about, result) in tried {
-        let Some(newest) = held.candidates.last() else { continue };
+    for (owned, about, result) in tried {
+        let Some(newest) = owned.candidates.last() else { continue };
         let before = newest.before();
-        let about = about.unwrap_or_else(|| About::new(&newest.subject, newest.pid, &held.comm));
+        let about = about.unwrap_or_else(|| About::new(&newest.subject, newest.pid, &owned.comm));
         let finished = &mut restored.finished;
         let event = match result {
             Ok(result) => {
@@ -65,7 +65,7 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
                 let why = format!("cannot restore {what} of {}: {error}", newest.subject);
                 tracing::error!(pid = newest.pid, "{why}");
                 finished.note(why.clone());
-                restored.failed.push(held);
+                restored.failed.push(owned);
                 Event::UndoFailed { why }
             }
         };
@@ -82,17 +82,17 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, held: Vec<(Held, Option<About>)>
 
 /// Tries once more where nothing could be known of the thread: on a busy machine it may not have
 /// answered in time.
-fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Held, &mut Result<Undone, PlaneError>)>) {
+fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Owned, &mut Result<Undone, PlaneError>)>) {
     if late.is_empty() {
         return;
     }
     std::thread::sleep(AGAIN_AFTER);
     let began = Instant::now();
-    for (held, result) in late {
+    for (owned, result) in late {
         if began.elapsed() >= AGAIN_FOR {
             break;
         }
-        *result = undo_one(plane, &held.candidates);
+        *result = undo_one(plane, &owned.candidates);
     }
 }
 
@@ -110,24 +110,24 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 
 /// Restores what threads have inherited. Returns the records of those that could not be restored;
 /// `None` if some may not have been found.
-fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Held>> {
+fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Owned>> {
     let mut given_up: FxHashSet<Subject> = FxHashSet::default();
     let mut left = Vec::new();
     for _ in 0..ROUNDS {
-        let mut heirs = match plane.inherited(records) {
-            Ok(heirs) => heirs.into_iter().map(|heir| heir.undo).collect::<Vec<Undo>>(),
+        let mut inherited = match plane.inherited(records) {
+            Ok(inherited) => inherited.into_iter().map(|thread| thread.undo).collect::<Vec<Undo>>(),
             Err(error) => {
                 finished.failed += 1;
                 finished.note(format!("threads that inherited our affinity may be left: {error}"));
                 return None;
             }
         };
-        heirs.retain(|h| !given_up.contains(&h.subject));
-        if heirs.is_empty() {
+        inherited.retain(|h| !given_up.contains(&h.subject));
+        if inherited.is_empty() {
             return Some(left);
         }
-        for heir in heirs {
-            match plane.undo(&heir) {
+        for thread in inherited {
+            match plane.undo(&thread) {
                 Ok(Undone::Restored) => {
                     finished.restored += 1;
                     finished.inherited += 1;
@@ -135,9 +135,9 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
                     finished.failed += 1;
-                    finished.note(format!("cannot restore the inherited affinity of {}: {error}", heir.subject));
-                    given_up.insert(heir.subject.clone());
-                    left.push(Held { comm: String::new(), candidates: vec![heir] });
+                    finished.note(format!("cannot restore the inherited affinity of {}: {error}", thread.subject));
+                    given_up.insert(thread.subject.clone());
+                    left.push(Owned { comm: String::new(), candidates: vec![thread] });
                 }
             }
         }
@@ -150,25 +150,25 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
 /// Undoes what an earlier homenode left behind, as `restore` and each start do. What cannot be
 /// undone stays in the state file. Records of another run of the machine are dropped.
 pub fn recover<P: Plane>(plane: &mut P, dir: &StateDir) -> Result<Finished, EngineError> {
-    recover_held(plane, dir, Settings::default().journal_bytes).map(|r| r.0)
+    recover_owned(plane, dir, Settings::default().journal_bytes).map(|r| r.0)
 }
 
 /// [`recover`], and the records that could not be undone.
-pub(crate) fn recover_held<P: Plane>(
+pub(crate) fn recover_owned<P: Plane>(
     plane: &mut P,
     dir: &StateDir,
     journal_bytes: u64,
-) -> Result<(Finished, Vec<Held>), EngineError> {
+) -> Result<(Finished, Vec<Owned>), EngineError> {
     let loaded = dir.load()?;
     let epoch = plane.epoch();
     let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
-    let (held, jobs) = if void { Default::default() } else { (loaded.held, loaded.jobs) };
-    if held.is_empty() && jobs.is_empty() && loaded.damaged == 0 {
+    let (owned, jobs) = if void { Default::default() } else { (loaded.owned, loaded.jobs) };
+    if owned.is_empty() && jobs.is_empty() && loaded.damaged == 0 {
         store(dir, epoch.as_deref(), &[])?;
         return Ok((Finished::default(), Vec::new()));
     }
     let Restored { mut finished, failed, events } =
-        undo_all(plane, held.into_iter().map(|h| (h, None)).collect(), "after a crash");
+        undo_all(plane, owned.into_iter().map(|h| (h, None)).collect(), "after a crash");
     if loaded.damaged > 0 {
         finished.note(format!(
             "{}: {} damaged lines skipped",
@@ -203,7 +203,7 @@ pub(crate) fn recover_held<P: Plane>(
 
 /// Keeps in the state file only what is still to be undone. With nothing left it removes the file,
 /// which works on a full disk too.
-pub fn store(dir: &StateDir, epoch: Option<&str>, left: &[Held]) -> Result<(), EngineError> {
+pub fn store(dir: &StateDir, epoch: Option<&str>, left: &[Owned]) -> Result<(), EngineError> {
     if !left.is_empty() {
         return StateFile::create(dir, epoch, left).map(|_| ());
     }

@@ -213,7 +213,7 @@ fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let about = |t: &&Thread| {
         tids.contains(&t.tid) || pids.contains(&t.pid) || t.files.iter().any(|f| files.contains(f.file.as_str()))
     };
-    let of = |held: bool| snapshot.threads.iter().filter(move |t| t.held.is_some() == held).filter(about);
+    let of = |pinned: bool| snapshot.threads.iter().filter(move |t| t.pinned.is_some() == pinned).filter(about);
     let free: FxHashSet<Subject> = of(false).map(Subject::thread).collect();
     if free.is_empty() { of(true).map(Subject::thread).collect() } else { free }
 }
@@ -322,7 +322,8 @@ mod tests {
     fn threads_that_no_policy_may_move_are_not_tried() {
         let with_copy = |mb: u64| {
             let mut window = window(mb);
-            let copy = Thread { tid: 9, pid: 9, held: Some("is homenode itself".into()), ..window.threads[0].clone() };
+            let copy =
+                Thread { tid: 9, pid: 9, pinned: Some("is homenode itself".into()), ..window.threads[0].clone() };
             window.threads.push(copy);
             window
         };

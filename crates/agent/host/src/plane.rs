@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use act::hands::Hands;
+use act::privileged::PrivilegedWorker;
 use act::watched::{Births, Trouble};
 use act::{Actor, Seen};
 use bandwidth::Meter;
-use engine::{Copies, Cost, Heir, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
+use engine::{Copies, Cost, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use facts::Facts;
-use linux::births::Kin;
+use linux::births::Descendant;
 use observe::mapped::{self, Watcher};
 use observe::{FileSeen, ObserveError, Observed, ObservedThread, Observer};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
@@ -117,7 +117,7 @@ pub trait Observe {
     /// Records that the affinity of this thread is no longer ours.
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Lists the living watched threads and their living descendants.
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError>;
+    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError>;
     /// Says where the files of the last window are, as far as it was found out.
     fn locate(&mut self, _files: &[FileSeen]) {}
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
@@ -141,8 +141,8 @@ impl Observe for Observer {
         Observer::release(self, tid)
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
-        Observer::kin(self)
+    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError> {
+        Observer::descendants(self)
     }
 
     fn locate(&mut self, files: &[FileSeen]) {
@@ -167,8 +167,8 @@ impl Births for Box<dyn Observe> {
         Ok(self.as_mut().release(tid)?)
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, Trouble> {
-        Ok(self.as_mut().kin()?)
+    fn descendants(&mut self) -> Result<Vec<Descendant>, Trouble> {
+        Ok(self.as_mut().descendants()?)
     }
 }
 
@@ -196,8 +196,8 @@ impl HostPlane {
         let mut observer = Observer::open(&settings.observe, &topology)?;
         let budget = f64::from(settings.budget_milli_cpus) / 1000.0;
         let facts = Facts::start(&settings.observe.proc_root, budget, settings.dax)?;
-        let hands = match settings.dax {
-            true => Some(Hands::start(settings.freeze)?),
+        let worker = match settings.dax {
+            true => Some(PrivilegedWorker::start(settings.freeze)?),
             false => None,
         };
         observer.ignore_own_program();
@@ -206,7 +206,7 @@ impl HostPlane {
             false => None,
         };
         let meter = Meter::open(&settings.sys_root, &topology);
-        let plane = Self::with_hands(settings, topology, Some(Box::new(observer)), hands)?;
+        let plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
         Ok(Self { facts: Some(facts), mapped, meter, ..plane })
     }
 
@@ -216,17 +216,17 @@ impl HostPlane {
         topology: Topology,
         observer: Option<Box<dyn Observe>>,
     ) -> Result<Self, HostError> {
-        Self::with_hands(settings, topology, observer, None)
+        Self::with_worker(settings, topology, observer, None)
     }
 
-    fn with_hands(
+    fn with_worker(
         settings: Settings,
         topology: Topology,
         observer: Option<Box<dyn Observe>>,
-        hands: Option<Hands>,
+        worker: Option<PrivilegedWorker>,
     ) -> Result<Self, HostError> {
         Ok(Self {
-            actor: Actor::new(settings.act(), topology, observer, hands)?,
+            actor: Actor::new(settings.act(), topology, observer, worker)?,
             settings,
             cost: None,
             copied_s: 0.0,
@@ -377,8 +377,8 @@ impl Plane for HostPlane {
         self.actor.undo(undo)
     }
 
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
-        self.actor.inherited(held)
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
+        self.actor.inherited(owned)
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

@@ -131,7 +131,7 @@ pub(super) fn assemble(
             process_start_ns: Some(task.leader_start_ns),
             node,
             allowed_nodes: Vec::new(),
-            held: None,
+            pinned: None,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
             served_s: None,

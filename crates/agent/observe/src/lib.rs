@@ -94,7 +94,7 @@ pub use probe::{Capabilities, Fact};
 pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
 
 use assemble::{Assembled, Places};
-use linux::births::Kin;
+use linux::births::Descendant;
 use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
 use records::Counters;
@@ -291,8 +291,8 @@ impl Observer {
 
     /// Watched threads, and those born of them over any number of generations since, that are alive
     /// now.
-    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
-        if self.watching.get() { self.programs.kin() } else { Ok(Vec::new()) }
+    pub fn descendants(&self) -> Result<Vec<Descendant>, ObserveError> {
+        if self.watching.get() { self.programs.descendants() } else { Ok(Vec::new()) }
     }
 
     /// Says where the files of the last window are. Those on DAX that the kernel told no node for

@@ -25,7 +25,7 @@ use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
 use super::records::{self, Counters, Key, Pass, Pending, Watched, fresh_sampler};
 use super::slices::{Limits, Maps, Slicer};
-use linux::births::Kin;
+use linux::births::Descendant;
 
 use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
@@ -183,7 +183,7 @@ const OUTPUT_KEPT: usize = 64 << 10;
 pub(super) struct Programs {
     skel: ObserveSkel<'static>,
     pass: Link,
-    kin_pass: Link,
+    descendant_pass: Link,
     _links: Vec<Link>,
     /// The hook on the read path.
     reads: Option<Slicer>,
@@ -270,7 +270,7 @@ impl Programs {
         let grace = Grace::new().map_err(bpf("making a map of maps"))?;
         let drain = drain::Buffer::default();
         let pass = skel.progs.task_pass.attach().map_err(bpf("attaching iter/task"))?;
-        let kin_pass = skel.progs.kin_pass.attach().map_err(bpf("attaching iter/task"))?;
+        let descendant_pass = skel.progs.descendant_pass.attach().map_err(bpf("attaching iter/task"))?;
         let links = vec![
             skel.progs.on_fork.attach().map_err(bpf("attaching tp_btf/sched_process_fork"))?,
             skel.progs.on_exec.attach().map_err(bpf("attaching tp_btf/sched_process_exec"))?,
@@ -278,7 +278,7 @@ impl Programs {
         ];
         let nodes = machine.nodes.clone();
         let mut programs =
-            Self { skel, pass, kin_pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
+            Self { skel, pass, descendant_pass, _links: links, reads: None, nodes, epoch: 0, grace, drain, output };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
@@ -421,7 +421,7 @@ impl Programs {
         let old = self.watched(tid)?.filter(same).unwrap_or_default();
         let (start_ns, marks) = (old.start_ns.max(start_ns), old.marks & !MARK_OWN | marks);
         let watched = Watched { start_ns, marks, ..Watched::default() };
-        let map = &self.skel.maps.lineage;
+        let map = &self.skel.maps.marked;
         map.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
     }
 
@@ -429,7 +429,7 @@ impl Programs {
     pub fn mark_own(&self, tid: u32) -> Result<(), ObserveError> {
         let Some(mut watched) = self.watched(tid)? else { return Ok(()) };
         watched.marks |= MARK_OWN;
-        match self.skel.maps.lineage.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::EXIST) {
+        match self.skel.maps.marked.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::EXIST) {
             // It has exited meanwhile.
             Err(error) if error.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
             other => other.map_err(bpf(format!("watching thread {tid}"))),
@@ -437,23 +437,23 @@ impl Programs {
     }
 
     fn watched(&self, tid: u32) -> Result<Option<Watched>, ObserveError> {
-        let bytes = self.skel.maps.lineage.lookup(&tid.to_ne_bytes(), MapFlags::ANY);
-        Ok(bytes.map_err(bpf("reading the lineage"))?.and_then(|bytes| Watched::decode(&bytes)))
+        let bytes = self.skel.maps.marked.lookup(&tid.to_ne_bytes(), MapFlags::ANY);
+        Ok(bytes.map_err(bpf("reading the marked threads"))?.and_then(|bytes| Watched::decode(&bytes)))
     }
 
     /// Removes a thread's marks.
     pub fn unmark(&self, tid: u32) {
         // An absent entry was removed when the thread exited.
-        _ = self.skel.maps.lineage.delete(&tid.to_ne_bytes());
+        _ = self.skel.maps.marked.delete(&tid.to_ne_bytes());
     }
 
     /// Watched threads and those born of them, as far as they live: one pass over all tasks.
-    pub fn kin(&self) -> Result<Vec<Kin>, ObserveError> {
+    pub fn descendants(&self) -> Result<Vec<Descendant>, ObserveError> {
         let mut output = Vec::new();
-        let mut pass = Iter::new(&self.kin_pass).map_err(bpf("starting a pass over watched threads"))?;
+        let mut pass = Iter::new(&self.descendant_pass).map_err(bpf("starting a pass over watched threads"))?;
         pass.read_to_end(&mut output)
             .map_err(|source| ObserveError::Io { what: "reading a pass over watched threads".to_owned(), source })?;
-        Ok(records::kin(&output))
+        Ok(records::descendants(&output))
     }
 
     /// Bytes of memory that the kernel accounts to the maps.
@@ -466,7 +466,7 @@ impl Programs {
             maps.counters.as_fd(),
             maps.pending.as_fd(),
             maps.times_before.as_fd(),
-            maps.lineage.as_fd(),
+            maps.marked.as_fd(),
             maps.open_requests.as_fd(),
             maps.thread_faults.as_fd(),
             maps.over_budget.as_fd(),

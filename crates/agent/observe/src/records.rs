@@ -7,7 +7,7 @@
 //! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs'
 //! types.
 
-use linux::births::{Kin, Origin};
+use linux::births::{Descendant, Origin};
 use linux::threads::as_shown;
 use topology::{FileId, ProcessId};
 
@@ -280,15 +280,16 @@ impl Watched {
     }
 }
 
-/// Size of `struct kin_record`.
-const KIN_BYTES: usize = 32;
+/// Size of `struct descendant_record`.
+const DESCENDANT_BYTES: usize = 32;
 
-/// All descendants of one pass, of a `struct kin_record` each; one that is cut short ends it.
-pub(super) fn kin(bytes: &[u8]) -> Vec<Kin> {
-    bytes.chunks_exact(KIN_BYTES).filter_map(one_kin).collect()
+/// All descendants of one pass, of a `struct descendant_record` each; one that is cut short ends
+/// it.
+pub(super) fn descendants(bytes: &[u8]) -> Vec<Descendant> {
+    bytes.chunks_exact(DESCENDANT_BYTES).filter_map(one_descendant).collect()
 }
 
-fn one_kin(bytes: &[u8]) -> Option<Kin> {
+fn one_descendant(bytes: &[u8]) -> Option<Descendant> {
     let mut c = Cursor(bytes);
     let start_ns = c.u64()?;
     let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
@@ -297,7 +298,7 @@ fn one_kin(bytes: &[u8]) -> Option<Kin> {
         ORIGIN_BORN => Origin::Born,
         _ => Origin::Exec,
     };
-    Some(Kin { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
+    Some(Descendant { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
 }
 
 /// A `struct sampler` that counts the next event and has no open request.
@@ -398,14 +399,14 @@ mod tests {
     }
 
     #[test]
-    fn kin_are_read_as_written() {
+    fn descendants_are_read_as_written() {
         let mut bytes = 7u64.to_ne_bytes().to_vec();
         for word in [101u32, 100, 99, 2, 1, 0] {
             bytes.extend(word.to_ne_bytes());
         }
-        let kin = Kin { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
-        assert_eq!(super::kin(&bytes), [kin]);
-        assert_eq!(super::kin(&bytes[..31]), []);
+        let one = Descendant { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
+        assert_eq!(super::descendants(&bytes), [one]);
+        assert_eq!(super::descendants(&bytes[..31]), []);
     }
 
     #[test]

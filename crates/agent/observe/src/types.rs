@@ -134,7 +134,7 @@ pub struct FileSeen {
 /// One thread in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedThread {
-    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `held` is always
+    /// The thread as policies see it; `allowed_nodes` are those of the mask, and `pinned` is always
     /// `None` (the plane sets it).
     pub thread: Thread,
     /// Process id of the parent.

@@ -24,7 +24,7 @@ use crate::{Declined, Move, Plan, Reason, Snapshot, Subject, Thread};
 /// busiest thread that was moved to its node.
 const GOOD_PART: u64 = 4;
 /// The same for a thread of a moved thread's process.
-const PART_OF_KIN: u64 = 64;
+const PART_BESIDE_ITS_PROCESS: u64 = 64;
 
 /// Returns moves from a node to itself, for threads to bind where they are because the plan moves
 /// others there, or an earlier one did. `bound` holds the ids of threads that already have an
@@ -52,20 +52,20 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     }
     // For each node, the bytes read from it by the busiest thread that came or comes.
     let mut busiest: FxHashMap<NodeId, u64> = FxHashMap::default();
-    let mut kin: FxHashSet<(NodeId, u32)> = FxHashSet::default();
-    for thread in snapshot.threads.iter().filter(|thread| thread.held.is_none()) {
+    let mut joined: FxHashSet<(NodeId, u32)> = FxHashSet::default();
+    for thread in snapshot.threads.iter().filter(|thread| thread.pinned.is_none()) {
         let at_home = bound.contains(&thread.tid) && thread.home() == Some(thread.node);
         let node = coming.get(&thread.tid).copied().or(at_home.then_some(thread.node));
         if let Some(node) = node {
             let most = busiest.entry(node).or_default();
             *most = (*most).max(thread.read_bytes.get(node));
-            kin.insert((node, thread.pid));
+            joined.insert((node, thread.pid));
         }
     }
     let candidate = |t: &&Thread| {
-        let part = if kin.contains(&(t.node, t.pid)) { PART_OF_KIN } else { GOOD_PART };
+        let part = if joined.contains(&(t.node, t.pid)) { PART_BESIDE_ITS_PROCESS } else { GOOD_PART };
         busiest.get(&t.node).is_some_and(|most| t.read_bytes.get(t.node) >= most / part)
-            && t.held.is_none()
+            && t.pinned.is_none()
             && t.home() == Some(t.node)
             && !named.contains(&t.tid)
             && !going.contains(&t.pid)
@@ -78,7 +78,7 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
         let binds: FxHashSet<u32> = moves.iter().chain(&plan.moves).filter_map(Move::tid).collect();
         let keeps: FxHashSet<u32> = plan.keeps.iter().copied().collect();
         let kept = |t: &&Thread| {
-            keeps.contains(&t.tid) && t.held.is_none() && !bound.contains(&t.tid) && !binds.contains(&t.tid)
+            keeps.contains(&t.tid) && t.pinned.is_none() && !bound.contains(&t.tid) && !binds.contains(&t.tid)
         };
         moves.extend(snapshot.threads.iter().filter(kept).map(keep));
     }
@@ -150,8 +150,8 @@ mod tests {
         // A bound thread that was moved away from its data is no reason to bind others.
         assert_eq!(bound(Vec::new(), threads.clone(), &[3]), [] as [u32; 0]);
         // Nor is one that has got an affinity of its own since.
-        let held = Thread { held: Some("has an affinity of its own".into()), ..thread(2, A, 9) };
-        assert_eq!(bound(Vec::new(), vec![threads[0].clone(), held, threads[2].clone()], &[2]), [] as [u32; 0]);
+        let pinned = Thread { pinned: Some("has an affinity of its own".into()), ..thread(2, A, 9) };
+        assert_eq!(bound(Vec::new(), vec![threads[0].clone(), pinned, threads[2].clone()], &[2]), [] as [u32; 0]);
     }
 
     /// Seen on a simulated machine: 78 threads of one program ran on a node with 8 CPUs. In each of
@@ -192,8 +192,8 @@ mod tests {
 
     #[test]
     fn binds_no_thread_without_a_reason() {
-        let held = Thread { held: Some("its own affinity".into()), ..thread(2, A, 9) };
-        let threads = vec![thread(1, A, 9), held, thread(3, B, 9), thread(4, A, 0), thread(8, B, 9)];
+        let pinned = Thread { pinned: Some("its own affinity".into()), ..thread(2, A, 9) };
+        let threads = vec![thread(1, A, 9), pinned, thread(3, B, 9), thread(4, A, 0), thread(8, B, 9)];
         // Threads that are already bound, have a custom affinity, run away from home, or read
         // nothing.
         let moves = vec![to_a(8, Reason::ReadLocality)];

@@ -248,7 +248,7 @@ impl Detector {
         };
         let processes: FxHashMap<u32, u64> = self.moved.iter().filter_map(process).collect();
         let mut displaced = Vec::new();
-        for t in snapshot.threads.iter().filter(|t| t.held.is_none()) {
+        for t in snapshot.threads.iter().filter(|t| t.pinned.is_none()) {
             let subject = Subject::thread(t);
             if !counts(t) {
                 if let Some(known) = self.threads.get_mut(&subject) {

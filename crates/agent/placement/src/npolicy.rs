@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
 use crate::numbers::{fraction, positive};
-use crate::processes::{by_pid, distance, node_of, other, sane, seat, show, starts, utilisation};
+use crate::processes::{by_pid, distance, nearest_to, node_of, other, sane, show, starts, utilisation};
 use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, plan};
 
 /// The settings of N-Policy.
@@ -226,7 +226,7 @@ impl Policy for NPolicy {
             }
             let Some(verdict) = self.judge(touched, home, &runs_on) else { continue };
             for thread in threads {
-                let to = seat(topology, &used, &thread.allowed_nodes, verdict.node);
+                let to = nearest_to(topology, &used, &thread.allowed_nodes, verdict.node);
                 move_or_decline(&mut plan, topology, thread, &verdict, to);
             }
         }
@@ -235,20 +235,20 @@ impl Policy for NPolicy {
     }
 }
 
-fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdict: &Verdict, seat: Option<NodeId>) {
+fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdict: &Verdict, to: Option<NodeId>) {
     if thread.node == verdict.node {
         return;
     }
     let declined = |reason: &str, why: String| Declined { tid: thread.tid, reason: reason.into(), why };
-    if let Some(held) = &thread.held {
-        plan.declined.push(declined("held", held.clone()));
+    if let Some(pinned) = &thread.pinned {
+        plan.declined.push(declined("held", pinned.clone()));
         return;
     }
     // This is not the data's own node: move only if it is nearer than the thread's current node.
     let nearer = |to: NodeId| {
         to == verdict.node || distance(topology, to, verdict.node) < distance(topology, thread.node, verdict.node)
     };
-    match seat.filter(|to| nearer(*to)) {
+    match to.filter(|to| nearer(*to)) {
         Some(to) if to != thread.node => {
             plan.moves.push(Move::thread(thread, to, verdict.reason, verdict.why.as_str()));
         }

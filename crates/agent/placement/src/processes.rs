@@ -5,9 +5,9 @@
 //! **Problem.** A snapshot lists threads; some papers move processes. The data's node may have no
 //! CPUs, or the thread may not be allowed to run there.
 //!
-//! **Approach.** A process is on the node where its threads spent most CPU time. Its seat for some
-//! data is the data's node, or else the nearest node with CPUs where it may run. Of equally near
-//! nodes, the least used is its seat.
+//! **Approach.** A process is on the node where its threads spent most CPU time. To be
+//! [nearest to](nearest_to) some data, it runs on the data's node or else on the nearest node with
+//! CPUs where it may run. Of equally near nodes, it takes the least used.
 //!
 //! **Limits.** Threads without file I/O in the window are not listed, so they do not count.
 
@@ -95,7 +95,7 @@ pub(crate) fn has_cpus(topology: &Topology, node: NodeId) -> bool {
 /// The node where a thread should run to be nearest to data on `data`: `data` itself if the thread
 /// may run there, otherwise the nearest node with CPUs that it may run on. In a tie, the least
 /// used, then the lowest id.
-pub(crate) fn seat(
+pub(crate) fn nearest_to(
     topology: &Topology,
     used: &BTreeMap<NodeId, f64>,
     allowed: &[NodeId],

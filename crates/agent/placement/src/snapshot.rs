@@ -128,8 +128,8 @@ pub struct Thread {
     pub allowed_nodes: Vec<NodeId>,
     /// Why no policy may move this thread ("has a custom affinity: 0-3"); absent if it may be
     /// moved.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<String>,
+    #[serde(default, rename = "held", skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
     /// CPU seconds used in the window.
     pub cpu_s: f64,
     /// Seconds of the window in which the thread was ready to run but waited for a CPU; absent if
@@ -207,8 +207,8 @@ pub struct ObservedFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub movable: Option<bool>,
     /// Why its data cannot be moved; only with `movable: false`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<String>,
+    #[serde(default, rename = "held", skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<String>,
     /// How many times it was open whenever it was touched, at least: open file descriptions, of one
     /// process or several. More than 1 is what NThread calls shared, whether or not the others
     /// touched the file in this window. Absent if unknown.

@@ -178,7 +178,7 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
         if let Some(share) = file.sampled.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
         }
-        if file.held.is_some() && file.movable != Some(false) {
+        if file.pinned.is_some() && file.movable != Some(false) {
             wrong(format_args!("{at}.held"), "given for a file that is not said to be immovable")?;
         }
     }

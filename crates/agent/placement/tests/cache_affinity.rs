@@ -145,7 +145,7 @@ fn each_guard_declines_with_its_reason() {
         ("no_gain", |w| w.processes[0] = memory(7, 0, 5_200_000_000)),
         // It reads as much on its own node.
         ("below_margin", |w| w.threads[0] = reader(7, 0, &[("f", &[(0, 401), (1, 500)])])),
-        ("held", |w| w.threads[0].held = Some("has an affinity of its own: 0-3".into())),
+        ("held", |w| w.threads[0].pinned = Some("has an affinity of its own: 0-3".into())),
     ];
     for (reason, change) in guards {
         let mut w = simpleread();

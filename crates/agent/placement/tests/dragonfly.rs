@@ -295,7 +295,7 @@ fn files_with_equal_local_reads_stay() {
 fn data_that_cannot_move_is_not_asked_to() {
     let mut world = overloaded(500, 468e6);
     for file in world.snapshot.files.iter_mut().filter(|f| f.file == "f5") {
-        (file.movable, file.held) = (Some(false), Some("is on DAX".into()));
+        (file.movable, file.pinned) = (Some(false), Some("is on DAX".into()));
     }
     let mut policy = policy();
     let notes: Vec<_> = (0..30).flat_map(|_| world.step(&mut policy).notes).collect();
@@ -400,7 +400,7 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
     for t in &mut world.snapshot.threads {
         t.node = NodeId(0);
         t.files[0].file = if t.tid % 2 == 0 { "f6".into() } else { "f5".into() };
-        t.held = Some("has an affinity of its own".into());
+        t.pinned = Some("has an affinity of its own".into());
     }
     world.read();
     let before = world.windows;

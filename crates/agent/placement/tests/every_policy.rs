@@ -172,7 +172,7 @@ fn shifted(bytes: &NodeBytes, from: NodeId, to: NodeId) -> NodeBytes {
 
 fn check(topology: &Topology, s: &Snapshot, plan: &Plan) -> Result<(), TestCaseError> {
     let free = |t: &placement::Thread, to: NodeId| {
-        prop_assert!(t.held.is_none(), "{} is held", t.tid);
+        prop_assert!(t.pinned.is_none(), "{} is pinned", t.tid);
         prop_assert!(t.allowed_nodes.contains(&to), "{} may not run on {to}", t.tid);
         prop_assert!(!topology.node(to).unwrap().cpus.is_empty(), "node {to} has no CPUs");
         Ok(())

@@ -174,7 +174,7 @@ fn a_file_that_was_not_moved_hides_no_change() {
 fn threads_that_no_policy_may_move_or_that_do_not_count_are_no_load() {
     let load = [reader(1, 100), reader(2, 100)];
     let mut detector = begun(&load);
-    let copy = Thread { held: Some("is homenode itself".into()), ..reader(3, 900) };
+    let copy = Thread { pinned: Some("is homenode itself".into()), ..reader(3, 900) };
     for _ in 0..20 {
         // Thread 2 is there, but does not count.
         let snapshot = Snapshot {

@@ -151,12 +151,12 @@ fn data_on_a_node_without_cpus_attracts_to_the_nearest_then_least_used_node() {
 }
 
 #[test]
-fn held_and_confined_threads_stay() {
-    let mut held = thread(7, 0, &[], 0);
-    held.held = Some("has an affinity of its own: 0-3".into());
+fn pinned_and_confined_threads_stay() {
+    let mut pinned = thread(7, 0, &[], 0);
+    pinned.pinned = Some("has an affinity of its own: 0-3".into());
     let mut confined = thread(8, 0, &[], 0);
     confined.allowed_nodes = vec![NodeId(0)];
-    let plan = first(&window(2, vec![held, confined], vec![mapped(1000, &[(1, 100, 0)])]));
+    let plan = first(&window(2, vec![pinned, confined], vec![mapped(1000, &[(1, 100, 0)])]));
     assert_eq!(moves(&plan), []);
     assert_eq!(declined(&plan, 7), Some(("held", "has an affinity of its own: 0-3")));
     assert_eq!(declined(&plan, 8).unwrap().0, "not_allowed");

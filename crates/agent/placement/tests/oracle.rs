@@ -54,7 +54,7 @@ impl Oracle<'_> {
     fn threads(&self) -> impl Iterator<Item = &Thread> + '_ {
         self.snapshot.threads.iter().filter(|t| {
             let bytes = t.read_bytes.total() + t.write_bytes.total();
-            bytes >= 4 * 1024 * 1024 && t.held.is_none()
+            bytes >= 4 * 1024 * 1024 && t.pinned.is_none()
         })
     }
 

@@ -24,7 +24,7 @@ fn controller_loads(topology: &Topology, after: &Snapshot) -> BTreeMap<NodeId, u
     let mut loads: BTreeMap<_, _> = after.nodes.iter().map(|n| (n.id, n.read_bytes / 3 + n.write_bytes)).collect();
     // The writes of a movable thread are predicted to land where it runs, wherever they landed in
     // this window.
-    for t in after.threads.iter().filter(|t| t.held.is_none() && t.file_bytes() >= 4 * 1024 * 1024) {
+    for t in after.threads.iter().filter(|t| t.pinned.is_none() && t.file_bytes() >= 4 * 1024 * 1024) {
         t.write_bytes.iter().for_each(|(node, n)| *loads.get_mut(&node).unwrap() -= n);
         *loads.get_mut(&memory_of(topology, t.node)).unwrap() += t.write_bytes.total();
     }
@@ -48,7 +48,7 @@ proptest! {
             prop_assert!(thread.allowed_nodes.contains(&to), "{tid} may not run on {to}");
             prop_assert!(!case.topology.node(to).unwrap().cpus.is_empty(), "{tid}: node {to} has no CPUs");
             prop_assert!(thread.node != to, "{tid} is on node {to} already");
-            prop_assert!(thread.held.is_none(), "{tid} is held");
+            prop_assert!(thread.pinned.is_none(), "{tid} is pinned");
             prop_assert!(thread.file_bytes() >= 4 * 1024 * 1024, "{tid} is idle");
             prop_assert!(reason != Reason::ControllerContention || name.ends_with("nm") || name == "nthread");
             prop_assert!(reason != Reason::CpuContention || name != "nthread-rl");

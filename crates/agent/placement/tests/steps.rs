@@ -114,9 +114,9 @@ fn min_bytes_itself_is_enough() {
 }
 
 #[test]
-fn a_held_thread_stays_and_its_load_counts() {
-    let held = Thread { held: Some("has an affinity of its own: 100".into()), ..thread(1, 1, &[(0, 300)], 0) };
-    let plan = decide("nthread", &two_nodes(vec![held]));
+fn a_pinned_thread_stays_and_its_load_counts() {
+    let pinned = Thread { pinned: Some("has an affinity of its own: 100".into()), ..thread(1, 1, &[(0, 300)], 0) };
+    let plan = decide("nthread", &two_nodes(vec![pinned]));
     assert_eq!(moves(&plan), []);
     assert_eq!(
         declined(&plan, 1),
@@ -125,8 +125,8 @@ fn a_held_thread_stays_and_its_load_counts() {
 
     // Thread 1 holds 600 of node 0's 900 MB of writes: the node is overloaded (900 > 800, node 1:
     // 0 < 450), average 450; only thread 2 can go (0 + 300 ≤ 450).
-    let held = Thread { held: Some("own affinity".into()), ..thread(1, 0, &[], 600) };
-    let plan = decide("nthread", &two_controllers(vec![held, thread(2, 0, &[], 300)]));
+    let pinned = Thread { pinned: Some("own affinity".into()), ..thread(1, 0, &[], 600) };
+    let plan = decide("nthread", &two_controllers(vec![pinned, thread(2, 0, &[], 300)]));
     assert_eq!(moves(&plan), [(2, 1, Reason::ControllerContention)]);
     close(node_forecast(&plan, 0).controller_after, 0.6);
 }

@@ -60,8 +60,9 @@ pub struct ThreadRow {
     pub cpu: f64,
     /// Its last move by a running homenode, from the journal.
     pub last_move: Option<String>,
-    /// Why homenode leaves it alone.
-    pub held: Option<String>,
+    /// Why homenode leaves it alone; `held` in JSON.
+    #[serde(rename = "held")]
+    pub pinned: Option<String>,
 }
 
 /// One file of a volume.
@@ -153,7 +154,7 @@ impl Window {
                 write_bytes_per_s: per_s(t.write_bytes.total()),
                 cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
                 last_move: None,
-                held: t.held.clone(),
+                pinned: t.pinned.clone(),
             }
         };
         Self {

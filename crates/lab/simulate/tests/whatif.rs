@@ -149,7 +149,7 @@ fn a_thread_that_must_not_be_moved_is_not_moved_there_either() {
     let moved =
         |w: &WhatIf| w.run(placement::policy("nthread-rl", &Default::default()), 1, |_| {}).unwrap().moves.threads;
     assert!(moved(&free) > 0);
-    snapshot.threads.iter_mut().for_each(|t| t.held = Some("has an affinity of its own: 0-3".to_owned()));
+    snapshot.threads.iter_mut().for_each(|t| t.pinned = Some("has an affinity of its own: 0-3".to_owned()));
     assert_eq!(moved(&WhatIf::new(&snapshot, machine, "held").unwrap()), 0);
 }
 

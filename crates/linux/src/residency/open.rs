@@ -54,13 +54,13 @@ pub fn open(path: &Path) -> Result<Opened, ResidencyError> {
     // moment. So get a handle without opening the file, check the kind of file, and then open that
     // handle.
     let look = |e| ResidencyError::file("look at", path, e);
-    let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    let open = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| ResidencyError::file("open", path, e))?;
-    let stat = rustix::fs::fstat(&held).map_err(look)?;
+    let stat = rustix::fs::fstat(&open).map_err(look)?;
     regular(path, stat.st_mode)?;
     let dev = rustix::fs::major(stat.st_dev) << 20 | rustix::fs::minor(stat.st_dev);
     crate::leases::free(dev, stat.st_ino).map_err(|e| ResidencyError::file("open", path, e))?;
-    let same = format!("/proc/self/fd/{}", held.as_raw_fd());
+    let same = format!("/proc/self/fd/{}", open.as_raw_fd());
     // NONBLOCK: opening a file under a lease would otherwise wait for the lease's holder.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let open = |flags| rustix::fs::open(&same, flags, Mode::empty());

@@ -383,7 +383,7 @@ fn what_a_server_does_counts_for_its_caller() {
         assert_eq!((window.threads.len(), thread.tid, thread.node), (1, tid, NodeId(1)));
         assert_eq!(window.files[0].path.as_deref(), Some("/mnt/file"));
         assert_eq!((thread.write_bytes.get(NodeId(1)), thread.write_bytes.total()), (4096, 4096));
-        assert!(thread.held.as_ref().is_some_and(|why| why.contains("affinity of its own")), "{:?}", thread.held);
+        assert!(thread.pinned.as_ref().is_some_and(|why| why.contains("affinity of its own")), "{:?}", thread.pinned);
         done.wait();
     });
     assert_eq!(volume.bytes_by_node(ino).unwrap()[&Some(1)], 4096);

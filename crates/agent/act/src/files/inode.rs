@@ -216,19 +216,19 @@ fn through(link: &Path, inode: FileId, mounts: &Mounts) -> io::Result<Option<Ope
     if same(&|| first).is_none() {
         return Ok(None);
     }
-    // The link may lead elsewhere by now, so the same is asked of what is held.
-    let held = match rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from) {
-        Ok(held) => held,
+    // The link may lead elsewhere by now, so the same is asked of what is open.
+    let open = match rustix::fs::open(link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from) {
+        Ok(open) => open,
         Err(error) if untriable(&error) => return Err(error),
         Err(_) => return Ok(None),
     };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let Some(mount) = same(&|| rustix::fs::statx(&held, "", flags, wanted)) else { return Ok(None) };
+    let Some(mount) = same(&|| rustix::fs::statx(&open, "", flags, wanted)) else { return Ok(None) };
     if !kinds::kind(&mount.fs_type).is_some_and(|kind| kind.local) {
         return Err(foreign(&mount));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(format!("/proc/self/fd/{}", held.as_raw_fd()), flags, Mode::empty())?;
+    let fd = rustix::fs::open(format!("/proc/self/fd/{}", open.as_raw_fd()), flags, Mode::empty())?;
     // Where the file system tells the generation, it must be that of the inode which was read.
     match generation(&fd) {
         Ok(generation) if generation != inode.generation => Ok(None),

@@ -60,12 +60,12 @@ pub struct Data {
     /// Whether it can be moved; `None` if that is not known.
     pub movable: Option<bool>,
     /// Why not.
-    pub held: Option<&'static str>,
+    pub pinned: Option<&'static str>,
 }
 
 impl Data {
-    fn held(writes: Option<Writes>, why: &'static str) -> Self {
-        Self { writes, movable: Some(false), held: Some(why) }
+    fn pinned(writes: Option<Writes>, why: &'static str) -> Self {
+        Self { writes, movable: Some(false), pinned: Some(why) }
     }
 }
 
@@ -76,24 +76,24 @@ pub fn data(mount: &Mount, dax: Option<bool>, moved: bool) -> Data {
     // A file on such a mount may still be cached (`dax=inode`), so nothing is known before it was
     // opened.
     let may_be_dax = option("dax") || option("dax=always") || option("dax=inode");
-    let cached = |writes| Data { writes: Some(writes), movable: Some(true), held: None };
+    let cached = |writes| Data { writes: Some(writes), movable: Some(true), pinned: None };
     match (mount.fs_type.as_str(), dax.unwrap_or(false)) {
-        ("xfs", true) if moved => Data { writes: Some(Writes::Stay), movable: Some(true), held: None },
-        ("xfs", true) => Data::held(
+        ("xfs", true) if moved => Data { writes: Some(Writes::Stay), movable: Some(true), pinned: None },
+        ("xfs", true) => Data::pinned(
             Some(Writes::Stay),
             "is on DAX, where only `homenode move` moves data, or `homenode run` with `[moves] dax = true`",
         ),
         (_, true) => {
-            Data::held(Some(Writes::Stay), "is on DAX, and its file system cannot exchange the blocks of such files")
+            Data::pinned(Some(Writes::Stay), "is on DAX, and its file system cannot exchange the blocks of such files")
         }
         _ if dax.is_none() && may_be_dax => Data::default(),
         ("tmpfs", _) if mount.options.split(',').any(|option| option.starts_with("mpol=interleave")) => {
             cached(Writes::Spread)
         }
         ("hugetlbfs", _) => {
-            Data::held(Some(Writes::InPlace), "is on hugetlbfs, whose pages are reserved where they are")
+            Data::pinned(Some(Writes::InPlace), "is on hugetlbfs, whose pages are reserved where they are")
         }
-        ("zfs", _) => Data::held(None, "is on ZFS, whose cache is not the page cache"),
+        ("zfs", _) => Data::pinned(None, "is on ZFS, whose cache is not the page cache"),
         (fs_type, _) if kind(fs_type).is_some() => cached(Writes::InPlace),
         _ => Data::default(),
     }
@@ -130,7 +130,7 @@ mod tests {
             let mount = Mount { id: 1, dev: 1, root: "/".into(), point: "/".into(), writable: true, fs_type, options };
             let data = data(&mount, dax, false);
             assert_eq!((data.writes, data.movable), (writes, movable), "{mount:?}, dax {dax:?}");
-            assert_eq!(data.held.is_some(), movable == Some(false), "{mount:?}");
+            assert_eq!(data.pinned.is_some(), movable == Some(false), "{mount:?}");
             // With leave to move them, those of XFS only.
             let moved = super::data(&mount, dax, true).movable;
             assert_eq!(moved, if mount.fs_type == "xfs" { yes } else { movable }, "{mount:?}");

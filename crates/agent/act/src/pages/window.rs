@@ -169,9 +169,9 @@ impl Window {
         let cached = self.cached()?;
         let page = rustix::param::page_size();
         let is_cached = |lost: &usize| cached.get((lost - self.at) / page).is_some_and(|c| c & 1 == 1);
-        let held: u64 = self.lost.iter().filter(|lost| is_cached(lost)).map(|lost| self.bytes(*lost)).sum();
+        let cached: u64 = self.lost.iter().filter(|lost| is_cached(lost)).map(|lost| self.bytes(*lost)).sum();
         self.lost.clear();
-        self.tally.in_use += held;
+        self.tally.in_use += cached;
         Ok(())
     }
 

@@ -42,8 +42,9 @@ pub enum Rail {
     NotObserved,
     /// The thread is not where the plan thinks it is.
     Stale,
-    /// The snapshot says that the thread must not be moved.
-    Held,
+    /// The snapshot says that no policy may move the thread (`held` in JSON).
+    #[serde(rename = "held")]
+    Pinned,
     /// The thread went back and forth and is left alone.
     LeftAlone,
     /// The thread was moved too recently.
@@ -213,8 +214,8 @@ pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(
     if thread.node != from {
         return Err(HeldBack::new(Rail::Stale, format!("runs on node {}, not on {from}", thread.node)));
     }
-    match &thread.held {
-        Some(why) => Err(HeldBack::new(Rail::Held, why.clone())),
+    match &thread.pinned {
+        Some(why) => Err(HeldBack::new(Rail::Pinned, why.clone())),
         None => Ok(()),
     }
 }

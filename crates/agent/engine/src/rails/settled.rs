@@ -221,12 +221,12 @@ mod tests {
     #[test]
     fn threads_that_no_policy_may_move_make_no_new_load() {
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
-        for held in [None, Some("is homenode itself".to_owned())] {
+        for pinned in [None, Some("is homenode itself".to_owned())] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 9, &load);
             let [one, two] = load.clone();
-            let fresh = held.is_none();
-            after(&mut settled, 3, &[one, two, Thread { held, ..thread(3, 1, 900) }]);
+            let fresh = pinned.is_none();
+            after(&mut settled, 3, &[one, two, Thread { pinned, ..thread(3, 1, 900) }]);
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), fresh);
             after(&mut settled, GONE, &load);
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), fresh);
@@ -259,15 +259,20 @@ mod tests {
     fn a_moved_thread_that_never_comes_back_is_forgotten() {
         for windows in [0, 3] {
             let mut settled = Settled::new(&Settle { windows, again_s: 600.0 });
-            let mut held = Vec::new();
+            let mut retained = Vec::new();
             for tid in 100..1_100 {
                 after(&mut settled, 1, &[thread(1, 0, 100), thread(tid, 1, 100)]);
                 settled.made(subject(tid));
                 settled.owe(subject(tid));
-                held.push(settled.retained());
+                retained.push(settled.retained());
             }
             after(&mut settled, 1, &[thread(1, 0, 100)]);
-            assert!(held[999] <= held[699], "windows {windows}: {} entries, then {}", held[699], held[999]);
+            assert!(
+                retained[999] <= retained[699],
+                "windows {windows}: {} entries, then {}",
+                retained[699],
+                retained[999]
+            );
         }
     }
 

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::records::{Held, Job, Record, lines};
+use super::records::{Job, Owned, Record, lines};
 use super::{STATE, StateDir, VERSION, open_private};
 use crate::EngineError;
 
@@ -26,14 +26,14 @@ pub struct StateFile {
 impl StateFile {
     /// Replaces the state file of this directory by one that holds these threads, and opens it for
     /// more. The old one stays in place until the new one is on disk.
-    pub fn create(dir: &StateDir, epoch: Option<&str>, held: &[Held]) -> Result<Self, EngineError> {
-        Self::write(dir.path(), epoch, held, &[])
+    pub fn create(dir: &StateDir, epoch: Option<&str>, owned: &[Owned]) -> Result<Self, EngineError> {
+        Self::write(dir.path(), epoch, owned, &[])
     }
 
-    fn write(dir: &Path, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<Self, EngineError> {
+    fn write(dir: &Path, epoch: Option<&str>, owned: &[Owned], jobs: &[Job]) -> Result<Self, EngineError> {
         let path = dir.join(STATE);
         let new = dir.join("state.jsonl.new");
-        let result = Self::write_new(&new, epoch, held, jobs).and_then(|(file, len)| {
+        let result = Self::write_new(&new, epoch, owned, jobs).and_then(|(file, len)| {
             std::fs::rename(&new, &path).map_err(EngineError::io("replace", &path))?;
             Ok((file, len))
         });
@@ -45,9 +45,9 @@ impl StateFile {
         Ok(Self { dir: dir.to_owned(), path, file, len, base: len })
     }
 
-    fn write_new(path: &Path, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(File, u64), EngineError> {
+    fn write_new(path: &Path, epoch: Option<&str>, owned: &[Owned], jobs: &[Job]) -> Result<(File, u64), EngineError> {
         let mut records = vec![Record::Run { version: VERSION, epoch: epoch.map(str::to_owned) }];
-        for h in held {
+        for h in owned {
             records.extend(h.candidates.iter().map(|undo| Record::hold(&h.comm, undo)));
             // A later move that is not made says nothing of this one.
             if let [undo] = h.candidates.as_slice() {
@@ -96,10 +96,10 @@ impl StateFile {
 
     /// Rewrites the file so that it holds these threads and jobs only. On an error the old file
     /// stays in use.
-    pub fn rewrite(&mut self, epoch: Option<&str>, held: &[Held], jobs: &[Job]) -> Result<(), EngineError> {
+    pub fn rewrite(&mut self, epoch: Option<&str>, owned: &[Owned], jobs: &[Job]) -> Result<(), EngineError> {
         // Not before the file has doubled is the next try worth its cost, should this one fail.
         self.base = self.len / 2;
-        *self = Self::write(&self.dir, epoch, held, jobs)?;
+        *self = Self::write(&self.dir, epoch, owned, jobs)?;
         Ok(())
     }
 }
@@ -113,27 +113,27 @@ mod tests {
         placement::testing::subject(tid, 7)
     }
 
-    fn held(tid: u32) -> Held {
+    fn owned(tid: u32) -> Owned {
         let set = |t: &str| t.parse().unwrap();
         let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
         let undo = Undo { subject: thread(tid), pid: 1, masks, payload: String::new() };
-        Held { comm: "fio".into(), candidates: vec![undo] }
+        Owned { comm: "fio".into(), candidates: vec![undo] }
     }
 
     fn hold(tid: u32) -> Record {
-        Record::Hold { comm: "fio".into(), undo: held(tid).candidates[0].clone() }
+        Record::Hold { comm: "fio".into(), undo: owned(tid).candidates[0].clone() }
     }
 
     #[test]
     fn what_was_appended_is_loaded() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = StateDir::open(tmp.path()).unwrap();
-        let mut file = StateFile::create(&dir, Some("boot"), &[held(1)]).unwrap();
+        let mut file = StateFile::create(&dir, Some("boot"), &[owned(1)]).unwrap();
         file.append(&[hold(2), hold(3)], true).unwrap();
         file.append(&[Record::Done { subject: thread(2) }], false).unwrap();
         let loaded = dir.load().unwrap();
         assert_eq!(loaded.epoch.as_deref(), Some("boot"));
-        assert_eq!(loaded.held, [held(1), held(3)]);
+        assert_eq!(loaded.owned, [owned(1), owned(3)]);
     }
 
     #[test]
@@ -147,11 +147,11 @@ mod tests {
                 (Record::Made { subject: thread(tid), ours: None }, Record::Done { subject: thread(tid) });
             file.append(&[hold(tid), made, done], false).unwrap();
             if file.worth_rewriting() {
-                file.rewrite(None, &[held(9)], &[]).unwrap();
+                file.rewrite(None, &[owned(9)], &[]).unwrap();
             }
             largest = largest.max(std::fs::metadata(tmp.path().join(STATE)).unwrap().len());
         }
         assert!(largest < 2 * SMALL, "{largest}");
-        assert_eq!(dir.load().unwrap().held[0], held(9));
+        assert_eq!(dir.load().unwrap().owned[0], owned(9));
     }
 }

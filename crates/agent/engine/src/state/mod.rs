@@ -120,8 +120,8 @@ impl StateDir {
             Err(errno) => return Err(io("lock")(errno.into())),
         }
         // Another file may have taken its place since it was opened.
-        let (held, named) = (lock.metadata().map_err(io("look at"))?, std::fs::metadata(&lock_path));
-        if named.map_or(true, |named| (named.dev(), named.ino()) != (held.dev(), held.ino())) {
+        let (open, named) = (lock.metadata().map_err(io("look at"))?, std::fs::metadata(&lock_path));
+        if named.map_or(true, |named| (named.dev(), named.ino()) != (open.dev(), open.ino())) {
             return Ok(Err(None));
         }
         // A full disk must not keep `restore` from running: the pid is a courtesy.
@@ -258,7 +258,7 @@ mod tests {
         let lock = dir.path().join(LOCK);
         std::fs::write(&lock, "").unwrap();
         std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let _held = StateDir::open(dir.path()).unwrap();
+        let _open = StateDir::open(dir.path()).unwrap();
         assert_eq!(std::fs::metadata(&lock).unwrap().mode() & 0o777, 0o600);
     }
 

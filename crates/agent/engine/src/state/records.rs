@@ -102,7 +102,7 @@ pub struct Job {
 
 /// A thread that may hold a value of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct Owned {
     /// Name of the thread.
     pub comm: String,
     /// Values of ours that may be in force, oldest first; never empty. They all lead back to the
@@ -116,7 +116,7 @@ pub struct Replayed {
     /// The run of the machine it was written in.
     pub epoch: Option<String>,
     /// Threads that may hold a value of ours, in the order of their first move.
-    pub held: Vec<Held>,
+    pub owned: Vec<Owned>,
     /// Moves that were copying, in the order of their beginning.
     pub jobs: Vec<Job>,
     /// Lines that could not be read.
@@ -167,13 +167,13 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
             Record::JobOver { subject, from } => replayed.jobs.retain(|j| j.subject != subject || j.from != from),
         }
     }
-    let mut held: Vec<_> = threads.into_values().collect();
-    held.sort_unstable_by_key(|thread| thread.line);
-    let of = |thread: Replay| Held {
+    let mut owned: Vec<_> = threads.into_values().collect();
+    owned.sort_unstable_by_key(|thread| thread.line);
+    let of = |thread: Replay| Owned {
         comm: thread.comm,
         candidates: thread.candidates.into_iter().map(|candidate| candidate.0).collect(),
     };
-    replayed.held = held.into_iter().map(of).collect();
+    replayed.owned = owned.into_iter().map(of).collect();
     Ok(replayed)
 }
 
@@ -226,7 +226,7 @@ mod tests {
     fn ours(records: &[Record]) -> Vec<(u32, Vec<String>)> {
         let replayed = replay(&lines(records).unwrap()).unwrap();
         let candidate = |u: &Undo| u.masks.as_ref().unwrap().ours.to_string();
-        replayed.held.iter().map(|h| (tid(&h.candidates[0]), h.candidates.iter().map(candidate).collect())).collect()
+        replayed.owned.iter().map(|h| (tid(&h.candidates[0]), h.candidates.iter().map(candidate).collect())).collect()
     }
 
     #[test]
@@ -257,8 +257,8 @@ mod tests {
         };
         let candidates = |records: &[Record]| -> Vec<CpuSet> {
             let replayed = replay(&lines(records).unwrap()).unwrap();
-            let held = replayed.held.into_iter().flat_map(|h| h.candidates);
-            held.map(|undo| undo.masks.unwrap().ours).collect()
+            let owned = replayed.owned.into_iter().flat_map(|h| h.candidates);
+            owned.map(|undo| undo.masks.unwrap().ours).collect()
         };
         // Three moves to one of two values each; every pattern of values and of success.
         for pattern in 0..64 {
@@ -299,7 +299,7 @@ mod tests {
         bytes.extend_from_slice(b"\xff\x00{\n{\"record\":\"hold\"}\n");
         bytes.extend(lines(&[hold(2, "0")]).unwrap());
         let replayed = replay(&bytes).unwrap();
-        assert_eq!((replayed.held.len(), replayed.damaged), (2, 2));
+        assert_eq!((replayed.owned.len(), replayed.damaged), (2, 2));
     }
 
     #[test]

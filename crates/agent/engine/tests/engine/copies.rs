@@ -313,7 +313,7 @@ fn copies_are_stopped_on_exit_and_affinities_restored() {
     let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
     engine.step().unwrap();
     let report = engine.step().unwrap();
-    assert_eq!((report.jobs.len(), report.queued, report.held_threads), (2, 1, 1));
+    assert_eq!((report.jobs.len(), report.queued, report.owned_threads), (2, 1, 1));
     assert_eq!(plane.world().mask(1), node_cpus(1));
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.copies, finished.failed), (1, 2, 0));

@@ -29,10 +29,10 @@ fn threads_go_home_at_once_and_stay() {
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
     assert!(report.outcomes.iter().all(|o| o.result == MoveEvent::Applied));
-    assert_eq!((report.remote_share, report.held_threads), (Some(2.0 / 3.0), 3));
+    assert_eq!((report.remote_share, report.owned_threads), (Some(2.0 / 3.0), 3));
     for _ in 0..50 {
         let report = engine.step().unwrap();
-        assert_eq!((report.remote_share, report.outcomes.len(), report.held_threads), (Some(0.0), 0, 3));
+        assert_eq!((report.remote_share, report.outcomes.len(), report.owned_threads), (Some(0.0), 0, 3));
     }
     assert_eq!(plane.world().made, [(1.0, 1, 1), (1.0, 3, 0), (1.0, 2, 1)]);
 }
@@ -139,11 +139,11 @@ fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
         }
         fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
             let mut snapshot = self.0.observe(w)?;
-            snapshot.threads[0].held = Some("has an affinity of its own: 0-3".into());
+            snapshot.threads[0].pinned = Some("has an affinity of its own: 0-3".into());
             Ok(snapshot)
         }
         fn prepare(&mut self, _: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
-            panic!("asked for a held thread")
+            panic!("asked for a pinned thread")
         }
         fn start(
             &mut self,
@@ -151,7 +151,7 @@ fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
             _: &[engine::Undo],
             _: &mut engine::Write<'_>,
         ) -> Result<engine::Started, engine::PlaneError> {
-            panic!("moved a held thread")
+            panic!("moved a pinned thread")
         }
         fn undo(&mut self, _: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
             panic!("nothing to undo")
@@ -160,7 +160,7 @@ fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
     let mut engine = Engine::new(Holding(Fake::new([(1, 0, 1)])), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
     let why = "has an affinity of its own: 0-3".to_owned();
-    assert_eq!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Held, why });
+    assert_eq!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Pinned, why });
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_reused_tid_is_another_thread() {
     plane.world().spawn(1, 0, 2); // ends, and another one starts with its id, with the default mask
     let report = engine.step().unwrap(); // no dwell for it; its record replaces nothing
     assert_eq!(report.outcomes[0].result, MoveEvent::Applied);
-    assert_eq!(report.held_threads, 1);
+    assert_eq!(report.owned_threads, 1);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.gone, finished.changed_by_others), (1, 0, 0));
     assert_eq!(plane.world().mask(1), set("0-5"));
@@ -316,7 +316,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     /// Whatever a policy names, threads end, or others set: dwell and rate hold, and afterwards
-    /// every mask that held our value is as before and every other one is untouched.
+    /// every mask that had our value is as before and every other one is untouched.
     #[test]
     fn any_policy_stays_on_the_rails_and_leaves_nothing_behind(
         windows in prop::collection::vec(prop::collection::vec((1u32..9, 0..NODES, 0u32..12), 0..12), 1..60),

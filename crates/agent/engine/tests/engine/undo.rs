@@ -89,7 +89,7 @@ fn threads_that_a_moved_process_starts_have_records() {
     // It reads elsewhere, so it is not bound where it is.
     plane.world().tasks.get_mut(&101).unwrap().home = 0;
     let report = engine.step().unwrap();
-    assert_eq!((report.inherited_restored, report.held_threads), (1, 2));
+    assert_eq!((report.inherited_restored, report.owned_threads), (1, 2));
     assert_eq!([100, 101].map(|tid| plane.world().mask(tid)), [set("2-3"), set("0-5")]);
     // Killed here, the record alone puts it back.
     let copy = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn threads_that_a_moved_process_starts_have_records() {
         for tid in 1000..2000 {
             plane.world().spawn_thread(1, window * 1000 + tid);
         }
-        most = most.max(engine.step().unwrap().held_threads);
+        most = most.max(engine.step().unwrap().owned_threads);
         plane.world().tasks.retain(|tid, _| *tid < 1000);
     }
     assert!(most <= 3002, "{most}");
@@ -165,16 +165,16 @@ fn records_of_ended_threads_do_not_pile_up() {
     let plane = Fake::new([]);
     let state = StateDir::open(tmp.path()).unwrap();
     let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
-    let mut held = 0;
+    let mut most = 0;
     for round in 0..400 {
         for i in 0..20 {
             plane.world().spawn(round * 20 + i + 1, 0, 1);
         }
         plane.world().tasks.retain(|tid, _| *tid > round * 20);
-        held = held.max(engine.step().unwrap().held_threads);
+        most = most.max(engine.step().unwrap().owned_threads);
     }
     assert_eq!(plane.world().made.len(), 8_000);
-    assert!(held <= 40, "{held}");
+    assert!(most <= 40, "{most}");
     let size = std::fs::metadata(tmp.path().join("state.jsonl")).unwrap().len();
     assert!(size < 150_000, "{size}");
 }
@@ -235,7 +235,7 @@ fn the_parents_record_outlives_a_window_without_a_look_at_children() {
     let (plane, mut engine) = a_parent_and_its_child(StateDir::open(tmp.path()).unwrap());
     plane.world().tasks.remove(&1);
     plane.world().blind = true;
-    assert_eq!(engine.step().unwrap().held_threads, 1);
+    assert_eq!(engine.step().unwrap().owned_threads, 1);
     plane.world().blind = false;
     assert_eq!(engine.step().unwrap().inherited_restored, 1);
 }

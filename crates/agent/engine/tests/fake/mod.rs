@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use engine::settings::{Settings, Settle};
 use engine::{
-    Copies, Cost, Heir, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Thrift, Undo, Undone,
-    Write,
+    Copies, Cost, Inherited, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Subject, Thrift, Undo,
+    Undone, Write,
 };
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use topology::{CpuSet, Node, NodeId, Topology};
@@ -408,7 +408,7 @@ impl Plane for Fake {
         Ok(Undone::Restored)
     }
 
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         let mut world = self.world();
         if world.blind {
             return Err(PlaneError::Refused { reason: "emfile", why: "too many open files".into() });
@@ -417,19 +417,19 @@ impl Plane for Fake {
             let (parent, child) = world.births.remove(0);
             world.fork(parent, child);
         }
-        let records: HashSet<&Subject> = held.iter().map(|undo| &undo.subject).collect();
-        let mut heirs = Vec::new();
-        for undo in held {
+        let records: HashSet<&Subject> = owned.iter().map(|undo| &undo.subject).collect();
+        let mut inherited = Vec::new();
+        for undo in owned {
             let (Subject::Thread { tid: parent, .. }, Some(masks)) = (&undo.subject, &undo.masks) else { continue };
             for (tid, task) in &world.tasks {
                 let subject = Subject::Thread { tid: *tid, start: task.start };
                 if task.parent == Some(*parent) && task.mask == masks.ours && !records.contains(&subject) {
                     let keeps = world.adopts && task.pid == undo.pid;
-                    heirs.push(Heir { undo: self::undo(*tid, task, masks.clone()), keeps });
+                    inherited.push(Inherited { undo: self::undo(*tid, task, masks.clone()), keeps });
                 }
             }
         }
-        Ok(heirs)
+        Ok(inherited)
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

@@ -38,7 +38,7 @@ impl FileFacts {
         }
         file.writes = self.data.writes;
         file.movable = self.data.movable;
-        file.held = self.data.held.map(str::to_owned);
+        file.pinned = self.data.pinned.map(str::to_owned);
     }
 }
 
@@ -147,12 +147,12 @@ mod tests {
     #[test]
     fn old_counts_are_not_given_but_facts_that_last_are() {
         let bytes: NodeBytes = [(NodeId(1), 4096)].into_iter().collect();
-        let data = Data { writes: Some(Writes::InPlace), movable: Some(false), held: Some("why") };
+        let data = Data { writes: Some(Writes::InPlace), movable: Some(false), pinned: Some("why") };
         let facts = FileFacts { size: Some(9), bytes: Some((bytes.clone(), 0.5)), data, ..FileFacts::default() };
         let filled = |age| {
             let mut file = ObservedFile::default();
             facts.fill(age, &mut file);
-            assert_eq!((file.size, file.writes, file.held.as_deref()), (Some(9), Some(Writes::InPlace), Some("why")));
+            assert_eq!((file.size, file.writes, file.pinned.as_deref()), (Some(9), Some(Writes::InPlace), Some("why")));
             (file.bytes, file.sampled)
         };
         assert_eq!(filled(60), (bytes, Some(0.5)));

@@ -54,7 +54,7 @@ impl Wanted {
         for thread in threads {
             let id = ProcessId { pid: thread.pid, start_ns: thread.of_process_since().unwrap_or(0) };
             let sum = sums.entry(id).or_default();
-            *sum = (sum.0.saturating_add(thread.file_bytes()), sum.1 || thread.held.is_some());
+            *sum = (sum.0.saturating_add(thread.file_bytes()), sum.1 || thread.pinned.is_some());
         }
         let mut processes: Vec<(u64, ProcessId)> =
             sums.iter().filter(|(_, sum)| matters(sum.0) && !sum.1).map(|(id, sum)| (sum.0, *id)).collect();
@@ -74,9 +74,9 @@ mod tests {
         FileSeen { id: FileId { dev: 1, ino, generation: 7 }, bytes, file }
     }
 
-    fn thread(tid: u32, pid: u32, bytes: u64, held: bool) -> Thread {
-        let held = held.then(|| "has a custom affinity".to_owned());
-        Thread { tid, pid, held, read_bytes: [(NodeId(0), bytes)].into_iter().collect(), ..Thread::default() }
+    fn thread(tid: u32, pid: u32, bytes: u64, pinned: bool) -> Thread {
+        let pinned = pinned.then(|| "has a custom affinity".to_owned());
+        Thread { tid, pid, pinned, read_bytes: [(NodeId(0), bytes)].into_iter().collect(), ..Thread::default() }
     }
 
     #[test]

@@ -18,12 +18,12 @@ pub fn moved_and_put_back() -> Tried {
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
     let report = engine.step().unwrap();
     assert!(report.outcomes.iter().all(|o| o.result == MoveEvent::Applied), "{:?}", report.outcomes);
-    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2));
-    assert_eq!((report.outcomes.len(), report.held_threads), (3, 3));
+    assert!(report.snapshot.threads.iter().all(|t| t.pinned.is_none() && t.allowed_nodes.len() == 2));
+    assert_eq!((report.outcomes.len(), report.owned_threads), (3, 3));
     assert!(tids.iter().all(|tid| mask(*tid) == node(1)));
     // A thread that we moved is shown as before: free to move to both nodes.
     let report = engine.step().unwrap();
-    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none() && t.allowed_nodes.len() == 2 && t.node.0 == 1));
+    assert!(report.snapshot.threads.iter().all(|t| t.pinned.is_none() && t.allowed_nodes.len() == 2 && t.node.0 == 1));
     let finished = engine.finish();
     assert_eq!(finished, Finished { restored: 3, ..Finished::default() });
     assert!(tids.iter().all(|tid| mask(*tid) == all()));
@@ -61,7 +61,7 @@ pub fn own_affinity() -> Tried {
     let why = format!("has an affinity of its own: {}", node(0));
     for outcome in report.outcomes {
         let expected = match outcome.mv.tid() == Some(own) {
-            true => MoveEvent::HeldBack { rail: Rail::Held, why: why.clone() },
+            true => MoveEvent::HeldBack { rail: Rail::Pinned, why: why.clone() },
             false => MoveEvent::Applied,
         };
         assert_eq!(outcome.result, expected);
@@ -98,8 +98,8 @@ pub fn changed_by_others() -> Tried {
     affinity::set(tids[0], &node(0)).unwrap();
     // From the next window on, the thread counts as bound by others.
     let report = engine.step().unwrap();
-    let held: Vec<_> = report.snapshot.threads.iter().map(|t| (t.tid, t.held.is_some())).collect();
-    assert_eq!(held, [(tids[0], true), (tids[1], false)]);
+    let pinned: Vec<_> = report.snapshot.threads.iter().map(|t| (t.tid, t.pinned.is_some())).collect();
+    assert_eq!(pinned, [(tids[0], true), (tids[1], false)]);
     let finished = engine.finish();
     assert_eq!((finished.restored, finished.changed_by_others), (1, 1));
     assert_eq!((mask(tids[0]), mask(tids[1])), (node(0), all()));
@@ -176,7 +176,7 @@ pub fn kernel_thread() -> Tried {
     let error = plane.prepare(&move_of(2, 1)).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "kernel_thread", .. }), "{error}");
     let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
-    assert_eq!(snapshot.threads[0].held.as_deref(), Some("is a kernel thread"));
+    assert_eq!(snapshot.threads[0].pinned.as_deref(), Some("is a kernel thread"));
     Ok(())
 }
 
@@ -184,7 +184,11 @@ pub fn itself() -> Tried {
     let mut plane = plane(Some(Scripted::of(&[std::process::id()])));
     let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
     assert!(!snapshot.threads.is_empty());
-    assert!(snapshot.threads.iter().all(|t| t.held.as_deref() == Some("is homenode itself")), "{:?}", snapshot.threads);
+    assert!(
+        snapshot.threads.iter().all(|t| t.pinned.as_deref() == Some("is homenode itself")),
+        "{:?}",
+        snapshot.threads
+    );
     Ok(())
 }
 

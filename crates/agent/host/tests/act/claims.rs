@@ -10,13 +10,13 @@ use act::watched::Unwatched;
 use engine::{Finished, MoveEvent, Plane, StateDir, Undone, recover};
 use host::plane::Observe;
 use linux::affinity;
-use linux::births::{Kin, Origin};
+use linux::births::{Descendant, Origin};
 use observe::{ObserveError, Observed};
 use placement::{Move, Reason, Subject};
 use topology::{NodeId, ThreadId};
 
 use crate::Tried;
-use crate::forks::WithLineage;
+use crate::forks::WithBirths;
 use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology, wait_for};
 
 /// A program whose second thread, once a file is there, becomes another program by exec. Its first
@@ -51,7 +51,7 @@ pub fn exec_by_another_thread() -> Tried {
     let program = execs(&tmp.path().join("go"));
     let pid = program.pid();
     let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
-    let mut engine = engine(plane(Some(WithLineage::of(&[pid])?)), 1, None);
+    let mut engine = engine(plane(Some(WithBirths::of(&[pid])?)), 1, None);
     engine.step().unwrap();
     assert_eq!((mask(pid), mask(worker)), (node(0), node(1)));
     std::fs::write(tmp.path().join("go"), "").unwrap();
@@ -70,14 +70,14 @@ pub fn exec_by_another_thread() -> Tried {
 }
 
 pub fn exec_by_another_thread_then_finish() -> Tried {
-    exec_then_finish(|lineage| lineage)
+    exec_then_finish(|births| births)
 }
 
-fn exec_then_finish(observer: impl FnOnce(Box<WithLineage>) -> Box<dyn Observe>) -> Tried {
+fn exec_then_finish(observer: impl FnOnce(Box<WithBirths>) -> Box<dyn Observe>) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let program = execs(&tmp.path().join("go"));
     let pid = program.pid();
-    let mut engine = engine(plane(Some(observer(WithLineage::of(&[pid])?))), 1, None);
+    let mut engine = engine(plane(Some(observer(WithBirths::of(&[pid])?))), 1, None);
     engine.step().unwrap();
     std::fs::write(tmp.path().join("go"), "").unwrap();
     wait_for(|| sleeps(pid));
@@ -87,10 +87,10 @@ fn exec_then_finish(observer: impl FnOnce(Box<WithLineage>) -> Box<dyn Observe>)
     Ok(())
 }
 
-/// The kernel's lineage, but for what a look at it answers.
-struct Altered<F>(Box<WithLineage>, F);
+/// The kernel's report of births, but for what a look at it answers.
+struct Altered<F>(Box<WithBirths>, F);
 
-impl<F: FnMut(&mut WithLineage) -> Result<Vec<Kin>, ObserveError>> Observe for Altered<F> {
+impl<F: FnMut(&mut WithBirths) -> Result<Vec<Descendant>, ObserveError>> Observe for Altered<F> {
     fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
         self.0.window(length)
     }
@@ -103,21 +103,21 @@ impl<F: FnMut(&mut WithLineage) -> Result<Vec<Kin>, ObserveError>> Observe for A
         self.0.release(tid)
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError> {
         (self.1)(&mut self.0)
     }
 }
 
 pub fn exec_in_flight_at_the_end() -> Tried {
     let mut late = 4;
-    exec_then_finish(|lineage| {
-        Box::new(Altered(lineage, move |lineage: &mut WithLineage| {
-            let mut kin = lineage.kin()?;
-            if kin.iter().any(|kin| kin.origin == Origin::Exec) && late > 0 {
+    exec_then_finish(|births| {
+        Box::new(Altered(births, move |births: &mut WithBirths| {
+            let mut descendants = births.descendants()?;
+            if descendants.iter().any(|d| d.origin == Origin::Exec) && late > 0 {
                 late -= 1;
-                kin.retain(|kin| kin.origin != Origin::Exec);
+                descendants.retain(|d| d.origin != Origin::Exec);
             }
-            Ok(kin)
+            Ok(descendants)
         }))
     })
 }
@@ -155,15 +155,15 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     };
     // When the second thread is moved, the first has the same value.
     made(pid, 1);
-    let held = [made(worker, 1), made(pid, 0)];
+    let owned = [made(worker, 1), made(pid, 0)];
     std::fs::write(&go, "").unwrap();
     wait_for(|| sleeps(pid));
     assert_eq!(mask(pid), node(1));
     let mut next = plane(None);
-    assert_eq!(next.undo(&held[1]).unwrap(), Undone::ChangedByOthers);
-    let heirs = next.inherited(&held).unwrap();
-    assert_eq!(heirs.len(), 1);
-    assert_eq!(next.undo(&heirs[0].undo).unwrap(), Undone::Restored);
+    assert_eq!(next.undo(&owned[1]).unwrap(), Undone::ChangedByOthers);
+    let inherited = next.inherited(&owned).unwrap();
+    assert_eq!(inherited.len(), 1);
+    assert_eq!(next.undo(&inherited[0].undo).unwrap(), Undone::Restored);
     assert_eq!(mask(pid), all());
     Ok(())
 }
@@ -190,16 +190,16 @@ pub fn end_of_a_worker_without_a_watcher() -> Tried {
     // Both are prepared before one is bound, as the engine does.
     let of_process = |tid| Move { pid, ..move_of(tid, 1) };
     let moves = [of_process(worker), of_process(pid)];
-    let held: Vec<_> = moves.iter().flat_map(|mv| actor.prepare(mv).unwrap()).collect();
-    for (mv, undo) in moves.iter().zip(&held) {
+    let owned: Vec<_> = moves.iter().flat_map(|mv| actor.prepare(mv).unwrap()).collect();
+    for (mv, undo) in moves.iter().zip(&owned) {
         actor.start(mv, std::slice::from_ref(undo), &mut |_| Ok(())).unwrap();
     }
     std::fs::write(&go, "").unwrap();
     wait_for(|| tids(pid) == [pid]);
     actor.begin_window();
-    assert_eq!(actor.inherited(&held).unwrap().len(), 0);
-    assert_eq!((actor.ended(&held[0]), actor.ended(&held[1])), (true, false));
-    assert_eq!(actor.undo(&held[1]).unwrap(), Undone::Restored);
+    assert_eq!(actor.inherited(&owned).unwrap().len(), 0);
+    assert_eq!((actor.ended(&owned[0]), actor.ended(&owned[1])), (true, false));
+    assert_eq!(actor.undo(&owned[1]).unwrap(), Undone::Restored);
     assert_eq!(mask(pid), all());
     Ok(())
 }
@@ -224,7 +224,7 @@ pub fn child_of(pid: u32) -> u32 {
 pub fn put_back_once() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_one(&tmp.path().join("go"));
-    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
+    let mut engine = engine(plane(Some(WithBirths::of(&[shell.pid()])?)), 1, None);
     assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let child = child_of(shell.pid());
@@ -247,7 +247,7 @@ pub fn own_value_that_equals_ours() -> Tried {
     let shell = parent_of_one(&tmp.path().join("go"));
     let threads = Running::role("threads", &["2"]);
     let moved = tids(threads.pid());
-    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid(), threads.pid()])?)), 1, None);
+    let mut engine = engine(plane(Some(WithBirths::of(&[shell.pid(), threads.pid()])?)), 1, None);
     assert_eq!(step(&mut engine), [MoveEvent::Applied, MoveEvent::Applied, MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     // A child binds itself before the window ends; a moved thread asks for the affinity it already
@@ -256,12 +256,12 @@ pub fn own_value_that_equals_ours() -> Tried {
     affinity::set(child, &node(1)).unwrap();
     let report = engine.step().unwrap();
     assert_eq!(mask(child), node(1));
-    assert!(report.snapshot.threads.iter().all(|t| t.held.is_none()), "{:?}", report.snapshot.threads);
+    assert!(report.snapshot.threads.iter().all(|t| t.pinned.is_none()), "{:?}", report.snapshot.threads);
     affinity::set(moved[1], &node(1)).unwrap();
     engine.step().unwrap();
     let report = engine.step().unwrap();
-    let held: Vec<u32> = report.snapshot.threads.iter().filter(|t| t.held.is_some()).map(|t| t.tid).collect();
-    assert_eq!(held, [moved[1]]);
+    let pinned: Vec<u32> = report.snapshot.threads.iter().filter(|t| t.pinned.is_some()).map(|t| t.tid).collect();
+    assert_eq!(pinned, [moved[1]]);
     engine.finish();
     assert_eq!((mask(child), mask(moved[1])), (node(1), node(1)));
     assert_eq!((mask(shell.pid()), mask(moved[0])), (all(), all()));
@@ -274,10 +274,10 @@ pub fn own_value_of_an_earlier_look() -> Tried {
     let pid = process.pid();
     let blind = Arc::new(AtomicBool::new(false));
     let blinded = Arc::clone(&blind);
-    let observer = Box::new(Altered(WithLineage::of(&[pid])?, move |lineage: &mut WithLineage| {
+    let observer = Box::new(Altered(WithBirths::of(&[pid])?, move |births: &mut WithBirths| {
         match blinded.load(Ordering::Relaxed) {
             true => Err(ObserveError::Missing { capability: "a look", cause: "the test says so".into() }),
-            false => lineage.kin(),
+            false => births.descendants(),
         }
     }));
     let mut engine = engine(plane(Some(observer)), 1, None);
@@ -298,7 +298,7 @@ pub fn own_value_just_before_the_end() -> Tried {
     own_since_6_2()?;
     let threads = Running::role("threads", &["2"]);
     let moved = tids(threads.pid());
-    let mut engine = engine(plane(Some(WithLineage::of(&[threads.pid()])?)), 1, None);
+    let mut engine = engine(plane(Some(WithBirths::of(&[threads.pid()])?)), 1, None);
     engine.step().unwrap();
     engine.step().unwrap();
     affinity::set(moved[1], &node(1)).unwrap();
@@ -335,7 +335,7 @@ pub fn own_value_of_a_sibling() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (go, done) = (tmp.path().join("go"), tmp.path().join("done"));
     let program = Running::role("pinner", &[go.to_str().unwrap(), done.to_str().unwrap()]);
-    let mut engine = engine(plane(Some(WithLineage::of(&[program.pid()])?)), 1, None);
+    let mut engine = engine(plane(Some(WithBirths::of(&[program.pid()])?)), 1, None);
     engine.step().unwrap(); // moves the first thread; the second has an affinity of its own
     assert_eq!(mask(program.pid()), node(1));
     std::fs::write(&go, "").unwrap();
@@ -367,6 +367,6 @@ pub fn asked_for_nothing() -> Tried {
     let mut plane = plane(Some(scripted));
     // As after `isolcpus=`: fewer than all CPUs, and nobody asked for that.
     let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
-    assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    assert_eq!((snapshot.threads[0].pinned.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
     Ok(())
 }

@@ -9,7 +9,7 @@ use topology::CpuSet;
 
 use crate::Tried;
 use crate::claims::child_of;
-use crate::forks::WithLineage;
+use crate::forks::WithBirths;
 use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, set, step, topology_of};
 
 /// A control group for one process, removed when dropped.
@@ -69,7 +69,7 @@ pub fn inside() -> Tried {
     // Its mask is all of its cpuset, so it is not an affinity of its own.
     let mut narrow = plane(Some(Scripted::of(&[tid])));
     let snapshot = narrow.observe(std::time::Duration::ZERO).unwrap();
-    assert_eq!((snapshot.threads[0].held.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    assert_eq!((snapshot.threads[0].pinned.as_deref(), snapshot.threads[0].allowed_nodes.len()), (None, 1));
     let error = narrow.prepare(&move_of(tid, 0)).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "no_cpu_on_node", .. }), "{error}");
     assert_eq!(error.to_string(), format!("may use no CPU of node 0: its cpuset is {}", node(1)));
@@ -103,7 +103,10 @@ pub fn changes() -> Tried {
     group.set(&node(0));
     assert_eq!(mask(tid), node(0));
     let report = first.step().unwrap();
-    assert_eq!((report.snapshot.threads[0].held.as_deref(), report.snapshot.threads[0].allowed_nodes.len()), (None, 1));
+    assert_eq!(
+        (report.snapshot.threads[0].pinned.as_deref(), report.snapshot.threads[0].allowed_nodes.len()),
+        (None, 1)
+    );
     assert!(matches!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Dwell, .. }));
     assert_eq!(first.finish().restored, 1);
     assert_eq!(mask(tid), node(0));
@@ -144,7 +147,7 @@ pub fn narrowed_child() -> Tried {
     let (pid, group) = (kept.0.pid(), &kept.1);
     // Node 1 has two CPUs.
     let nodes = topology_of([set([first]), set([second, third])]);
-    let plane = HostPlane::with_observer(Settings::default(), nodes, Some(WithLineage::of(&[pid])?)).unwrap();
+    let plane = HostPlane::with_observer(Settings::default(), nodes, Some(WithBirths::of(&[pid])?)).unwrap();
     let mut engine = engine(plane, 1, None);
     engine.step().unwrap();
     assert_eq!(mask(pid), set([second, third]));

@@ -6,7 +6,7 @@ use std::path::Path;
 use engine::{Engine, MoveEvent};
 use host::plane::Observe;
 use linux::affinity;
-use linux::births::Kin;
+use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, Observer};
 use topology::{CpuSet, ThreadId};
@@ -14,17 +14,17 @@ use topology::{CpuSet, ThreadId};
 use crate::Tried;
 use crate::world::{AllTo, Running, Scripted, all, engine, mask, node, plane, settings, step, topology};
 
-/// The scripted observer with the kernel's real lineage.
-pub struct WithLineage(Box<Scripted>, Observer);
+/// The scripted observer with the kernel's real report of births.
+pub struct WithBirths(Box<Scripted>, Observer);
 
-impl WithLineage {
+impl WithBirths {
     pub fn of(pids: &[u32]) -> Result<Box<Self>, String> {
         let observer = Observer::open(&observe::Settings::default(), &topology()).map_err(|e| e.to_string())?;
         Ok(Box::new(Self(Scripted::of(pids), observer)))
     }
 }
 
-impl Observe for WithLineage {
+impl Observe for WithBirths {
     fn window(&mut self, length: std::time::Duration) -> Result<Observed, ObserveError> {
         Ok(Observed { births_lost: false, ..self.0.window(length)? })
     }
@@ -37,8 +37,8 @@ impl Observe for WithLineage {
         self.1.release(tid)
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
-        self.1.kin()
+    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError> {
+        self.1.descendants()
     }
 }
 
@@ -52,7 +52,7 @@ fn below(pid: u32) -> Vec<u32> {
 }
 
 /// A shell that, once a file is there, starts a child that starts a grandchild; both stay.
-fn family(go: &Path) -> Running {
+fn parent_of_two(go: &Path) -> Running {
     let go = go.display();
     Running::shell(&format!(
         "echo ready; while [ ! -e {go} ]; do sleep 0.02; done; (sleep 600 & exec sleep 601) & while :; do sleep 0.05; done"
@@ -76,7 +76,7 @@ fn grown(pid: u32) -> Vec<u32> {
 
 pub fn at_the_end() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
-    let shell = family(&tmp.path().join("go"));
+    let shell = parent_of_two(&tmp.path().join("go"));
     // Started before the move, and bound by another program to the value we will use: not ours.
     let stranger = Running::shell("echo ready; exec sleep 600");
     affinity::set(stranger.pid(), &node(1)).unwrap();
@@ -98,8 +98,8 @@ pub fn at_the_end() -> Tried {
 
 pub fn every_window() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
-    let shell = family(&tmp.path().join("go"));
-    let mut engine = engine(plane(Some(WithLineage::of(&[shell.pid()])?)), 1, None);
+    let shell = parent_of_two(&tmp.path().join("go"));
+    let mut engine = engine(plane(Some(WithBirths::of(&[shell.pid()])?)), 1, None);
     assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(tmp.path().join("go"), "").unwrap();
     let born = grown(shell.pid());
@@ -139,7 +139,7 @@ pub fn beside() -> Tried {
 }
 
 pub fn beside_with_bpf() -> Tried {
-    forks(|pids| Ok(WithLineage::of(pids)?))
+    forks(|pids| Ok(WithBirths::of(pids)?))
 }
 
 fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried {
@@ -184,7 +184,7 @@ fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried
     let stayed = below(moved.pid());
     let forks: usize = std::fs::read_to_string(&done).unwrap().trim().parse().unwrap();
     println!(
-        "{forks} forks beside {windows} windows: {inherited} heirs put back on the way, {} at the end",
+        "{forks} forks beside {windows} windows: {inherited} descendants put back on the way, {} at the end",
         finished.inherited
     );
     assert!(stayed.len() >= forks / 200, "{}", stayed.len());

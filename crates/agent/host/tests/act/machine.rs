@@ -120,8 +120,8 @@ pub fn isolated() -> Tried {
     // Somebody has set it: homenode's undo, or that of a parent, before it was born.
     affinity::set(process.pid(), &set([a])).unwrap();
     let mut plane = plane(sys.path(), topology::sysfs::read(sys.path()).unwrap(), process.pid());
-    let held = |plane: &mut HostPlane| plane.observe(Duration::ZERO).unwrap().threads.remove(0).held;
-    assert_eq!(held(&mut plane), None);
+    let pinned = |plane: &mut HostPlane| plane.observe(Duration::ZERO).unwrap().threads.remove(0).pinned;
+    assert_eq!(pinned(&mut plane), None);
     let mv = move_of(process.pid(), 0);
     let undo = plane.prepare(&mv).unwrap();
     let masks = undo[0].masks.clone().unwrap();
@@ -129,10 +129,10 @@ pub fn isolated() -> Tried {
     plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     assert_eq!(plane.undo(&undo[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(process.pid()), set([a]));
-    assert_eq!(held(&mut plane), None, "put back, it can be moved again");
+    assert_eq!(pinned(&mut plane), None, "put back, it can be moved again");
     // An isolated CPU is given only to those that ask for it.
     affinity::set(process.pid(), &set([b])).unwrap();
-    assert!(held(&mut plane).unwrap().contains("an affinity of its own"));
+    assert!(pinned(&mut plane).unwrap().contains("an affinity of its own"));
     Ok(())
 }
 
@@ -142,23 +142,23 @@ pub fn sched_ext() -> Tried {
     sysfs(sys.path(), &all, &CpuSet::default());
     let topology = topology::sysfs::read(sys.path()).unwrap();
     let mut plane = plane(sys.path(), topology.clone(), process.pid());
-    let mut held = || {
+    let mut pinned = || {
         let snapshot = plane.observe(Duration::ZERO).unwrap();
         let said = snapshot.notes.iter().any(|note| note.contains("scheduler layered, enabled"));
-        (snapshot.threads[0].held.clone(), said, plane.prepare(&move_of(process.pid(), 0)).map(|_| ()))
+        (snapshot.threads[0].pinned.clone(), said, plane.prepare(&move_of(process.pid(), 0)).map(|_| ()))
     };
-    assert!(matches!(held(), (None, false, Ok(()))));
+    assert!(matches!(pinned(), (None, false, Ok(()))));
     write(sys.path(), "kernel/sched_ext/state", "enabled");
     write(sys.path(), "kernel/sched_ext/root/ops", "layered");
-    let (why, said, prepared) = held();
+    let (why, said, prepared) = pinned();
     assert!(why.unwrap().contains("scheduler layered") && said);
     assert!(matches!(prepared, Err(PlaneError::Refused { reason: "sched_ext", .. })), "{prepared:?}");
     write(sys.path(), "kernel/sched_ext/state", "disabled");
-    assert!(matches!(held(), (None, false, Ok(()))));
+    assert!(matches!(pinned(), (None, false, Ok(()))));
     // The user may ask for it.
     write(sys.path(), "kernel/sched_ext/state", "enabled");
     let told = HostSettings { sys_root: sys.path().to_owned(), beside_sched_ext: true, ..HostSettings::default() };
     let mut plane = HostPlane::with_observer(told, topology, Some(Scripted::of(&[process.pid()]))).unwrap();
-    assert_eq!(plane.observe(Duration::ZERO).unwrap().threads[0].held, None);
+    assert_eq!(plane.observe(Duration::ZERO).unwrap().threads[0].pinned, None);
     Ok(())
 }

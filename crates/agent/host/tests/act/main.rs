@@ -45,7 +45,7 @@ fn main() {
     let mut tests = vec![
         trial("threads_are_moved_and_restored", basics::moved_and_put_back),
         trial("a_second_move_leads_back_to_the_first_affinity", basics::second_move),
-        trial("own_affinities_are_held_and_untouched", basics::own_affinity),
+        trial("own_affinities_are_pinned_and_untouched", basics::own_affinity),
         trial("own_affinities_are_moved_if_the_user_asks", basics::touch_own_affinity),
         trial("affinities_changed_by_others_are_kept", basics::changed_by_others),
         trial("exec_keeps_the_move", basics::exec),

@@ -23,7 +23,7 @@ use topology::{CpuSet, NodeId, Topology};
 
 use crate::Tried;
 use crate::claims::child_of;
-use crate::forks::WithLineage;
+use crate::forks::WithBirths;
 use crate::world::{Running, all, mask, node, plane, settings, tids, topology, wait_for};
 
 fn mover() -> Mover {
@@ -99,16 +99,16 @@ pub fn born_later() -> Tried {
     let program = Running::role("late", &[go.to_str().unwrap()]);
     let pid = program.pid();
     let state = StateDir::open(&tmp.path().join("state")).unwrap();
-    let plane = plane(Some(WithLineage::of(&[pid])?));
+    let plane = plane(Some(WithBirths::of(&[pid])?));
     let mut engine = Engine::new(plane, Box::new(Once(Some(pid))), settings(), Some(state)).unwrap();
-    assert_eq!(engine.step().unwrap().held_threads, 1);
+    assert_eq!(engine.step().unwrap().owned_threads, 1);
     std::fs::write(&go, "").unwrap();
     wait_for(|| tids(pid).len() == 4);
     let child = child_of(pid);
     assert_eq!(mask(child), node(0));
     for restored in [1, 0] {
         let report = engine.step().unwrap();
-        assert_eq!((report.inherited_restored, report.held_threads), (restored, 4), "{report:?}");
+        assert_eq!((report.inherited_restored, report.owned_threads), (restored, 4), "{report:?}");
         assert!(masks(pid).values().all(|mask| *mask == node(0)), "{:?}", masks(pid));
         assert_eq!(mask(child), all());
     }

@@ -66,7 +66,7 @@ pub fn readers_go_home() -> Tried {
         let report = engine.step().unwrap();
         let own: Vec<_> = report.snapshot.threads.iter().filter(|t| t.pid == readers.pid()).collect();
         assert!(own.iter().map(|t| t.read_bytes.get(NodeId(0))).sum::<u64>() > 1_000_000);
-        assert!(own.iter().all(|t| t.node == NodeId(0) && t.held.is_none() && t.allowed_nodes.len() == 2));
+        assert!(own.iter().all(|t| t.node == NodeId(0) && t.pinned.is_none() && t.allowed_nodes.len() == 2));
         assert!(report.outcomes.is_empty(), "{:?}", report.outcomes);
     }
     let finished = engine.finish();

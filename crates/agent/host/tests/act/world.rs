@@ -10,7 +10,7 @@ use engine::{Engine, MoveEvent, Plane, Settings, StateDir};
 use host::plane::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
-use linux::births::Kin;
+use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{Cost, ObserveError, Observed, ObservedThread};
 use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
@@ -137,7 +137,7 @@ impl Observe for Scripted {
         Ok(())
     }
 
-    fn kin(&mut self) -> Result<Vec<Kin>, ObserveError> {
+    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError> {
         Ok(Vec::new())
     }
 }

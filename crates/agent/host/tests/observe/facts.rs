@@ -214,7 +214,7 @@ fn a_file_and_its_reader_are_described(hooks: Hooks) -> Outcome {
         !file.bytes.is_empty() && file.opens == Some(1) && whole && snapshot.threads.iter().any(|t| t.pid == pid)
     })?;
     snapshot.validate()?;
-    let seen = (file.size, file.path.as_deref().map(Path::new), file.writes, file.movable, file.held.as_deref());
+    let seen = (file.size, file.path.as_deref().map(Path::new), file.writes, file.movable, file.pinned.as_deref());
     let canonical = path.canonicalize()?;
     let expected = (Some(SIZE), Some(canonical.as_path()), Some(Writes::InPlace), Some(true), None);
     ensure!(seen == expected, "{seen:?}, not {expected:?}");

@@ -9,8 +9,8 @@
 mod accuracy;
 mod calls;
 mod common;
+mod descendants;
 mod facts;
-mod lineage;
 mod paths;
 mod programs;
 mod scopes;
@@ -91,7 +91,7 @@ fn main() {
             scopes::CASES,
             accuracy::FIO,
             accuracy::CASES,
-            lineage::CASES,
+            descendants::CASES,
             programs::CASES,
             calls::CASES,
             facts::CASES,

@@ -112,7 +112,7 @@ struct task_record {
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
 #define TASK_NOT_ASKED 8   /* none was; neither flag: the kernel does not say */
 
-/* Lineage. */
+/* Descendants. */
 struct watched {
 	u64 start_ns;
 	u64 asked;     /* address of the affinity asked for (user_cpus_ptr) when it was ours; 0: not known */
@@ -129,7 +129,7 @@ struct watched {
 #define ORIGIN_EXEC 2    /* took the place of its process's first thread by exec */
 
 /* One living thread with MARK_MOVED. */
-struct kin_record {
+struct descendant_record {
 	u64 start_ns;
 	u32 tid, tgid;
 	u32 parent_tid;

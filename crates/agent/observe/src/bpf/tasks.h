@@ -25,11 +25,11 @@ struct {
 	__uint(max_entries, 65536);
 	__type(key, u32);
 	__type(value, struct watched);
-} lineage SEC(".maps");
+} marked SEC(".maps");
 
 /* records.rs decodes records of these sizes. */
 _Static_assert(sizeof(struct task_record) == 88, "struct task_record");
-_Static_assert(sizeof(struct kin_record) == 32, "struct kin_record");
+_Static_assert(sizeof(struct descendant_record) == 32, "struct descendant_record");
 
 /* User space knows start times in hundredths of a second. */
 #define NS_PER_TICK 10000000
@@ -42,7 +42,7 @@ u64 pass_tasks = 0;
 static __always_inline struct watched *watched_of(struct task_struct *task)
 {
 	u32 tid = task->pid;
-	struct watched *watched = bpf_map_lookup_elem(&lineage, &tid);
+	struct watched *watched = bpf_map_lookup_elem(&marked, &tid);
 
 	if (watched && watched->start_ns && watched->start_ns / NS_PER_TICK != task->start_boottime / NS_PER_TICK)
 		return NULL;
@@ -170,10 +170,10 @@ int task_pass(struct bpf_iter__task *ctx)
 /* Emits the living watched threads. For threads just moved it notes the address of their affinity; for others it notes whether
  * anybody has set theirs since. */
 SEC("iter/task")
-int kin_pass(struct bpf_iter__task *ctx)
+int descendant_pass(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
-	struct kin_record record = {};
+	struct descendant_record record = {};
 	struct watched *watched;
 
 	if (!task || (task->flags & PF_EXITING))
@@ -215,7 +215,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (own(parent, watched) && same_mask(&parent->cpus_mask, &child->cpus_mask))
 		born.marks |= MARK_OWN;
 	born.origin = ORIGIN_BORN;
-	if (bpf_map_update_elem(&lineage, &tid, &born, BPF_ANY)) {
+	if (bpf_map_update_elem(&marked, &tid, &born, BPF_ANY)) {
 		c = counted();
 		if (c)
 			c->children_full++;
@@ -234,7 +234,7 @@ int BPF_PROG(on_exec, struct task_struct *task, int before)
 
 	if (old == tid)
 		return 0;
-	watched = bpf_map_lookup_elem(&lineage, &old);
+	watched = bpf_map_lookup_elem(&marked, &old);
 	if (!watched)
 		return 0;
 	now = *watched;
@@ -243,8 +243,8 @@ int BPF_PROG(on_exec, struct task_struct *task, int before)
 		now.parent_tid = old;
 	now.origin = ORIGIN_EXEC;
 	/* Deleted first: a full table then has room for the new entry. */
-	bpf_map_delete_elem(&lineage, &old);
-	if (bpf_map_update_elem(&lineage, &tid, &now, BPF_ANY)) {
+	bpf_map_delete_elem(&marked, &old);
+	if (bpf_map_update_elem(&marked, &tid, &now, BPF_ANY)) {
 		c = counted();
 		if (c)
 			c->children_full++;
@@ -262,7 +262,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (c)
 		c->exited_cpu_ns += before ? cpu - before->cpu_ns : cpu;
-	bpf_map_delete_elem(&lineage, &tid);
+	bpf_map_delete_elem(&marked, &tid);
 	return 0;
 }
 

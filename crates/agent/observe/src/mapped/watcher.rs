@@ -123,7 +123,7 @@ pub fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
     for thread in threads {
         let (cpu_s, movable) = processes.entry(thread.pid).or_default();
         *cpu_s += thread.cpu_s;
-        *movable |= thread.held.is_none();
+        *movable |= thread.pinned.is_none();
     }
     let mut busy: Vec<(u32, f64)> = processes
         .into_iter()
@@ -144,8 +144,12 @@ mod tests {
 
     #[test]
     fn busy_processes_that_may_be_moved_are_sampled_the_busiest_first() {
-        let thread =
-            |pid, cpu_s, held: Option<&str>| Thread { pid, cpu_s, held: held.map(str::to_owned), ..Thread::default() };
+        let thread = |pid, cpu_s, pinned: Option<&str>| Thread {
+            pid,
+            cpu_s,
+            pinned: pinned.map(str::to_owned),
+            ..Thread::default()
+        };
         let threads = [
             thread(1, 0.004, None),
             thread(2, 0.011, None),

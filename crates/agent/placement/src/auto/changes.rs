@@ -1,5 +1,5 @@
-//! The changes of a seating that the [search](super::search) tries, in the order in which it tries
-//! them.
+//! The changes of an assignment that the [search](super::search) tries, in the order in which it
+//! tries them.
 //!
 //! **Problem.** The search solves the network for each change, and 10,000 threads on 64 nodes have
 //! far more changes than it may solve.
@@ -13,35 +13,36 @@
 
 use smallvec::SmallVec;
 
+use super::assignment::{Assignment, Model, Placed, Scratch};
 use super::search::Change;
-use super::seating::{Model, Scratch, Seat, Seating};
 
-/// Largest number of seats considered in one step: more than the allowance can solve on most
+/// Largest number of [`Placed`] considered in one step: more than the allowance can solve on most
 /// machines.
 const MOST_SEATS: usize = 512;
 /// Largest number of target nodes per class: half of them near its data, half of them empty.
 const MOST_TARGETS: usize = 8;
 
 impl Model<'_> {
-    /// All changes worth considering; `scratch` holds the solution of this seating.
-    pub fn changes(&self, seating: &Seating, scratch: &Scratch) -> Vec<Change> {
+    /// All changes worth considering; `scratch` holds the solution of this assignment.
+    pub fn changes(&self, assignment: &Assignment, scratch: &Scratch) -> Vec<Change> {
         let mut changes = Vec::new();
-        for (t, seat) in self.worst_off(seating, scratch) {
-            self.thread_changes(t, &seat, seating, scratch, &mut changes);
+        for (t, placed) in self.worst_off(assignment, scratch) {
+            self.thread_changes(t, &placed, assignment, scratch, &mut changes);
         }
-        self.process_changes(seating, &mut changes);
-        self.group_changes(seating, &mut changes);
+        self.process_changes(assignment, &mut changes);
+        self.group_changes(assignment, &mut changes);
         changes
     }
 
-    /// The seats that may change, those first that lose most to distance, queues and crowds.
-    fn worst_off(&self, seating: &Seating, scratch: &Scratch) -> Vec<(usize, Seat)> {
-        let seats = seating.seats.iter().enumerate().flat_map(|(t, seats)| seats.iter().map(move |s| (t, *s)));
-        let mut all: Vec<(f64, usize, Seat)> = (seats.zip(scratch.solver.rates()))
-            .filter(|((t, _), _)| !self.classes[*t].held)
-            .map(|((t, seat), rate)| {
+    /// The threads that may move, those first that lose most to distance, queues and crowds.
+    fn worst_off(&self, assignment: &Assignment, scratch: &Scratch) -> Vec<(usize, Placed)> {
+        let placed =
+            assignment.threads.iter().enumerate().flat_map(|(t, threads)| threads.iter().map(move |p| (t, *p)));
+        let mut all: Vec<(f64, usize, Placed)> = (placed.zip(scratch.solver.rates()))
+            .filter(|((t, _), _)| !self.classes[*t].pinned)
+            .map(|((t, placed), rate)| {
                 let ideal = 1.0 / (self.classes[t].work.soft_s + self.classes[t].work.off_s).max(f64::MIN_POSITIVE);
-                (seat.count as f64 * (ideal - rate.ops), t, seat)
+                (placed.count as f64 * (ideal - rate.ops), t, placed)
             })
             .collect();
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -67,58 +68,65 @@ impl Model<'_> {
         targets
     }
 
-    fn thread_changes(&self, t: usize, seat: &Seat, seating: &Seating, scratch: &Scratch, changes: &mut Vec<Change>) {
+    fn thread_changes(
+        &self,
+        t: usize,
+        placed: &Placed,
+        assignment: &Assignment,
+        scratch: &Scratch,
+        changes: &mut Vec<Change>,
+    ) {
         let class = &self.classes[t];
         let moves_data = class.file_bytes > 0.0 && self.file_copy_s(class.file_bytes) <= self.settings.horizon_s;
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
-        for count in [seat.count, seat.count.div_ceil(2), seat.count.div_ceil(4), 1] {
+        for count in [placed.count, placed.count.div_ceil(2), placed.count.div_ceil(4), 1] {
             if !counts.contains(&count) {
                 counts.push(count);
             }
         }
-        let process_moved = seating.processes[class.process].is_some();
+        let process_moved = assignment.processes[class.process].is_some();
         for node in self.targets(t, scratch) {
             let home = self.hardware.nodes[node].home;
             let mut data: SmallVec<[Option<usize>; 3]> = SmallVec::from_slice(&[None]);
             if moves_data && class.file_bytes <= self.hardware.nodes[home].free {
                 data.push(Some(home));
             }
-            if seat.data.is_some() && !data.contains(&seat.data) {
-                data.push(seat.data);
+            if placed.data.is_some() && !data.contains(&placed.data) {
+                data.push(placed.data);
             }
             for data in data {
-                if (node != seat.node && !process_moved) || (node == seat.node && data != seat.data) {
-                    let change = |count: &usize| Change::Threads { class: t, from: *seat, count: *count, node, data };
+                if (node != placed.node && !process_moved) || (node == placed.node && data != placed.data) {
+                    let change = |count: &usize| Change::Threads { class: t, from: *placed, count: *count, node, data };
                     changes.extend(counts.iter().map(change));
                 }
             }
         }
     }
 
-    fn process_changes(&self, seating: &Seating, changes: &mut Vec<Change>) {
-        for process in 0..self.demands.programs.len() {
-            let (program, classes) = (&self.demands.programs[process], &self.of_process[process]);
-            for node in (0..self.hardware.len()).filter(|n| program.allowed[*n]) {
+    fn process_changes(&self, assignment: &Assignment, changes: &mut Vec<Change>) {
+        for (process, one) in self.demands.processes.iter().enumerate() {
+            let classes = &self.of_process[process];
+            for node in (0..self.hardware.len()).filter(|n| one.allowed[*n]) {
                 let home = self.hardware.nodes[node].home;
-                let away: f64 = program.memory.iter().filter(|m| m.0 != home).map(|m| m.1).sum();
-                if seating.processes[process] != Some(node)
+                let away: f64 = one.memory.iter().filter(|m| m.0 != home).map(|m| m.1).sum();
+                if assignment.processes[process] != Some(node)
                     && away > 0.0
                     && away <= self.hardware.nodes[home].free
                     && self.process_copy_s(process, node) < self.settings.horizon_s
                 {
                     changes.push(Change::Process { process, node, memory: true });
                 }
-                let mut seats = classes.iter().flat_map(|t| &seating.seats[*t]);
-                if seats.clone().count() > 1 && seats.any(|s| s.node != node) {
+                let mut placed = classes.iter().flat_map(|t| &assignment.threads[*t]);
+                if placed.clone().count() > 1 && placed.any(|s| s.node != node) {
                     changes.push(Change::Process { process, node, memory: false });
                 }
             }
         }
     }
 
-    fn group_changes(&self, seating: &Seating, changes: &mut Vec<Change>) {
+    fn group_changes(&self, assignment: &Assignment, changes: &mut Vec<Change>) {
         for group in 0..self.demands.groups.list.len() {
-            for node in (0..self.hardware.len()).filter(|n| seating.groups[group] != Some(*n)) {
+            for node in (0..self.hardware.len()).filter(|n| assignment.groups[group] != Some(*n)) {
                 let (n, away) = (&self.hardware.nodes[node], self.group_bytes(group, node));
                 if n.home == node && away > 0.0 && away <= n.free && self.file_copy_s(away) <= self.settings.horizon_s {
                     changes.push(Change::Group { group, node });

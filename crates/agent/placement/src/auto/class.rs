@@ -25,7 +25,7 @@ pub(super) struct ThreadClass {
     pub node: usize,
     pub process: usize,
     pub allowed: usize,
-    pub held: bool,
+    pub pinned: bool,
     /// The mean of its members.
     pub work: Work,
     /// Bytes of private files of one member, if they can move.
@@ -43,7 +43,7 @@ struct Key {
     process: usize,
     node: usize,
     allowed: usize,
-    held: bool,
+    pinned: bool,
     served: bool,
     files: bool,
     times: [i64; 2],
@@ -74,7 +74,7 @@ impl Key {
             process: d.process,
             node: d.node,
             allowed: d.allowed,
-            held: d.held,
+            pinned: d.pinned,
             served: w.served,
             files: !d.files.is_empty(),
             // Sleep matters only as a share of the whole.
@@ -99,7 +99,7 @@ fn class(demands: &Demands, members: Vec<usize>) -> ThreadClass {
     let all = members.len() as f64;
     let mut class = ThreadClass::default();
     for d in members.iter().map(|i| &demands.threads[*i]) {
-        (class.node, class.process, class.allowed, class.held) = (d.node, d.process, d.allowed, d.held);
+        (class.node, class.process, class.allowed, class.pinned) = (d.node, d.process, d.allowed, d.pinned);
         class.file_bytes += d.files.iter().map(|f| f.1).sum::<f64>() / all;
         let (w, mean) = (&d.work, &mut class.work);
         (mean.shares, mean.served) = (w.shares, w.served);

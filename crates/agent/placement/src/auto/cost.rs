@@ -7,12 +7,12 @@
 //!
 //! **Limits.** Copies are assumed to run one after the other, at the papers' speeds.
 
+use super::assignment::{Assignment, Model};
 use super::class::ThreadClass;
-use super::seating::{Model, Seating};
 
 impl Model<'_> {
-    /// Bytes that the moves of this seating cost, once.
-    pub fn cost(&self, seating: &Seating) -> f64 {
+    /// Bytes that the moves of this assignment cost, once.
+    pub fn cost(&self, assignment: &Assignment) -> f64 {
         let s = self.settings;
         let (mut cost, mut each, mut waiting, mut copies_s) = (0.0, 0.0, 0.0, 0.0);
         let mut file = |rate: f64, count: f64, bytes: f64| {
@@ -21,30 +21,30 @@ impl Model<'_> {
             waiting += count * rate;
             copies_s += count * copy_s;
         };
-        for (class, seats) in self.classes.iter().zip(&seating.seats) {
-            for seat in seats {
-                let count = seat.count as f64;
-                if seat.node != class.node {
+        for (class, threads) in self.classes.iter().zip(&assignment.threads) {
+            for placed in threads {
+                let count = placed.count as f64;
+                if placed.node != class.node {
                     cost += count * class.work.rate * s.thread_move_s;
                 }
-                if seat.data.is_some() {
+                if placed.data.is_some() {
                     file(class.work.rate, count, class.file_bytes);
                 }
             }
         }
-        for (g, to) in seating.groups.iter().enumerate() {
+        for (g, to) in assignment.groups.iter().enumerate() {
             if let Some(to) = to {
                 file(self.group_rate(g), 1.0, self.group_bytes(g, *to));
             }
         }
         // A file that follows others waits for half of them on average.
         cost += f64::max(each, self.file_cost(waiting, copies_s / 2.0));
-        for (p, to) in seating.processes.iter().enumerate() {
+        for (p, to) in assignment.processes.iter().enumerate() {
             if let Some(to) = to {
                 // Of processes of age T, the fraction T / (T + t) exists t later (Harchol-Balter
                 // and Downey 1997). A process that must stop first must win that back in its
                 // expected remaining time within the horizon h: T ln (1 + h / T).
-                let age_s = self.demands.programs[p].age_s.max(f64::MIN_POSITIVE);
+                let age_s = self.demands.processes[p].age_s.max(f64::MIN_POSITIVE);
                 let life_s = age_s * (s.horizon_s / age_s).ln_1p();
                 cost += self.process_rate(p) * self.process_copy_s(p, *to) * s.horizon_s / life_s;
             }
@@ -65,7 +65,7 @@ impl Model<'_> {
     /// Seconds that a process stops when it moves with its memory.
     pub fn process_copy_s(&self, process: usize, node: usize) -> f64 {
         let home = self.hardware.nodes[node].home;
-        let away = self.demands.programs[process].memory.iter().filter(|m| m.0 != home);
+        let away = self.demands.processes[process].memory.iter().filter(|m| m.0 != home);
         away.map(|m| m.1).sum::<f64>() / self.settings.process_copy_bw
     }
 

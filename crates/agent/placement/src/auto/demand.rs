@@ -8,10 +8,10 @@
 //! be done about them: private data can move with the thread, shared data draws threads together,
 //! writes land where the plane says ([`Writes`]). [`Bytes::work`] turns them into fractions and
 //! divides the time by them. CPU time per byte includes memory and waiting at controllers, and time
-//! asleep includes waiting for a [lock](super::locks); [`fit`](super::seating::fit) subtracts what
-//! the model of the current placement explains, and the rest is software and sleep. Threads whose
-//! accesses a server makes sleep while it does so: memory then explains sleep and takes no CPU of
-//! theirs.
+//! asleep includes waiting for a [lock](super::locks); [`fit`](super::assignment::fit) subtracts
+//! what the model of the current placement explains, and the rest is software and sleep. Threads
+//! whose accesses a server makes sleep while it does so: memory then explains sleep and takes no
+//! CPU of theirs.
 //!
 //! **Limits.** Where the plane does not say how long a thread waited for a CPU, it counts as
 //! asleep. Where no plane says where writes land, they land where they land now.
@@ -48,11 +48,12 @@ pub(super) struct Use {
 pub(super) struct Work {
     /// Observed bytes/s.
     pub rate: f64,
-    /// CPU seconds per byte, without memory.
+    /// CPU seconds per byte that software takes: what [`fit`](super::assignment::fit) leaves of
+    /// `seen_on_s` without the accesses to memory and the time of a lock.
     pub soft_s: f64,
     /// Seconds asleep per byte.
     pub off_s: f64,
-    /// Observed seconds per byte on a CPU, and asleep, in total.
+    /// Observed seconds per byte on a CPU, and asleep, all included.
     pub seen_on_s: f64,
     pub seen_off_s: f64,
     /// Reads of data that no other thread reads, by node.
@@ -88,14 +89,14 @@ pub(super) struct Demand {
     /// The nodes where it may run, as an index into [`Demands::allowed`].
     pub allowed: usize,
     /// Whether it must stay.
-    pub held: bool,
+    pub pinned: bool,
 }
 
 type Files = SmallVec<[(usize, f64); 1]>;
 
 /// One process.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Program {
+pub(super) struct Process {
     pub pid: u32,
     /// Its start in nanoseconds; 0 if unknown.
     pub start: u64,
@@ -117,7 +118,7 @@ pub(super) struct Program {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demands {
     pub threads: Vec<Demand>,
-    pub programs: Vec<Program>,
+    pub processes: Vec<Process>,
     pub groups: Groups,
     pub allowed: Vec<Vec<bool>>,
 }
@@ -136,22 +137,22 @@ impl Demands {
             return Self::default();
         }
         let mut demands = Self { groups: Groups::new(hardware, snapshot, listed), ..Self::default() };
-        demands.programs(hardware, snapshot, listed, history);
-        for p in demands.programs.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
+        demands.find_processes(hardware, snapshot, listed, history);
+        for p in demands.processes.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
             // Mapped pages stay where they are.
             p.writes = Some(Writes::Stay);
         }
         for i in listed.iter().copied() {
             let mut demand = demands.thread(hardware, snapshot, i, window_s, mapped);
             let t = &snapshot.threads[i];
-            demand.held = t.held.is_some() || !history.may_move(&Subject::thread(t), t.pid);
+            demand.pinned = t.pinned.is_some() || !history.may_move(&Subject::thread(t), t.pid);
             demands.threads.push(demand);
         }
         demands.tell_locks_from_sleep(hardware, settings);
         demands
     }
 
-    fn programs(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
+    fn find_processes(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
         let (now_s, window_s) = (sane(snapshot.time_s), sane(snapshot.window_s));
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
@@ -164,8 +165,8 @@ impl Demands {
                 began_s[p] = f64::min(began_s[p], ns as f64 / 1e9);
             }
         }
-        self.programs = (pids.iter().zip(began_s))
-            .map(|(pid, began_s)| Program {
+        self.processes = (pids.iter().zip(began_s))
+            .map(|(pid, began_s)| Process {
                 pid: *pid,
                 start: starts.get(pid).copied().unwrap_or(0),
                 memory: Shares::new(),
@@ -178,19 +179,19 @@ impl Demands {
         self.writes(snapshot, listed);
         let mut last: Option<&Thread> = None;
         for t in &snapshot.threads {
-            if last.is_some_and(|l| l.pid == t.pid && l.held == t.held && l.allowed_nodes == t.allowed_nodes) {
+            if last.is_some_and(|l| l.pid == t.pid && l.pinned == t.pinned && l.allowed_nodes == t.allowed_nodes) {
                 continue;
             }
             if let Ok(p) = pids.binary_search(&t.pid) {
-                for (node, allowed) in hardware.nodes.iter().zip(&mut self.programs[p].allowed) {
-                    *allowed &= t.held.is_none() && t.allowed_nodes.contains(&node.id);
+                for (node, allowed) in hardware.nodes.iter().zip(&mut self.processes[p].allowed) {
+                    *allowed &= t.pinned.is_none() && t.allowed_nodes.contains(&node.id);
                 }
             }
             last = Some(t);
         }
         for process in &snapshot.processes {
             if let Ok(p) = pids.binary_search(&process.pid) {
-                let memory = &mut self.programs[p].memory;
+                let memory = &mut self.processes[p].memory;
                 hardware.by_node(&process.resident).for_each(|(n, bytes)| add(memory, n, bytes));
             }
         }
@@ -208,7 +209,7 @@ impl Demands {
                 }
             }
         }
-        for p in &mut self.programs {
+        for p in &mut self.processes {
             let all = [Writes::Follow, Writes::InPlace, Writes::Stay, Writes::Spread];
             let of = |w: &Writes| bytes.get(&(p.pid, *w)).copied();
             p.writes = all.into_iter().filter(|w| of(w).is_some()).max_by_key(of);
@@ -231,9 +232,9 @@ impl Demands {
         };
         let bytes = Bytes::of(t, hardware, &self.groups, mapped_of(mapped, t));
         let files = if bytes.all_in_files { bytes.files.clone() } else { Files::new() };
-        let process = self.programs.partition_point(|p| p.pid < t.pid);
+        let process = self.processes.partition_point(|p| p.pid < t.pid);
         let work = bytes.work(t, &hardware.nodes[node], window_s);
-        Demand { thread: index, node, process, work, files, allowed, held: false }
+        Demand { thread: index, node, process, work, files, allowed, pinned: false }
     }
 
     /// The index, in [`Self::allowed`], of the nodes with CPUs where a thread may run.

@@ -62,7 +62,7 @@ pub(super) struct History {
     pace: Pace,
     load: Detector,
     /// The node of each listed thread, by tid, when the load was last planned for.
-    seats: FxHashMap<u32, NodeId>,
+    assigned: FxHashMap<u32, NodeId>,
     asked: Vec<Move>,
     /// How often threads, by tid, have moved for this load, and when last; and the processes, by
     /// pid, that have.
@@ -112,7 +112,7 @@ impl History {
         }
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
         self.locks.retain(|pid, _| pids.contains(pid));
-        self.locks.extend(demands.programs.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
+        self.locks.extend(demands.processes.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
         let under_way = copies || !again.is_empty();
         let back = snapshot.outcomes.iter().any(|o| matches!(o.result, OutcomeState::RolledBack { .. }));
         if self.windows == 1 || self.planned_for() || under_way || back || self.waits == AFTER_PLAN {
@@ -129,7 +129,7 @@ impl History {
         let threads = || demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
         if self.planned_for() {
             let displaced =
-                threads().filter(|t| t.held.is_none() && self.seat(t.tid).is_some_and(|seat| seat != t.node));
+                threads().filter(|t| t.pinned.is_none() && self.assigned(t.tid).is_some_and(|node| node != t.node));
             if waits > 0 || displaced.count() as f64 <= OTHERS * demands.threads.len() as f64 {
                 return Turn::Rest;
             }
@@ -137,7 +137,7 @@ impl History {
         } else if waits > 0 || changing && self.windows < SETTLING.min(self.planning()) {
             return Turn::Wait(Vec::new());
         } else {
-            self.seats = threads().map(|t| (t.tid, t.node)).collect();
+            self.assigned = threads().map(|t| (t.tid, t.node)).collect();
         }
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
     }
@@ -153,8 +153,8 @@ impl History {
         self.moving().saturating_sub(AFTER_PLAN).max(1)
     }
 
-    /// Whether the load has been planned for, so that threads may only return to their
-    /// [seats](Self::seat).
+    /// Whether the load has been planned for, so that threads may only return to where
+    /// they were [assigned](Self::assigned).
     pub fn planned_for(&self) -> bool {
         self.windows > self.planning()
     }
@@ -165,9 +165,9 @@ impl History {
         self.windows >= self.moving() / 2
     }
 
-    /// Where the last plan for this load left a thread.
-    pub fn seat(&self, tid: u32) -> Option<NodeId> {
-        self.seats.get(&tid).copied()
+    /// The node where the last plan for this load left a thread.
+    pub fn assigned(&self, tid: u32) -> Option<NodeId> {
+        self.assigned.get(&tid).copied()
     }
 
     /// Looks up what became of the requested moves. Returns those to request again, and whether any
@@ -215,7 +215,7 @@ impl History {
                 Subject::Thread { tid, .. } => {
                     let times = self.moved_threads.get(tid).map_or(0, |moved| moved.0);
                     self.moved_threads.insert(*tid, (times + 1, self.now_s));
-                    self.seats.insert(*tid, mv.to);
+                    self.assigned.insert(*tid, mv.to);
                 }
                 Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
                 file @ Subject::File { .. } => _ = self.stuck.insert(file.clone(), self.now_s),

@@ -11,9 +11,9 @@
 //! for a lock.
 
 use super::Settings;
-use super::demand::{Demand, Demands, Program};
+use super::assignment::LEAST_SOFTWARE;
+use super::demand::{Demand, Demands, Process};
 use super::hardware::Hardware;
-use super::seating::LEAST_SOFTWARE;
 
 /// Threads that share data and sleep this share of the time are assumed to wait for a lock. A lock
 /// that they wait for less changes their throughput by less than that.
@@ -23,7 +23,7 @@ impl Demands {
     /// The time h that a lock must be held to make k threads with X bytes/s together wait w seconds
     /// per byte: w = h A with A = (k − 1) / k × X (h + w), so h² + w h − w k / ((k − 1) X) = 0.
     pub fn tell_locks_from_sleep(&mut self, hardware: &Hardware, settings: &Settings) {
-        for p in 0..self.programs.len() {
+        for p in 0..self.processes.len() {
             let mut crowd = vec![0.0; hardware.len()];
             let (mut rate, mut asleep) = (0.0, 0.0);
             let takes_it = |d: &&mut Demand| d.process == p && d.work.shares && !d.work.served;
@@ -37,14 +37,14 @@ impl Demands {
             let factor = crowd.iter().enumerate().map(on_node).sum::<f64>() / k.max(1.0);
             // Where threads wait for CPUs, none waits for a lock; the value from another placement
             // is kept.
-            let before = self.programs[p].lock_s;
+            let before = self.processes[p].lock_s;
             let mut w = 0.0;
             if k >= 2.0 && asleep > BLOCKED * k {
                 w = asleep / rate;
                 let hold_s = ((w * w + 4.0 * w * k / ((k - 1.0) * rate)).sqrt() - w) / 2.0;
-                self.programs[p].lock_s = before.max(hold_s / factor);
+                self.processes[p].lock_s = before.max(hold_s / factor);
             }
-            let lock_s = self.programs[p].lock_s;
+            let lock_s = self.processes[p].lock_s;
             for d in self.threads.iter_mut().filter(|_| lock_s > 0.0).filter(takes_it) {
                 // Holding the lock is work; at another placement it is held for a different time.
                 let hold_s = lock_s * crossed(hardware, settings, &crowd, d.node);
@@ -64,10 +64,10 @@ pub(super) fn crossed(hardware: &Hardware, settings: &Settings, crowd: &[f64], n
 }
 
 /// How much more time a process's own memory takes from a node than locally, relative.
-pub(super) fn own_memory(hardware: &Hardware, program: &Program, node: usize) -> f64 {
-    let all: f64 = program.memory.iter().map(|s| s.1).sum();
+pub(super) fn own_memory(hardware: &Hardware, process: &Process, node: usize) -> f64 {
+    let all: f64 = process.memory.iter().map(|s| s.1).sum();
     if all <= 0.0 {
         return 0.0;
     }
-    program.memory.iter().map(|(m, bytes)| bytes / all * hardware.hops(node, *m) * hardware.nodes[*m].read_hop).sum()
+    process.memory.iter().map(|(m, bytes)| bytes / all * hardware.hops(node, *m) * hardware.nodes[*m].read_hop).sum()
 }

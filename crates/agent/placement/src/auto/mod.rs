@@ -10,10 +10,10 @@
 //! mean of the last windows ([`recent`]) it derives each thread's demand apart from where it runs
 //! ([`demand`]) and merges similar threads ([`class`]). For any placement it predicts the
 //! throughput of all threads, with latency by distance, queues at controllers, shared CPUs and
-//! locks ([`seating`], [`memory_model::queues`], [`locks`]). A search looks for a better placement,
-//! net of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that promises
-//! enough, and waits until its moves are made ([`history`]). Each move states what it saves
-//! ([`plan`]).
+//! locks ([`assignment`], [`memory_model::queues`], [`locks`]). A search looks for a better
+//! placement, net of the cost of its moves ([`search`], [`cost`]). The policy makes a plan that
+//! promises enough, and waits until its moves are made ([`history`]). Each move states what it
+//! saves ([`plan`]).
 //!
 //! What the plane knows is in the snapshot and not inferred: where writes land, which files can
 //! move, and what became of each move. A file moves only if the plane says that it can. Whether a
@@ -27,6 +27,7 @@
 //! Memory constants come from the papers. Controller traffic of threads that are not listed is
 //! unknown.
 
+mod assignment;
 mod changes;
 mod class;
 mod cost;
@@ -39,7 +40,6 @@ mod mapped;
 mod plan;
 mod recent;
 mod search;
-mod seating;
 mod settings;
 
 use rustc_hash::FxHashSet;
@@ -48,11 +48,11 @@ use topology::Topology;
 
 use crate::processes::{sane, show};
 use crate::{Declined, Plan, Policy, Snapshot, Subject, Traits};
+use assignment::{Model, Scratch};
 use demand::Demands;
 use hardware::Hardware;
 use history::{History, Turn};
 use search::Change;
-use seating::{Model, Scratch};
 
 /// Largest number of staying threads that are listed.
 const MOST_DECLINED: usize = 1000;
@@ -125,11 +125,11 @@ impl Policy for Auto {
         if self.history.planned_for() {
             for d in &mut demands.threads {
                 let t = &snapshot.threads[d.thread];
-                d.held |= self.history.seat(t.tid).is_none_or(|seat| seat == t.node);
+                d.pinned |= self.history.assigned(t.tid).is_none_or(|node| node == t.node);
             }
         }
         let mut classes = class::classes(&demands);
-        seating::fit(&hardware, &demands, &mut classes, &self.settings, &mut self.scratch);
+        assignment::fit(&hardware, &demands, &mut classes, &self.settings, &mut self.scratch);
         let model = Model::new(&hardware, &demands, &classes, &self.settings, busy);
         let history = &self.history;
         let may = |change: &Change| allowed(&model, snapshot, history, change);
@@ -154,8 +154,8 @@ impl Policy for Auto {
     }
 }
 
-/// Whether a change may be tried: nothing that is held, was refused or has moved before, only files
-/// that the plane can move, and in a load that has been planned for, only returns.
+/// Whether a change may be tried: nothing that is pinned, was refused or has moved before, only
+/// files that the plane can move, and in a load that has been planned for, only returns.
 fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
@@ -165,9 +165,9 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
     let data = history.data_may_move();
     if history.planned_for() {
         let Change::Threads { class, node, data: None, .. } = change else { return false };
-        let seat = Some(model.hardware.nodes[*node].id);
+        let node = Some(model.hardware.nodes[*node].id);
         let mut members = model.classes[*class].members.iter().map(|m| model.demands.threads[*m].thread);
-        return members.all(|t| history.seat(snapshot.threads[t].tid) == seat);
+        return members.all(|t| history.assigned(snapshot.threads[t].tid) == node);
     }
     match change {
         Change::Threads { data: None, .. } => true,
@@ -176,10 +176,10 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
             data && files.all(|(f, _)| file(f))
         }
         Change::Process { process, node, .. } => {
-            let program = &model.demands.programs[*process];
+            let one = &model.demands.processes[*process];
             let mut classes = model.of_process[*process].iter().map(|t| &model.classes[*t]);
-            let subject = Subject::Process { pid: program.pid, start: program.start };
-            history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.held)
+            let subject = Subject::Process { pid: one.pid, start: one.start };
+            history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.pinned)
         }
         Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),
     }
@@ -212,8 +212,8 @@ fn staying(snapshot: &Snapshot, demands: &Demands, windows: u32) -> Vec<Declined
         let t = &snapshot.threads[d.thread];
         let Some(home) = t.home().filter(|home| *home != t.node) else { continue };
         let read = format!("{} of {} read from node {home}", each(t.read_bytes.get(home)), each(t.read_bytes.total()));
-        let (reason, why) = match &t.held {
-            Some(held) => ("held", format!("{held}; {read}")),
+        let (reason, why) = match &t.pinned {
+            Some(pinned) => ("held", format!("{pinned}; {read}")),
             None if !t.allowed_nodes.contains(&home) => ("not_allowed", format!("{read}, where it may not run")),
             None => ("no_gain", format!("{read}; no move would save enough")),
         };

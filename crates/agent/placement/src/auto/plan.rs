@@ -1,4 +1,4 @@
-//! Turns a seating into a plan: moves, reasons, the gain they promise and the alternatives they
+//! Turns an assignment into a plan: moves, reasons, the gain they promise and the alternatives they
 //! beat.
 //!
 //! **Problem.** A joint decision is right as a whole, but a person asks why this thread moves to
@@ -6,7 +6,7 @@
 //!
 //! **Approach.** Each move states what the whole plan saves, in seconds of the horizon that the
 //! machine's threads save. The largest moves also state their own part: the model evaluates the
-//! same seating without them. The reason of a move is the first that applies: its threads get
+//! same assignment without them. The reason of a move is the first that applies: its threads get
 //! nearer to their data, or leave crowded CPUs, or else a crowded controller.
 //!
 //! **Limits.** Parts are solved for the largest [`EXPLAINED`] moves. Smaller moves state the gain
@@ -19,10 +19,10 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 use topology::NodeId;
 
+use super::assignment::{Assignment, Model, Placed, Scratch};
 use super::data::main_node;
 use super::demand::Demands;
 use super::search::Found;
-use super::seating::{Model, Scratch, Seat, Seating};
 use crate::processes::{show, starts};
 use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Subject, Thread};
 
@@ -38,20 +38,20 @@ const CRUMBS: f64 = 0.02;
 /// Threads of one class that move together.
 struct Part {
     class: usize,
-    to: Seat,
+    to: Placed,
     members: Vec<usize>,
 }
 
-/// The moves of a seating in the order to make them.
+/// The moves of an assignment in the order to make them.
 pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Vec<Move> {
-    let mut parts = parts(model, &found.seating);
+    let mut parts = parts(model, &found.assignment);
     parts.sort_by_key(|p| {
         (Reverse((model.classes[p.class].work.rate * p.members.len() as f64) as u64), p.class, p.to.node)
     });
     let mut moves = Vec::new();
     // Threads that stay with their moved process have no reason of their own.
     let going = |p: &Part| {
-        p.to.node != model.classes[p.class].node && found.seating.processes[model.classes[p.class].process].is_none()
+        p.to.node != model.classes[p.class].node && found.assignment.processes[model.classes[p.class].process].is_none()
     };
     let reasons = reasons(model, found, &parts, scratch);
     let explained = (EXPLAINED_CELLS / model.classes.len().max(1)).clamp(1, EXPLAINED);
@@ -87,19 +87,19 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
     }
     let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
     let stays = |t: &&Thread| {
-        joined.contains(&t.node) && t.held.is_none() && !moved.contains(&t.tid) && !processes.contains(&t.pid)
+        joined.contains(&t.node) && t.pinned.is_none() && !moved.contains(&t.tid) && !processes.contains(&t.pid)
     };
     threads.filter(stays).map(|t| t.tid).collect()
 }
 
-/// The members of classes that change their seat. The members that stay are the first ones.
-fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
+/// The threads that move, or whose data does. Of a class, the members that stay are the first ones.
+fn parts(model: &Model, assignment: &Assignment) -> Vec<Part> {
     let mut parts = Vec::new();
     for (t, class) in model.classes.iter().enumerate() {
-        let mut seats: SmallVec<[Seat; 4]> = seating.seats[t].iter().copied().collect();
-        seats.sort_by_key(|s| (s.node != class.node || s.data.is_some(), s.node, s.data));
+        let mut placed: SmallVec<[Placed; 4]> = assignment.threads[t].iter().copied().collect();
+        placed.sort_by_key(|s| (s.node != class.node || s.data.is_some(), s.node, s.data));
         let mut next = 0;
-        for to in seats {
+        for to in placed {
             let members: Vec<usize> = class.members[next..next + to.count].to_vec();
             next += to.count;
             if to.node != class.node || to.data.is_some() {
@@ -112,16 +112,16 @@ fn parts(model: &Model, seating: &Seating) -> Vec<Part> {
 
 fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Move>) {
     let starts = starts(snapshot);
-    for (p, to) in found.seating.processes.iter().enumerate() {
+    for (p, to) in found.assignment.processes.iter().enumerate() {
         let Some(to) = *to else { continue };
-        let program = &model.demands.programs[p];
+        let process = &model.demands.processes[p];
         let Some(from) = leaves(model, p, to) else { continue };
-        let bytes: f64 = program.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
+        let bytes: f64 = process.memory.iter().filter(|m| m.0 != model.hardware.nodes[to].home).map(|m| m.1).sum();
         let takes_s = model.process_copy_s(p, to);
         let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
-        let subject = Subject::process(program.pid, starts.get(&program.pid).copied());
-        let (pid, reason, why) = (program.pid, Reason::CacheAffinity, why.into());
+        let subject = Subject::process(process.pid, starts.get(&process.pid).copied());
+        let (pid, reason, why) = (process.pid, Reason::CacheAffinity, why.into());
         moves.push(Move { subject, pid, from, to, reason, why });
     }
 }
@@ -134,13 +134,13 @@ fn leaves(model: &Model, process: usize, to: usize) -> Option<usize> {
         add(&mut threads, t.node, t.work.rate * t.members.len() as f64);
     }
     main_node(&threads).or_else(|| {
-        let away = model.demands.programs[process].memory.iter().filter(|m| m.0 != to);
+        let away = model.demands.processes[process].memory.iter().filter(|m| m.0 != to);
         main_node(&away.copied().collect())
     })
 }
 
 fn groups(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Move>) {
-    for (g, to) in found.seating.groups.iter().enumerate() {
+    for (g, to) in found.assignment.groups.iter().enumerate() {
         let Some(to) = *to else { continue };
         let takes_s = model.file_copy_s(model.group_bytes(g, to));
         for file in &model.demands.groups.list[g].files {
@@ -190,10 +190,10 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
         return why;
     }
     let class = &model.classes[part.class];
-    let back = Seat { node: class.node, data: None, count: part.to.count };
-    let at = found.seating.seats[part.class].iter().position(|s| s.node == part.to.node && s.data == part.to.data);
+    let back = Placed { node: class.node, data: None, count: part.to.count };
+    let at = found.assignment.threads[part.class].iter().position(|s| s.node == part.to.node && s.data == part.to.data);
     let Some(at) = at else { return why };
-    let mut without = found.seating.clone();
+    let mut without = found.assignment.clone();
     without.processes[class.process] = None;
     without.shift(part.class, at, part.to.count, back.node, back.data);
     let stays = model.value(&without, scratch).net;
@@ -204,11 +204,11 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
 
 /// The main reason of each move.
 fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) -> Vec<Reason> {
-    let current = Seating::current(model.classes, model.demands);
+    let current = Assignment::current(model.classes, model.demands);
     model.value(&current, scratch);
     let reason = |part: &Part| {
-        let from = Seat { node: model.classes[part.class].node, data: None, count: 1 };
-        if model.alone_s(part.class, &part.to, &found.seating) < model.alone_s(part.class, &from, &current) {
+        let from = Placed { node: model.classes[part.class].node, data: None, count: 1 };
+        if model.alone_s(part.class, &part.to, &found.assignment) < model.alone_s(part.class, &from, &current) {
             Reason::ReadLocality
         } else if scratch.solver.stretch()[from.node] > 1.0 {
             Reason::CpuContention
@@ -221,9 +221,9 @@ fn reasons(model: &Model, found: &Found, parts: &[Part], scratch: &mut Scratch) 
 
 /// The effect of the plan on nodes and on the remote share.
 pub(super) fn predict(model: &Model, snapshot: &Snapshot, found: &Found, scratch: &mut Scratch) -> Prediction {
-    let current = Seating::current(model.classes, model.demands);
+    let current = Assignment::current(model.classes, model.demands);
     let before = forecast(model, &current, scratch);
-    let after = forecast(model, &found.seating, scratch);
+    let after = forecast(model, &found.assignment, scratch);
     Prediction {
         remote_share_before: snapshot.remote_share(),
         remote_share_after: snapshot.remote_share().map(|_| after.0),
@@ -244,8 +244,8 @@ type Use = (Option<f64>, Option<f64>);
 
 /// The remote share of reads, and for each node the use of its controller and the demand for its
 /// CPUs.
-fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Vec<Use>) {
-    model.value(seating, scratch);
+fn forecast(model: &Model, assignment: &Assignment, scratch: &mut Scratch) -> (f64, Vec<Use>) {
+    model.value(assignment, scratch);
     let mut used = vec![0.0; model.hardware.len()];
     for (class, rate) in scratch.system.classes.iter().zip(scratch.solver.rates()) {
         for v in &scratch.system.visits[class.visits.clone()] {
@@ -261,5 +261,5 @@ fn forecast(model: &Model, seating: &Seating, scratch: &mut Scratch) -> (f64, Ve
             (controller, cpu)
         })
         .collect();
-    (model.remote_share(seating, scratch), nodes)
+    (model.remote_share(assignment, scratch), nodes)
 }

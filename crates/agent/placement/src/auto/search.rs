@@ -1,10 +1,10 @@
-//! A deterministic local search from the current seating to a better one.
+//! A deterministic local search from the current assignment to a better one.
 //!
 //! **Problem.** Threads compete for CPUs and controllers, so each thread's best place depends on
 //! all others. A greedy search thread by thread ends in crowds, and there are too many placements
 //! of 10,000 threads on 8 nodes to try all.
 //!
-//! **Approach.** The search starts from the current seating, and from all threads at home with
+//! **Approach.** The search starts from the current assignment, and from all threads at home with
 //! their data. In each step, it solves the network for possible [changes](super::changes) in the
 //! order of their list. It takes the best of the first [`FEW`], or else the next one that is good.
 //! A change is one of: some threads of a class, with or without their data; data to its threads; a
@@ -16,9 +16,9 @@
 
 use memory_model::{Shares, add};
 
+use super::assignment::{Assignment, Model, Placed, Scratch, Worth};
 use super::data::main_node;
 use super::demand::Use;
-use super::seating::{Model, Scratch, Seat, Seating, Worth};
 
 /// Work allowed per decision, in visits of a solver pass (some nanoseconds each): a few tens of
 /// milliseconds.
@@ -34,8 +34,8 @@ const EPSILON: f64 = 1e-5;
 /// One possible change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
-    /// Moves threads of a class's seat to a node, and their private data to a node.
-    Threads { class: usize, from: Seat, count: usize, node: usize, data: Option<usize> },
+    /// Moves some threads of a class to a node, and their private data to a node.
+    Threads { class: usize, from: Placed, count: usize, node: usize, data: Option<usize> },
     /// Moves a whole process, with or without its memory.
     Process { process: usize, node: usize, memory: bool },
     /// Moves a shared group's data.
@@ -44,31 +44,31 @@ pub(super) enum Change {
 
 /// The result of the search.
 pub(super) struct Found {
-    pub seating: Seating,
+    pub assignment: Assignment,
     pub worth: Worth,
     pub stays: Worth,
 }
 
 impl Model<'_> {
-    /// The best seating found; `may` forbids some changes.
+    /// The best assignment found; `may` forbids some changes.
     pub fn search(&self, scratch: &mut Scratch, may: &dyn Fn(&Change) -> bool) -> Found {
-        let current = Seating::current(self.classes, self.demands);
+        let current = Assignment::current(self.classes, self.demands);
         let stays = self.value(&current, scratch);
         let begun = scratch.spent();
-        let (seating, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
-        let mut found = Found { seating, worth, stays };
+        let (assignment, worth) = self.climb(current.clone(), scratch, may, begun + ALLOWANCE * 2 / 3);
+        let mut found = Found { assignment, worth, stays };
         if let Some(start) = self.at_home(&current) {
             let until = scratch.spent() + ALLOWANCE / 3;
-            let (seating, worth) = self.climb(start, scratch, may, until);
+            let (assignment, worth) = self.climb(start, scratch, may, until);
             if worth.net > found.worth.net + EPSILON * found.stays.rate * self.settings.horizon_s {
-                (found.seating, found.worth) = (seating, worth);
+                (found.assignment, found.worth) = (assignment, worth);
             }
         }
         found
     }
 
     /// Each class on the node with most of its data; `None` if that changes nothing.
-    fn at_home(&self, current: &Seating) -> Option<Seating> {
+    fn at_home(&self, current: &Assignment) -> Option<Assignment> {
         let mut home = current.clone();
         for t in 0..self.classes.len() {
             if let Some(node) = main_node(&self.reads(t)).filter(|n| self.may_sit(t, *n)) {
@@ -92,27 +92,27 @@ impl Model<'_> {
 
     pub fn may_sit(&self, class: usize, node: usize) -> bool {
         let t = &self.classes[class];
-        node == t.node || (!t.held && self.demands.allowed[t.allowed][node])
+        node == t.node || (!t.pinned && self.demands.allowed[t.allowed][node])
     }
 
     fn climb(
         &self,
-        mut seating: Seating,
+        mut assignment: Assignment,
         scratch: &mut Scratch,
         may: &dyn Fn(&Change) -> bool,
         until: u64,
-    ) -> (Seating, Worth) {
-        let mut worth = self.value(&seating, scratch);
+    ) -> (Assignment, Worth) {
+        let mut worth = self.value(&assignment, scratch);
         for _ in 0..MOST_STEPS {
-            // The changes need the solution of this seating.
-            self.value(&seating, scratch);
-            let changes = self.changes(&seating, scratch).into_iter().filter(|c| may(c));
-            let mut best: Option<(Seating, Worth)> = None;
+            // The changes need the solution of this assignment.
+            self.value(&assignment, scratch);
+            let changes = self.changes(&assignment, scratch).into_iter().filter(|c| may(c));
+            let mut best: Option<(Assignment, Worth)> = None;
             for (tried, change) in changes.enumerate() {
                 if scratch.spent() > until || (tried >= FEW && best.is_some()) {
                     break;
                 }
-                let mut next = seating.clone();
+                let mut next = assignment.clone();
                 self.apply(&mut next, &change);
                 let value = self.value(&next, scratch);
                 let least = worth.net + self.least_gain(&change, worth.rate);
@@ -121,11 +121,11 @@ impl Model<'_> {
                 }
             }
             match best {
-                Some((next, value)) => (seating, worth) = (next, value),
+                Some((next, value)) => (assignment, worth) = (next, value),
                 None => break,
             }
         }
-        (seating, worth)
+        (assignment, worth)
     }
 
     /// The least gain that a change must promise, in bytes over the horizon. Going back to the
@@ -143,26 +143,26 @@ impl Model<'_> {
         self.settings.horizon_s * (self.settings.min_move_gain * moved).max(EPSILON * all)
     }
 
-    pub fn apply(&self, seating: &mut Seating, change: &Change) {
+    pub fn apply(&self, assignment: &mut Assignment, change: &Change) {
         match change {
-            Change::Threads { class, from, count, node, data } => shift(seating, *class, from, *count, *node, *data),
+            Change::Threads { class, from, count, node, data } => shift(assignment, *class, from, *count, *node, *data),
             Change::Process { process, node, memory } => {
                 for class in self.of_process[*process].iter().copied() {
-                    for from in seating.seats[class].clone() {
-                        shift(seating, class, &from, from.count, *node, from.data);
+                    for from in assignment.threads[class].clone() {
+                        shift(assignment, class, &from, from.count, *node, from.data);
                     }
                 }
-                seating.processes[*process] = memory.then_some(*node);
+                assignment.processes[*process] = memory.then_some(*node);
             }
-            Change::Group { group, node } => seating.groups[*group] = Some(*node),
+            Change::Group { group, node } => assignment.groups[*group] = Some(*node),
         }
     }
 }
 
-/// Moves threads of a class's seat if it is still there.
-fn shift(seating: &mut Seating, class: usize, from: &Seat, count: usize, node: usize, data: Option<usize>) {
-    if let Some(at) = seating.seats[class].iter().position(|s| s.node == from.node && s.data == from.data) {
-        let count = count.min(seating.seats[class][at].count);
-        seating.shift(class, at, count, node, data);
+/// Moves some threads of a class if they are still there.
+fn shift(assignment: &mut Assignment, class: usize, from: &Placed, count: usize, node: usize, data: Option<usize>) {
+    if let Some(at) = assignment.threads[class].iter().position(|s| s.node == from.node && s.data == from.data) {
+        let count = count.min(assignment.threads[class][at].count);
+        assignment.shift(class, at, count, node, data);
     }
 }

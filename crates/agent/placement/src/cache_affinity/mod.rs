@@ -230,8 +230,8 @@ impl CacheAffinity {
             Variant::Greedy => Self::greedy(reads).ok_or(None)?,
             Variant::Guarded => self.guarded(reads, history, sizes, memory)?,
         };
-        if let Some(held) = reads.threads.iter().find_map(|t| t.held.as_ref()) {
-            return Err(Some(("held", held.clone())));
+        if let Some(pinned) = reads.threads.iter().find_map(|t| t.pinned.as_ref()) {
+            return Err(Some(("held", pinned.clone())));
         }
         if !has_cpus(topology, to) {
             return Err(Some(("no_cpus", format!("{why}, but node {to} has no CPUs"))));

@@ -31,7 +31,7 @@ pub const MAX_DECLINED: usize = 1000;
 /// Why a thread stays.
 #[derive(Clone, Copy)]
 enum Stay<'a> {
-    Held(&'a str),
+    Pinned(&'a str),
     SharesFile,
     Relieved(Target, Relief),
     Untargeted(Target),
@@ -130,10 +130,10 @@ fn read_from(thread: &Thread, node: NodeId) -> Fact {
 fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &Snapshot, state: &State) {
     let margin = target::margin(settings, snapshot.window_s);
     let away = |thread: &Thread| thread.home().is_some_and(|home| home != thread.node);
-    let held = state.held.iter().filter_map(|i| {
+    let pinned = state.pinned.iter().filter_map(|i| {
         let thread = &snapshot.threads[*i];
-        let held = thread.held.as_deref()?;
-        away(thread).then_some((thread, Stay::Held(held)))
+        let pinned = thread.pinned.as_deref()?;
+        away(thread).then_some((thread, Stay::Pinned(pinned)))
     });
     let stays = state.candidates.iter().filter(|c| c.place == c.node).filter_map(|c| {
         let thread = &snapshot.threads[c.thread];
@@ -145,7 +145,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         }
     });
     let mut staying: Vec<_> =
-        held.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid, 0), t, stay)).collect();
+        pinned.chain(stays).map(|(t, stay)| (order::key(!t.remote_bytes(), t.tid, 0), t, stay)).collect();
     let key = |s: &(u128, &Thread, Stay)| s.0;
     if staying.len() > MAX_DECLINED {
         plan.notes.push(format!("{} more threads stay than are listed", staying.len() - MAX_DECLINED));
@@ -158,7 +158,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         .into_iter()
         .map(|(_, thread, stay)| {
             let (reason, why) = match stay {
-                Stay::Held(held) => ("held", held_why(thread, held)),
+                Stay::Pinned(pinned) => ("held", pinned_why(thread, pinned)),
                 Stay::SharesFile => (Declined::SHARES_FILE, files.shared_by(thread)),
                 Stay::Relieved(target, relief) => relieved(machine, target, thread, relief),
                 Stay::Untargeted(target) => untargeted(machine, target, margin, thread),
@@ -168,9 +168,9 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         .collect();
 }
 
-fn held_why(thread: &Thread, held: &str) -> String {
+fn pinned_why(thread: &Thread, pinned: &str) -> String {
     let read = thread.home().map_or_else(String::new, |home| format!("; {}", Why::of(read_from(thread, home))));
-    format!("{held}{read}")
+    format!("{pinned}{read}")
 }
 
 fn relieved(machine: &Machine, target: Target, thread: &Thread, relief: Relief) -> (&'static str, String) {

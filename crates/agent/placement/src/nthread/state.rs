@@ -106,8 +106,8 @@ pub(super) enum Contention {
 pub(super) struct State {
     /// Threads that may be moved, in the snapshot's order.
     pub candidates: Vec<Candidate>,
-    /// Held threads above `min_bytes`, as indices in the snapshot.
-    pub held: Vec<usize>,
+    /// Pinned threads above `min_bytes`, as indices in the snapshot.
+    pub pinned: Vec<usize>,
     /// Number of threads on nodes that are not in the topology.
     pub lost: usize,
     /// The observed loads.
@@ -123,7 +123,7 @@ impl State {
         let margin = target::margin(settings, snapshot.window_s);
         let nodes = machine.len();
         let mut candidates = Vec::with_capacity(snapshot.threads.len());
-        let (mut held, mut lost) = (Vec::new(), 0);
+        let (mut pinned, mut lost) = (Vec::new(), 0);
         // The part of the loads due to listed threads, and the part of that due to candidates.
         let (mut listed, mut movable) = (Loads::none(nodes), Loads::none(nodes));
         let open_twice = OpenTwice::of(snapshot, settings);
@@ -133,7 +133,7 @@ impl State {
             let wants = used.saturating_add(nanoseconds(thread.wait_s.unwrap_or(0.0)));
             let (reads, writes) = (thread.read_bytes.total(), thread.write_bytes.total());
             let considered = reads.saturating_add(writes) >= settings.min_bytes;
-            let moves = considered && thread.held.is_none() && node.is_some();
+            let moves = considered && thread.pinned.is_none() && node.is_some();
             for (id, bytes) in thread.read_bytes.iter() {
                 add(&mut listed.reads, machine.index(id), bytes);
             }
@@ -151,7 +151,7 @@ impl State {
             };
             if !moves {
                 if considered {
-                    held.push(index);
+                    pinned.push(index);
                 }
                 continue;
             }
@@ -180,7 +180,7 @@ impl State {
             writes: minus(&observed.writes, &movable.writes),
             cpu: minus(&observed.cpu, &movable.cpu),
         };
-        Self { candidates, held, lost, observed, rest, reliefs: Vec::new() }
+        Self { candidates, pinned, lost, observed, rest, reliefs: Vec::new() }
     }
 
     /// The loads with each candidate on its initial node.

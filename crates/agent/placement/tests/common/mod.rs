@@ -174,7 +174,7 @@ fn any_node(odd: bool) -> impl Strategy<Value = AnyNode> {
 struct AnyThread {
     node: usize,
     allowed: Vec<bool>,
-    held: bool,
+    pinned: bool,
     shares: bool,
     cpu_tenths: u32,
     reads: Vec<u64>,
@@ -197,10 +197,10 @@ fn any_thread(nodes: usize) -> impl Strategy<Value = AnyThread> {
         select(vec![0, 0, 3, 30, 90, 150, 300, 600]),
         proptest::option::weighted(0.1, 0..nodes),
     )
-        .prop_map(|(node, allowed, held, shares, cpu_tenths, reads, writes, written_on)| AnyThread {
+        .prop_map(|(node, allowed, pinned, shares, cpu_tenths, reads, writes, written_on)| AnyThread {
             node,
             allowed,
-            held,
+            pinned,
             shares,
             cpu_tenths,
             reads,
@@ -216,7 +216,7 @@ impl AnyThread {
         let allowed = ids.iter().zip(&self.allowed).filter(|(id, allowed)| **allowed || **id == at);
         Thread {
             allowed_nodes: allowed.map(|(id, _)| NodeId(*id)).collect(),
-            held: self.held.then(|| "has an affinity of its own: 0".to_owned()),
+            pinned: self.pinned.then(|| "has an affinity of its own: 0".to_owned()),
             cpu_s: f64::from(self.cpu_tenths) / 10.0,
             write_bytes: bytes(&[(self.written_on.map_or(at, |i| ids[i % ids.len()]), self.writes)]),
             shares_file: self.shares,

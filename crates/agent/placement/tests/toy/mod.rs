@@ -33,7 +33,7 @@ pub struct ToyThread {
     pub reads: Vec<(usize, f64)>,
     /// Fraction of bytes written, on the node where it runs.
     pub writes: f64,
-    pub held: bool,
+    pub pinned: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl Toy {
     pub fn reader(&mut self, node: usize, file: usize, soft_s: f64) {
         let tid = self.threads.len() as u32 + 1;
         let reads = vec![(file, 1.0)];
-        self.threads.push(ToyThread { tid, pid: tid, node, soft_s, off_s: 0.0, reads, writes: 0.0, held: false });
+        self.threads.push(ToyThread { tid, pid: tid, node, soft_s, off_s: 0.0, reads, writes: 0.0, pinned: false });
     }
 
     fn hops(&self, a: usize, b: usize) -> f64 {
@@ -223,7 +223,7 @@ impl Toy {
                 comm: "toy".into(),
                 node: NodeId(t.node as u32),
                 allowed_nodes: seats.clone(),
-                held: t.held.then(|| "held".into()),
+                pinned: t.pinned.then(|| "held".into()),
                 cpu_s: on.max(0.0),
                 wait_s: Some((1.0 - rate * t.off_s - on).max(0.0)),
                 read_bytes,
@@ -308,14 +308,14 @@ impl Toy {
         match &mv.subject {
             Subject::Thread { tid, .. } => {
                 let t = self.threads.iter_mut().find(|t| t.tid == *tid).unwrap();
-                assert!(!t.held, "{mv:?}");
+                assert!(!t.pinned, "{mv:?}");
                 assert_eq!(t.node, from.0 as usize, "{mv:?}");
                 assert!(self.nodes[to.0 as usize].cpus > 0.0, "{mv:?}");
                 t.node = to.0 as usize;
             }
             Subject::Process { pid, .. } => {
                 for t in self.threads.iter_mut().filter(|t| t.pid == *pid) {
-                    assert!(!t.held, "{mv:?}");
+                    assert!(!t.pinned, "{mv:?}");
                     t.node = to.0 as usize;
                 }
             }
@@ -344,7 +344,7 @@ impl Toy {
         let mut best = 0.0f64;
         for mut code in 0..seats.len().pow(self.threads.len() as u32) {
             for (t, before) in toy.threads.iter_mut().zip(&self.threads) {
-                t.node = if before.held { before.node } else { seats[code % seats.len()] };
+                t.node = if before.pinned { before.node } else { seats[code % seats.len()] };
                 code /= seats.len();
             }
             best = best.max(toy.rates().total());

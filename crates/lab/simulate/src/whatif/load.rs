@@ -126,9 +126,9 @@ impl Load {
                 });
                 let comm = if thread.comm.is_empty() { format!("thread {}", thread.tid) } else { thread.comm.clone() };
                 roles.push(Role { comm, threads: 1, op, counts: true, limit: None });
-                let held = thread.held.is_some();
-                load.bound.push(held);
-                load.seats.push((held || map.keeps).then(|| map.seat(thread.node)));
+                let pinned = thread.pinned.is_some();
+                load.bound.push(pinned);
+                load.seats.push((pinned || map.keeps).then(|| map.seat(thread.node)));
             }
             let resident = snapshot.processes.iter().find(|p| p.pid == pid).map(|p| &p.resident);
             let resident = on_homes(resident, &map, load.seats.last().copied().flatten(), target);

@@ -117,7 +117,7 @@ impl World {
             };
             snapshot.threads.push(Thread {
                 allowed_nodes,
-                held: thread.own_affinity.then(|| "has an affinity of its own".to_owned()),
+                pinned: thread.own_affinity.then(|| "has an affinity of its own".to_owned()),
                 ..seen
             });
         }
@@ -137,7 +137,7 @@ impl World {
                 sampled: None,
                 writes: Some(writes(fs.layout())),
                 movable: Some(movable),
-                held: (!movable).then(|| IMMOVABLE.to_owned()),
+                pinned: (!movable).then(|| IMMOVABLE.to_owned()),
                 // Each thread opens the files that it uses. Those of a set are closed again;
                 // `shares_file` says whether two met.
                 opens: Some(if self.jobs[file.job].files[file.set].files <= 1.0 { readers.len() as u32 } else { 1 }),
@@ -241,7 +241,7 @@ impl World {
             process_start_ns: None,
             node: self.machine.nodes()[thread.node].id,
             allowed_nodes: Vec::new(),
-            held: None,
+            pinned: None,
             cpu_s: tally.cpu_s,
             wait_s: Some(tally.wait_s),
             served_s: None,

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use act::watched::Unwatched;
 use act::{Actor, Seen};
 use engine::Copies as _;
-use engine::{Heir, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use engine::{Inherited, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
@@ -254,7 +254,7 @@ impl VolumePlane {
     fn file(&self, ino: Ino, readers: Vec<u32>) -> Option<ObservedFile> {
         let _visit = Volume::visit(&*self.volume, ino);
         let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
-        let held = match (self.volume.is_look(), self.before.len() > 1) {
+        let pinned = match (self.volume.is_look(), self.before.len() > 1) {
             (true, _) => Some("the volume is mounted read-only"),
             (_, false) => Some("the volume has one region"),
             _ => None,
@@ -271,8 +271,8 @@ impl VolumePlane {
                 Placement::Random | Placement::Interleave => Writes::Spread,
                 Placement::Node(_) => Writes::Stay,
             }),
-            movable: Some(held.is_none()),
-            held: held.map(str::to_owned),
+            movable: Some(pinned.is_none()),
+            pinned: pinned.map(str::to_owned),
             // A copy opens the file from time to time.
             opens: match self.copies.contains(ino) || self.volume.is_migrating(ino) {
                 true => None,
@@ -451,8 +451,8 @@ impl Plane for VolumePlane {
         self.actor.undo(undo)
     }
 
-    fn inherited(&mut self, held: &[Undo]) -> Result<Vec<Heir>, PlaneError> {
-        self.actor.inherited(held)
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
+        self.actor.inherited(owned)
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

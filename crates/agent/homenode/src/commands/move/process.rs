@@ -17,7 +17,7 @@ use act::mover::Rules;
 use act::process::{self, ProcessMove};
 use act::{Mover, copying};
 use engine::state::file::StateFile;
-use engine::state::records::{Held, Record};
+use engine::state::records::{Owned, Record};
 use engine::{Plane, PlaneError, StateDir, Subject, Undo};
 use serde_json::{Value, json};
 
@@ -166,7 +166,7 @@ struct Records {
     dir: StateDir,
     file: StateFile,
     epoch: Option<String>,
-    earlier: Vec<Held>,
+    earlier: Vec<Owned>,
 }
 
 impl Records {
@@ -180,7 +180,7 @@ impl Records {
         // As `restore` has it: records of another run of the machine are void, and those of an
         // unknown one are not.
         let void = loaded.epoch.is_some() && epoch.is_some() && loaded.epoch != epoch;
-        let earlier = if void { Vec::new() } else { loaded.held };
+        let earlier = if void { Vec::new() } else { loaded.owned };
         let file = StateFile::create(&dir, epoch.as_deref(), &earlier).map_err(failure)?;
         Ok(Self { dir, file, epoch, earlier })
     }

@@ -111,9 +111,9 @@ fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {
 }
 
 fn last_move(thread: &ThreadRow) -> String {
-    match (&thread.last_move, &thread.held) {
+    match (&thread.last_move, &thread.pinned) {
         (Some(mv), _) => mv.clone(),
-        (None, Some(held)) => format!("left alone: {held}"),
+        (None, Some(pinned)) => format!("left alone: {pinned}"),
         (None, None) => "-".to_owned(),
     }
 }

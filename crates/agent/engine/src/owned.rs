@@ -3,13 +3,13 @@
 use rustc_hash::FxHashMap;
 
 use crate::journal::About;
-use crate::state::records::Held;
+use crate::state::records::Owned;
 use crate::{Subject, Undo};
 
 /// Threads that have an affinity of ours, with their undo records, in the order of their first
 /// moves. Removal takes constant time.
 #[derive(Debug, Default)]
-pub(crate) struct HeldTable {
+pub(crate) struct OwnedTable {
     undos: Vec<Undo>,
     facts: Vec<Facts>,
     index: FxHashMap<Subject, usize>,
@@ -24,7 +24,7 @@ struct Facts {
     order: u64,
 }
 
-impl HeldTable {
+impl OwnedTable {
     /// The records, in no order.
     pub fn undos(&self) -> &[Undo] {
         &self.undos
@@ -72,14 +72,14 @@ impl HeldTable {
 
     /// All records as the state file has them, in the order of the first moves, each with its name
     /// in the journal.
-    pub fn in_order(&self) -> Vec<(Held, Option<About>)> {
+    pub fn in_order(&self) -> Vec<(Owned, Option<About>)> {
         let mut order: Vec<usize> = (0..self.len()).collect();
         order.sort_unstable_by_key(|i| self.facts[*i].order);
-        let held = |i: usize| {
+        let owned = |i: usize| {
             let about = self.facts[i].about.clone();
-            (Held { comm: about.comm.clone(), candidates: vec![self.undos[i].clone()] }, Some(about))
+            (Owned { comm: about.comm.clone(), candidates: vec![self.undos[i].clone()] }, Some(about))
         };
-        order.into_iter().map(held).collect()
+        order.into_iter().map(owned).collect()
     }
 }
 
@@ -105,15 +105,15 @@ mod tests {
         tid
     }
 
-    fn table(tids: &[u32]) -> HeldTable {
-        let mut table = HeldTable::default();
+    fn table(tids: &[u32]) -> OwnedTable {
+        let mut table = OwnedTable::default();
         for tid in tids {
             table.put(undo(*tid), about(*tid));
         }
         table
     }
 
-    fn tids(table: &HeldTable) -> Vec<u32> {
+    fn tids(table: &OwnedTable) -> Vec<u32> {
         table.in_order().iter().map(|h| tid(&h.0.candidates[0])).collect()
     }
 
@@ -135,6 +135,6 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen, [1, 2, 3, 4, 5]);
-        assert!(HeldTable::default().some(4).is_empty());
+        assert!(OwnedTable::default().some(4).is_empty());
     }
 }

@@ -3,7 +3,7 @@
 //! **Problem.** Moving a file on DAX takes CAP_SYS_ADMIN, which is nearly all of root's power.
 //! Linux keeps capabilities by thread.
 //!
-//! **Approach.** [`Hands`] is a thread that is started before the daemon gives up root's
+//! **Approach.** [`PrivilegedWorker`] is a thread that is started before the daemon gives up root's
 //! capabilities, and that keeps this one. It runs what it is given: preparing a move, and starting
 //! the thread that copies, which inherits the capability. The threads that observe, decide and
 //! write the state never have it.
@@ -20,13 +20,13 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// The thread. It ends with its handle, once it has done what it was given.
 #[derive(Debug)]
-pub struct Hands {
+pub struct PrivilegedWorker {
     tasks: Sender<Task>,
     freeze: bool,
 }
 
-impl Hands {
-    /// Starts the thread. `freeze`: processes may be stopped ([`Hands::freeze`]).
+impl PrivilegedWorker {
+    /// Starts the thread. `freeze`: processes may be stopped ([`PrivilegedWorker::freeze`]).
     ///
     /// # Errors
     ///
@@ -70,17 +70,17 @@ mod tests {
 
     #[test]
     fn its_threads_have_what_the_others_gave_up() {
-        let hands = Hands::start(true).unwrap();
+        let worker = PrivilegedWorker::start(true).unwrap();
         let has = || capabilities(None).unwrap().permitted;
         let here = has();
-        let (its, of_a_child) = hands.run(move || (has(), std::thread::spawn(has).join().unwrap())).unwrap();
+        let (its, of_a_child) = worker.run(move || (has(), std::thread::spawn(has).join().unwrap())).unwrap();
         assert_eq!(its, here & privileges::to_move_dax());
-        assert_eq!((its, hands.freeze()), (of_a_child, true));
+        assert_eq!((its, worker.freeze()), (of_a_child, true));
         assert!(!privileges::to_move_files().contains(CapabilitySet::SYS_ADMIN));
         // It starts the jobs of ordinary files, too, which can only give up more.
         assert!(its.contains(here & privileges::to_move_files()));
         // What a task does not survive is told.
-        assert!(hands.run(|| -> () { panic!("on purpose") }).is_err());
-        assert!(hands.run(|| ()).is_err());
+        assert!(worker.run(|| -> () { panic!("on purpose") }).is_err());
+        assert!(worker.run(|| ()).is_err());
     }
 }

@@ -1,13 +1,13 @@
-//! Contents of a thread's undo record beside its masks: marks by which the descendants of a moved
-//! thread can be known after a crash, when nobody has watched their births. The engine carries it
+//! Contents of a thread's undo record beside its masks: facts by which the descendants of a moved
+//! thread can be found after a crash, when their births were not watched. The engine carries it
 //! and does not read it.
 
 use engine::Undo;
 use serde::{Deserialize, Serialize};
 
-/// The relations of a moved thread at the time of the move.
+/// The session and control group of a moved thread, and the time of the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Family {
+pub struct MoveContext {
     /// When the move was prepared, as start times are: a thread that started earlier has inherited
     /// nothing.
     #[serde(with = "linux::threads::ticks")]
@@ -23,13 +23,13 @@ pub struct Family {
     pub first_differs: bool,
 }
 
-impl Family {
+impl MoveContext {
     /// As a record carries it.
     pub fn payload(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The family in a record; `None` in a record of a descendant, or in a damaged one.
+    /// The context in a record; `None` in a record of a descendant, or in a damaged one.
     pub fn of(undo: &Undo) -> Option<Self> {
         serde_json::from_str(&undo.payload).ok()
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed};
-use linux::births::{Kin, Origin};
+use linux::births::{Descendant, Origin};
 use linux::threads::Threads;
 use observe::{Hooks, Observer};
 use topology::ThreadId;
@@ -22,8 +22,8 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Living threads that were born of watched ones.
-fn children(observer: &Observer) -> Result<Vec<Kin>, Failed> {
-    Ok(observer.kin()?.into_iter().filter(|kin| kin.origin == Origin::Born).collect())
+fn children(observer: &Observer) -> Result<Vec<Descendant>, Failed> {
+    Ok(observer.descendants()?.into_iter().filter(|d| d.origin == Origin::Born).collect())
 }
 
 /// A thread as procfs tells.

@@ -3,7 +3,7 @@
 //! **Problem.** Whether a thread, its process or its data should move depends on where everything
 //! else is.
 //!
-//! **Approach.** A [`Seating`] gives the number of threads of each class per node and the node of
+//! **Approach.** A [`Assignment`] gives the number of threads of each class per node and the node of
 //! their data, the node of each shared group, and the node of each process's memory.
 //! [`Model::value`] turns it into a [`System`] of classes and solves it, which yields bytes/s of
 //! all threads.
@@ -23,9 +23,9 @@ use super::hardware::{Hardware, Visits};
 use super::locks::{crossed, own_memory};
 use crate::Writes;
 
-/// Some threads of a class.
+/// Threads of one class on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Placed {
     /// The node they run on.
     pub node: usize,
     /// The node that their private data moves to; `None`: it stays.
@@ -33,41 +33,41 @@ pub(super) struct Seat {
     pub count: usize,
 }
 
-/// The place of everything that can move.
+/// A place for everything that can move.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Seating {
+pub(super) struct Assignment {
     /// By class; the counts add up to its members.
-    pub seats: Vec<SmallVec<[Seat; 2]>>,
+    pub threads: Vec<SmallVec<[Placed; 2]>>,
     /// By group: the node that it moves to.
     pub groups: Vec<Option<usize>>,
     /// By process: the node that it moves to with its memory.
     pub processes: Vec<Option<usize>>,
 }
 
-impl Seating {
+impl Assignment {
     /// The current placement.
     pub fn current(classes: &[ThreadClass], demands: &Demands) -> Self {
-        let seat = |t: &ThreadClass| Seat { node: t.node, data: None, count: t.members.len() };
+        let here = |t: &ThreadClass| Placed { node: t.node, data: None, count: t.members.len() };
         Self {
-            seats: classes.iter().map(|t| SmallVec::from_slice(&[seat(t)])).collect(),
+            threads: classes.iter().map(|t| SmallVec::from_slice(&[here(t)])).collect(),
             groups: vec![None; demands.groups.list.len()],
-            processes: vec![None; demands.programs.len()],
+            processes: vec![None; demands.processes.len()],
         }
     }
 
-    /// Moves `count` threads of a class's seat, or their data, or both.
-    pub fn shift(&mut self, class: usize, seat: usize, count: usize, node: usize, data: Option<usize>) {
-        let seats = &mut self.seats[class];
-        seats[seat].count -= count;
-        match seats.iter_mut().find(|s| s.node == node && s.data == data) {
+    /// Moves `count` of some threads of a class, or their data, or both.
+    pub fn shift(&mut self, class: usize, at: usize, count: usize, node: usize, data: Option<usize>) {
+        let placed = &mut self.threads[class];
+        placed[at].count -= count;
+        match placed.iter_mut().find(|s| s.node == node && s.data == data) {
             Some(same) => same.count += count,
-            None => seats.push(Seat { node, data, count }),
+            None => placed.push(Placed { node, data, count }),
         }
-        seats.retain(|s| s.count > 0);
+        placed.retain(|s| s.count > 0);
     }
 }
 
-/// The value of a seating.
+/// The value of an assignment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Worth {
     /// Bytes/s of all listed threads, less the loss of others.
@@ -122,7 +122,7 @@ pub(super) fn fit(
     settings: &Settings,
     scratch: &mut Scratch,
 ) {
-    let current = Seating::current(classes, demands);
+    let current = Assignment::current(classes, demands);
     // Nothing has been rewritten yet.
     let now = Settings { horizon_s: 0.0, ..settings.clone() };
     for _ in 0..FITTED {
@@ -146,7 +146,7 @@ impl<'a> Model<'a> {
         busy: f64,
     ) -> Self {
         let rate: f64 = classes.iter().map(|t| t.work.rate * t.members.len() as f64).sum();
-        let mut of_process = vec![Vec::new(); demands.programs.len()];
+        let mut of_process = vec![Vec::new(); demands.processes.len()];
         let mut of_group = vec![Vec::new(); demands.groups.list.len()];
         for (t, class) in classes.iter().enumerate() {
             of_process[class.process].push(t);
@@ -163,10 +163,10 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The value of this seating. The solution stays in `scratch`, with classes in the order of
-    /// classes and their seats.
-    pub fn value(&self, seating: &Seating, scratch: &mut Scratch) -> Worth {
-        self.build(seating, scratch);
+    /// The value of this assignment. The solution stays in `scratch`, with classes in the order of
+    /// classes and of the nodes of their threads.
+    pub fn value(&self, assignment: &Assignment, scratch: &mut Scratch) -> Worth {
+        self.build(assignment, scratch);
         let Scratch { system, solver, spent, .. } = scratch;
         let passes = solver.solve(system);
         *spent += (passes * (1 + system.classes.len() + system.visits.len())) as u64;
@@ -174,15 +174,15 @@ impl<'a> Model<'a> {
         for (node, stretch) in self.hardware.nodes.iter().zip(solver.stretch()) {
             rate -= self.cpu_worth * node.others * (1.0 - 1.0 / stretch);
         }
-        let cost = self.cost(seating);
+        let cost = self.cost(assignment);
         Worth { rate, net: rate * self.settings.horizon_s - cost }
     }
 
-    fn build(&self, seating: &Seating, scratch: &mut Scratch) {
+    fn build(&self, assignment: &Assignment, scratch: &mut Scratch) {
         let Scratch { system, sharers, .. } = scratch;
         system.detail = Detail::Coarse;
-        system.stations = self.hardware.stations() + self.demands.programs.len();
-        self.sharers(seating, sharers);
+        system.stations = self.hardware.stations() + self.demands.processes.len();
+        self.sharers(assignment, sharers);
         system.cpus.clear();
         system.cpus.extend(self.hardware.nodes.iter().map(|n| (n.cpus, n.others)));
         system.slicing = self.settings.time_slicing;
@@ -190,17 +190,17 @@ impl<'a> Model<'a> {
         system.visits.clear();
         let mut visits = Visits::default();
         for (t, class) in self.classes.iter().enumerate() {
-            for seat in &seating.seats[t] {
-                let lock = self.lock(class, seat.node, sharers);
-                let (software_s, memory_s) = self.demand(class, seat, seating, &mut visits);
+            for placed in &assignment.threads[t] {
+                let lock = self.lock(class, placed.node, sharers);
+                let (software_s, memory_s) = self.demand(class, placed, assignment, &mut visits);
                 let (own_s, away_s) = if class.work.served { (0.0, memory_s) } else { (memory_s, 0.0) };
                 let on_s = software_s + own_s + lock.map_or(0.0, |l| l.hold_s);
                 let first = system.visits.len();
                 system.visits.extend(visits.drain(..));
-                let (count, visits) = (seat.count as f64, first..system.visits.len());
+                let (count, visits) = (placed.count as f64, first..system.visits.len());
                 system.classes.push(Class {
                     count,
-                    node: seat.node,
+                    node: placed.node,
                     on_s,
                     off_s: class.work.off_s,
                     away_s,
@@ -211,22 +211,22 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn sharers(&self, seating: &Seating, sharers: &mut Vec<Vec<f64>>) {
-        sharers.resize_with(self.demands.programs.len(), Vec::new);
+    fn sharers(&self, assignment: &Assignment, sharers: &mut Vec<Vec<f64>>) {
+        sharers.resize_with(self.demands.processes.len(), Vec::new);
         for crowd in sharers.iter_mut() {
             crowd.clear();
             crowd.resize(self.hardware.len(), 0.0);
         }
-        for (class, seats) in self.classes.iter().zip(&seating.seats).filter(|(t, _)| t.work.shares) {
-            for seat in seats {
-                sharers[class.process][seat.node] += seat.count as f64;
+        for (class, threads) in self.classes.iter().zip(&assignment.threads).filter(|(t, _)| t.work.shares) {
+            for placed in threads {
+                sharers[class.process][placed.node] += placed.count as f64;
             }
         }
     }
 
     /// The lock that a class's threads on a node take, if any.
     fn lock(&self, class: &ThreadClass, node: usize, sharers: &[Vec<f64>]) -> Option<Lock> {
-        let lock_s = self.demands.programs[class.process].lock_s;
+        let lock_s = self.demands.processes[class.process].lock_s;
         (class.work.shares && lock_s > 0.0).then(|| Lock {
             station: self.hardware.stations() + class.process,
             hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[class.process], node),
@@ -235,26 +235,26 @@ impl<'a> Model<'a> {
     }
 
     /// The places of a group's data.
-    pub fn places(&self, group: usize, seating: &Seating) -> Shares {
+    pub fn places(&self, group: usize, assignment: &Assignment) -> Shares {
         let stays = || self.demands.groups.list[group].places.clone();
-        seating.groups[group].map_or_else(stays, |node| Shares::from_slice(&[(node, 1.0)]))
+        assignment.groups[group].map_or_else(stays, |node| Shares::from_slice(&[(node, 1.0)]))
     }
 
     /// Seconds of software and of memory per byte of a class, alone, and time per byte by station.
-    fn demand(&self, class: &ThreadClass, seat: &Seat, seating: &Seating, visits: &mut Visits) -> (f64, f64) {
+    fn demand(&self, class: &ThreadClass, placed: &Placed, assignment: &Assignment, visits: &mut Visits) -> (f64, f64) {
         let hardware = self.hardware;
-        let (program, work) = (&self.demands.programs[class.process], &class.work);
-        let here = hardware.nodes[seat.node].home;
-        let (follow, in_place) = (program.writes == Some(Writes::Follow), program.writes == Some(Writes::InPlace));
+        let (process, work) = (&self.demands.processes[class.process], &class.work);
+        let here = hardware.nodes[placed.node].home;
+        let (follow, in_place) = (process.writes == Some(Writes::Follow), process.writes == Some(Writes::InPlace));
         let mut memory_s = 0.0;
         let mut flow = |node: usize, read: f64, written: f64| {
-            memory_s += read * hardware.read_s(seat.node, node) + written * hardware.write_s(seat.node, node);
-            hardware.flow(visits, seat.node, node, read, written);
+            memory_s += read * hardware.read_s(placed.node, node) + written * hardware.write_s(placed.node, node);
+            hardware.flow(visits, placed.node, node, read, written);
         };
         // The share of private data that is not rewritten by the end of the horizon: the lasting
         // state counts.
         let old = (-work.renewed * self.settings.horizon_s).exp();
-        match seat.data {
+        match placed.data {
             Some(node) => flow(node, old * total(&work.private), 0.0),
             None => work.private.iter().for_each(|(node, share)| flow(*node, old * share, 0.0)),
         }
@@ -267,7 +267,7 @@ impl<'a> Model<'a> {
             }
         }
         for Use { group, read, written } in &work.shared {
-            let places = self.places(*group, seating);
+            let places = self.places(*group, assignment);
             places.iter().for_each(|(node, share)| flow(*node, read * share, 0.0));
             let lands = if in_place { &places } else { &self.demands.groups.list[*group].places };
             match follow {
@@ -275,45 +275,45 @@ impl<'a> Model<'a> {
                 false => lands.iter().for_each(|(node, share)| flow(*node, 0.0, written * share)),
             }
         }
-        match seat.data.filter(|_| in_place) {
+        match placed.data.filter(|_| in_place) {
             _ if follow => flow(here, 0.0, work.writes),
             Some(node) => flow(node, 0.0, work.writes),
             None => work.wrote.iter().for_each(|(node, share)| flow(*node, 0.0, *share)),
         }
-        let far = match seating.processes[class.process] {
+        let far = match assignment.processes[class.process] {
             Some(node) => {
                 let home = hardware.nodes[node].home;
-                hardware.hops(seat.node, home) * hardware.nodes[home].read_hop
+                hardware.hops(placed.node, home) * hardware.nodes[home].read_hop
             }
-            None => own_memory(hardware, program, seat.node),
+            None => own_memory(hardware, process, placed.node),
         };
         (work.soft_s * (1.0 + self.settings.own_memory * far), memory_s)
     }
 
     /// Seconds per byte of one thread of a class, alone: software and memory.
-    pub fn alone_s(&self, class: usize, seat: &Seat, seating: &Seating) -> f64 {
-        let (software_s, memory_s) = self.demand(&self.classes[class], seat, seating, &mut Visits::default());
+    pub fn alone_s(&self, class: usize, placed: &Placed, assignment: &Assignment) -> f64 {
+        let (software_s, memory_s) = self.demand(&self.classes[class], placed, assignment, &mut Visits::default());
         software_s + memory_s
     }
 
     /// Remote reads / all reads, of all classes, at the rates of the solution in `scratch`.
-    pub fn remote_share(&self, seating: &Seating, scratch: &Scratch) -> f64 {
+    pub fn remote_share(&self, assignment: &Assignment, scratch: &Scratch) -> f64 {
         let (mut all, mut remote) = (0.0, 0.0);
         let mut solved = scratch.system.classes.iter().zip(scratch.solver.rates());
-        for (class, seats) in self.classes.iter().zip(&seating.seats) {
-            for seat in seats {
+        for (class, threads) in self.classes.iter().zip(&assignment.threads) {
+            for placed in threads {
                 let Some((load, rate)) = solved.next() else { return 0.0 };
                 let weight = load.count * rate.ops;
                 let mut read = |node: usize, share: f64| {
                     all += weight * share;
-                    remote += if node == seat.node { 0.0 } else { weight * share };
+                    remote += if node == placed.node { 0.0 } else { weight * share };
                 };
-                match seat.data {
+                match placed.data {
                     Some(node) => read(node, total(&class.work.private)),
                     None => class.work.private.iter().for_each(|(node, share)| read(*node, *share)),
                 }
                 for s in &class.work.shared {
-                    self.places(s.group, seating).iter().for_each(|(node, place)| read(*node, s.read * place));
+                    self.places(s.group, assignment).iter().for_each(|(node, place)| read(*node, s.read * place));
                 }
             }
         }

@@ -5,33 +5,33 @@
 //!
 //! 1. it belongs to the same process as the moved thread;
 //! 2. the moved thread's process is among its ancestors;
-//! 3. it, or its eldest ancestor that started after the move, is an orphan of the family: it is in
-//!    the moved thread's session or control group, but its parent is in neither. A process enters a
-//!    session or group only by birth (or through the manager that made the group), so its real
-//!    parent was in the family and has ended.
+//! 3. it, or its eldest ancestor that started after the move, is an orphan: it is in the moved
+//!    thread's session or control group, but its parent is in neither. A process enters a session
+//!    or group only by birth (or through the manager that made the group), so its real parent was a
+//!    descendant and has ended.
 //!
 //! The moved thread itself may have another id by now: a thread that calls exec takes the id and
 //! the start time of its process's first thread. So the first thread counts as the moved one if the
 //! moved one is gone and the first thread has our value now, but did not have it at the time of the
 //! move, or was given another value by us since.
 //!
-//! **Limits.** A program of the same family that set exactly our value itself, after the move,
-//! looks like one that inherited it, and loses it. Two kinds of descendants are not found: those
-//! that left the session and lost their parents, on a machine where everything is in the root
+//! **Limits.** A program of the same session or group that set exactly our value itself, after the
+//! move, looks like one that inherited it, and loses it. Two kinds of descendants are not found:
+//! those that left the session and lost their parents, on a machine where everything is in the root
 //! group; and those whose mask a cpuset has narrowed since. In normal operation this does not
-//! matter, because births are watched ([`super::lineage`]).
+//! matter, because births are watched ([`super::descendants`]).
 
 use std::io;
 
 use engine::{Masks, Undo};
 use linux::affinity;
-use linux::cpuset::family_name;
+use linux::cpuset::group_name;
 use linux::threads::{Stat, Threads, is_gone};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, ThreadId};
 
-use super::family::Family;
-use super::mover::{key_of, subject_of};
+use super::context::MoveContext;
+use crate::mover::{key_of, subject_of};
 
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
@@ -40,7 +40,7 @@ const GENERATIONS: usize = 64;
 pub trait Facts {
     /// Facts of a thread; `None` when it has ended.
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
-    /// Family name of a thread's control group; empty for the root group.
+    /// Name of a thread's control group; empty for the root group.
     fn group(&self, tid: u32) -> io::Result<String>;
 }
 
@@ -50,13 +50,13 @@ impl Facts for Threads {
     }
 
     fn group(&self, tid: u32) -> io::Result<String> {
-        self.cgroups(tid).map(|c| family_name(&c))
+        self.cgroups(tid).map(|c| group_name(&c))
     }
 }
 
 /// The relation of a thread to the moved one, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kinship {
+pub enum Relation {
     /// Rule 1.
     SameProcess,
     /// Rule 2.
@@ -66,12 +66,18 @@ pub enum Kinship {
 }
 
 /// The relation of a thread of process `pid` to a moved thread of process `of`.
-pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Family) -> io::Result<Option<Kinship>> {
-    if stat.id.start_ns < family.at {
+pub fn relation(
+    facts: &impl Facts,
+    pid: u32,
+    stat: &Stat,
+    of: u32,
+    context: &MoveContext,
+) -> io::Result<Option<Relation>> {
+    if stat.id.start_ns < context.at {
         return Ok(None);
     }
     if pid == of {
-        return Ok(Some(Kinship::SameProcess));
+        return Ok(Some(Relation::SameProcess));
     }
     let Some(process) = facts.stat(pid)? else { return Ok(None) };
     // The process, then the eldest of its ancestors that is younger than the move.
@@ -80,7 +86,7 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     for _ in 0..GENERATIONS {
         let parent = eldest_stat.ppid;
         let Some(parent_stat) = facts.stat(parent)? else { break };
-        if parent_stat.id.start_ns < family.at {
+        if parent_stat.id.start_ns < context.at {
             elder = Some((parent, parent_stat));
             break;
         }
@@ -92,25 +98,25 @@ pub fn kinship(facts: &impl Facts, pid: u32, stat: &Stat, of: u32, family: &Fami
     for _ in 0..GENERATIONS {
         let Some((ancestor, ancestor_stat)) = above else { break };
         if ancestor == of {
-            return Ok(Some(Kinship::Descendant));
+            return Ok(Some(Relation::Descendant));
         }
         above = facts.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
     }
-    // A parent that is not visible (the kernel, or one outside of our PID namespace) is not in the
-    // family.
+    // A parent that is not visible (the kernel, or one outside of our PID namespace) is no
+    // descendant.
     let parent_session = elder.as_ref().map(|e| e.1.session);
-    let of_session = family.session != 0 && eldest_stat.session == family.session;
-    if of_session && parent_session != Some(family.session) {
-        return Ok(Some(Kinship::Orphan));
+    let of_session = context.session != 0 && eldest_stat.session == context.session;
+    if of_session && parent_session != Some(context.session) {
+        return Ok(Some(Relation::Orphan));
     }
-    if family.cgroup.is_empty() || facts.group(eldest)? != family.cgroup {
+    if context.cgroup.is_empty() || facts.group(eldest)? != context.cgroup {
         return Ok(None);
     }
     let orphan = match elder {
-        Some((parent, _)) => facts.group(parent)? != family.cgroup,
+        Some((parent, _)) => facts.group(parent)? != context.cgroup,
         None => true,
     };
-    Ok(orphan.then_some(Kinship::Orphan))
+    Ok(orphan.then_some(Relation::Orphan))
 }
 
 /// A record for the first thread of the process, if the moved thread has become the first by exec.
@@ -122,7 +128,7 @@ pub fn became_first(
     online: &CpuSet,
     given: impl Fn(ThreadId) -> Option<CpuSet>,
 ) -> io::Result<Option<Undo>> {
-    let (Some(thread), Some(masks), Some(family)) = (key_of(undo), &undo.masks, Family::of(undo)) else {
+    let (Some(thread), Some(masks), Some(context)) = (key_of(undo), &undo.masks, MoveContext::of(undo)) else {
         return Ok(None);
     };
     let pid = undo.pid;
@@ -130,11 +136,11 @@ pub fn became_first(
         return Ok(None);
     }
     // A later process with this id would have started after the move, at a later tick.
-    let Some(first) = threads.stat(pid)?.filter(|first| first.id.start_ns <= family.at) else { return Ok(None) };
+    let Some(first) = threads.stat(pid)?.filter(|first| first.id.start_ns <= context.at) else { return Ok(None) };
     match given(first.id) {
         // It has the value from us, and a record of its own.
         Some(given) if given == masks.ours => return Ok(None),
-        None if !family.first_differs => return Ok(None),
+        None if !context.first_differs => return Ok(None),
         _ => {}
     }
     match affinity::get(pid) {
@@ -142,7 +148,7 @@ pub fn became_first(
         Err(error) if !is_gone(&error) => return Err(error),
         _ => return Ok(None),
     }
-    Ok(Some(inherited(first.id, pid, masks.clone())))
+    Ok(Some(record_of(first.id, pid, masks.clone())))
 }
 
 fn ours_of(undo: &Undo) -> Option<CpuSet> {
@@ -158,13 +164,14 @@ fn shown(ours: &CpuSet, online: &CpuSet) -> CpuSet {
 
 /// For each value, as the kernel shows it now, the threads that were given it. The threads of one
 /// process count as one, the first that was moved: a process has tens of thousands of them.
-/// Process, session and control group decide who is kin.
-type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, Family)>>;
+/// Process, session and control group decide what descends from it.
+type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, MoveContext)>>;
 
-/// Undo records for every thread of the machine that is kin of one in `all` and holds its value.
-/// Only records for which `searched` is true have kin; no thread with a record is an heir. An error
-/// means that none was found and that some threads could not be examined.
-pub fn heirs(
+/// Undo records for every thread of the machine that descends from one in `all` and has its
+/// value. Descendants are searched only for records for which `searched` is true. A thread that has
+/// a record itself is left out. An error means that none was found and that some threads could not
+/// be examined.
+pub fn inherited(
     threads: &Threads,
     all: &[Undo],
     online: &CpuSet,
@@ -172,43 +179,46 @@ pub fn heirs(
 ) -> io::Result<Vec<Undo>> {
     let records: FxHashSet<ThreadId> = all.iter().filter_map(key_of).collect();
     let mut by_value = Parents::default();
-    let held: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
-    for undo in &held {
-        let (Some(masks), Some(family)) = (&undo.masks, Family::of(undo)) else { continue };
-        let of = (undo.pid, family.session, family.cgroup.clone());
-        let first =
-            by_value.entry(shown(&masks.ours, online)).or_default().entry(of).or_insert_with(|| (undo, family.clone()));
-        if family.at < first.1.at {
-            *first = (undo, family);
+    let traced: Vec<&Undo> = all.iter().filter(|undo| searched(undo)).collect();
+    for undo in &traced {
+        let (Some(masks), Some(context)) = (&undo.masks, MoveContext::of(undo)) else { continue };
+        let of = (undo.pid, context.session, context.cgroup.clone());
+        let first = by_value
+            .entry(shown(&masks.ours, online))
+            .or_default()
+            .entry(of)
+            .or_insert_with(|| (undo, context.clone()));
+        if context.at < first.1.at {
+            *first = (undo, context);
         }
     }
-    let mut heirs = Vec::new();
+    let mut inherited = Vec::new();
     if by_value.is_empty() {
-        return Ok(heirs);
+        return Ok(inherited);
     }
     let mut trouble = None;
     for (pid, tid) in threads.all()? {
-        match heir(threads, (pid, tid), &by_value, &records) {
-            Ok(heir) => heirs.extend(heir),
+        match search(threads, (pid, tid), &by_value, &records) {
+            Ok(thread) => inherited.extend(thread),
             Err(error) => trouble = Some(error),
         }
     }
     let last: FxHashMap<ThreadId, &Undo> = all.iter().filter_map(|undo| Some((key_of(undo)?, undo))).collect();
     let given = |first: ThreadId| last.get(&first).and_then(|undo| ours_of(undo));
-    for undo in held {
+    for undo in traced {
         match became_first(threads, undo, online, given) {
-            Ok(heir) => heirs.extend(heir),
+            Ok(thread) => inherited.extend(thread),
             Err(error) => trouble = Some(error),
         }
     }
     match trouble {
-        Some(error) if heirs.is_empty() => Err(error),
-        _ => Ok(heirs),
+        Some(error) if inherited.is_empty() => Err(error),
+        _ => Ok(inherited),
     }
 }
 
 /// An undo record for a thread, made from the nearest record it can have inherited from.
-fn heir(
+fn search(
     threads: &Threads,
     (pid, tid): (u32, u32),
     by_value: &Parents<'_>,
@@ -224,20 +234,20 @@ fn heir(
         return Ok(None);
     }
     let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
-    let mut nearest: Option<(Kinship, &Undo)> = None;
-    for (undo, family) in parents.values() {
-        if let Some(kinship) = kinship(&memory, pid, &stat, undo.pid, family)?
-            && nearest.is_none_or(|n| kinship < n.0)
+    let mut nearest: Option<(Relation, &Undo)> = None;
+    for (undo, context) in parents.values() {
+        if let Some(relation) = relation(&memory, pid, &stat, undo.pid, context)?
+            && nearest.is_none_or(|n| relation < n.0)
         {
-            nearest = Some((kinship, undo));
+            nearest = Some((relation, undo));
         }
     }
     let Some(masks) = nearest.and_then(|(_, undo)| undo.masks.clone()) else { return Ok(None) };
-    Ok(Some(inherited(stat.id, pid, masks)))
+    Ok(Some(record_of(stat.id, pid, masks)))
 }
 
 /// The record of a thread that inherited our value.
-pub(super) fn inherited(key: ThreadId, pid: u32, masks: Masks) -> Undo {
+pub(super) fn record_of(key: ThreadId, pid: u32, masks: Masks) -> Undo {
     Undo { subject: subject_of(key), pid, masks: Some(masks), payload: String::new() }
 }
 
@@ -292,12 +302,12 @@ mod tests {
     }
 
     /// The moved thread is of process 50, moved at time 1000, session 40, group `/pg`.
-    fn related(table: &Table, pid: u32) -> Option<Kinship> {
-        let family = Family { at: 1000, session: 40, cgroup: "/pg".into(), first_differs: false };
-        kinship(table, pid, &Facts::stat(table, pid).unwrap().unwrap(), 50, &family).unwrap()
+    fn related(table: &Table, pid: u32) -> Option<Relation> {
+        let context = MoveContext { at: 1000, session: 40, cgroup: "/pg".into(), first_differs: false };
+        relation(table, pid, &Facts::stat(table, pid).unwrap().unwrap(), 50, &context).unwrap()
     }
 
-    fn family(more: &[(u32, u32, u64, u32, &'static str)]) -> Table {
+    fn machine(more: &[(u32, u32, u64, u32, &'static str)]) -> Table {
         let mut all = vec![
             (1, 0, 1, 1, ""),
             (40, 1, 500, 40, "/pg"), // the shell that leads the session
@@ -309,45 +319,45 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_the_process_and_descendants_are_kin_if_younger_than_the_move() {
-        let table = family(&[(60, 50, 1000, 40, "/pg"), (61, 60, 1200, 61, "/x"), (62, 50, 999, 40, "/pg")]);
-        assert_eq!(related(&table, 60), Some(Kinship::Descendant));
-        assert_eq!(related(&table, 61), Some(Kinship::Descendant)); // own session and group: still a grandchild
+    fn threads_of_the_process_and_descendants_are_related_if_younger_than_the_move() {
+        let table = machine(&[(60, 50, 1000, 40, "/pg"), (61, 60, 1200, 61, "/x"), (62, 50, 999, 40, "/pg")]);
+        assert_eq!(related(&table, 60), Some(Relation::Descendant));
+        assert_eq!(related(&table, 61), Some(Relation::Descendant)); // own session and group: still a grandchild
         assert_eq!(related(&table, 62), None);
         let id = ThreadId { tid: 51, start_ns: 1001 };
         let young = Stat { id, ppid: 40, session: 40, ..Stat::default() };
-        let family = Family { at: 1000, session: 40, cgroup: String::new(), first_differs: false };
-        assert_eq!(kinship(&table, 50, &young, 50, &family).unwrap(), Some(Kinship::SameProcess));
+        let context = MoveContext { at: 1000, session: 40, cgroup: String::new(), first_differs: false };
+        assert_eq!(relation(&table, 50, &young, 50, &context).unwrap(), Some(Relation::SameProcess));
     }
 
     #[test]
     fn a_parent_with_older_ancestors_between_is_found() {
         // 50 started 55 before the move, and 55 started 60 after it. Whether or not 55 was moved,
-        // 60 is family; a mask of ours decides.
-        let table = family(&[(55, 50, 900, 40, "/pg"), (60, 55, 1100, 40, "/pg")]);
-        assert_eq!(related(&table, 60), Some(Kinship::Descendant));
+        // 60 is related; a mask of ours decides.
+        let table = machine(&[(55, 50, 900, 40, "/pg"), (60, 55, 1100, 40, "/pg")]);
+        assert_eq!(related(&table, 60), Some(Relation::Descendant));
     }
 
     #[test]
     fn orphans_are_known_by_session_or_group() {
-        let table = family(&[(70, 1, 1100, 40, ""), (71, 1, 1100, 71, "/pg"), (72, 70, 1200, 72, "")]);
-        assert_eq!(related(&table, 70), Some(Kinship::Orphan));
-        assert_eq!(related(&table, 71), Some(Kinship::Orphan));
-        assert_eq!(related(&table, 72), Some(Kinship::Orphan)); // child of an orphan
+        let table = machine(&[(70, 1, 1100, 40, ""), (71, 1, 1100, 71, "/pg"), (72, 70, 1200, 72, "")]);
+        assert_eq!(related(&table, 70), Some(Relation::Orphan));
+        assert_eq!(related(&table, 71), Some(Relation::Orphan));
+        assert_eq!(related(&table, 72), Some(Relation::Orphan)); // child of an orphan
     }
 
     #[test]
-    fn other_children_of_the_session_are_not_kin() {
+    fn other_children_of_the_session_are_not_related() {
         // `numactl` typed into the same shell, and into another one.
-        let table = family(&[(80, 40, 1100, 40, "/pg"), (81, 41, 1100, 41, "/user"), (82, 1, 1100, 82, "/user")]);
+        let table = machine(&[(80, 40, 1100, 40, "/pg"), (81, 41, 1100, 41, "/user"), (82, 1, 1100, 82, "/user")]);
         assert_eq!(related(&table, 80), None);
         assert_eq!(related(&table, 81), None);
         assert_eq!(related(&table, 82), None);
     }
 
     #[test]
-    fn a_later_process_with_the_same_id_is_not_kin() {
-        let mut table = family(&[(60, 50, 1200, 41, "/user")]);
+    fn a_later_process_with_the_same_id_is_not_related() {
+        let mut table = machine(&[(60, 50, 1200, 41, "/user")]);
         table.0.retain(|t| t.0 != 50);
         table.0.push((50, 41, 1100, 41, "/user"));
         assert_eq!(related(&table, 60), None);
@@ -355,9 +365,9 @@ mod tests {
 
     #[test]
     fn the_root_group_and_session_0_prove_nothing() {
-        let table = family(&[(60, 1, 1200, 0, "")]);
-        let family = Family { at: 1000, session: 0, cgroup: String::new(), first_differs: false };
-        assert_eq!(kinship(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &family).unwrap(), None);
+        let table = machine(&[(60, 1, 1200, 0, "")]);
+        let context = MoveContext { at: 1000, session: 0, cgroup: String::new(), first_differs: false };
+        assert_eq!(relation(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &context).unwrap(), None);
     }
 
     /// A child that was born while a CPU of the node was offline was bound to the others for ever.
@@ -375,17 +385,17 @@ mod tests {
         });
         let tid = told.recv().unwrap();
         let threads = Threads::new(std::path::Path::new("/proc"));
-        let family = Family { at: 0, session: 0, cgroup: String::new(), first_differs: false };
+        let context = MoveContext { at: 0, session: 0, cgroup: String::new(), first_differs: false };
         let masks = Masks { before: all.clone(), ours: one.iter().chain([9999]).collect(), unbound: true };
         let gone = Undo {
             subject: subject_of(ThreadId { tid: u32::MAX, start_ns: 0 }),
             pid: std::process::id(),
             masks: Some(masks.clone()),
-            payload: family.payload(),
+            payload: context.payload(),
         };
-        let found = heirs(&threads, &[gone], &all, |_| true).unwrap();
-        let of_child = found.iter().find(|heir| key_of(heir).is_some_and(|key| key.tid == tid));
-        assert_eq!(of_child.and_then(|heir| heir.masks.clone()), Some(masks));
+        let found = inherited(&threads, &[gone], &all, |_| true).unwrap();
+        let of_child = found.iter().find(|thread| key_of(thread).is_some_and(|key| key.tid == tid));
+        assert_eq!(of_child.and_then(|thread| thread.masks.clone()), Some(masks));
         drop(end);
         child.join().unwrap();
     }
