@@ -122,6 +122,11 @@ impl Failure {
         self.exit
     }
 
+    /// The cause, with its errno if the kernel gave one.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
     /// The failure and its cause, without the hint.
     pub fn line(&self) -> String {
         format!("{}: {}", self.what, self.why)

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use topology::CpuSet;
 
 use crate::mounts::{self, Mount};
+use crate::named;
 
 /// The place of a thread's cpuset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +44,7 @@ impl Cpusets {
     /// Finds the mounts of control groups.
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
-        let bytes = std::fs::read(&path).map_err(|e| named(&path, &e))?;
+        let bytes = std::fs::read(&path).map_err(|e| named(path.display(), e))?;
         let mut found = Self { v1: None, v2: None };
         for mount in mounts::list(&bytes) {
             match mount.fs_type.as_str() {
@@ -102,7 +103,7 @@ impl Cpusets {
             }
             Group::V2(dir) => {
                 let top = self.v2.as_ref().map_or(Path::new("/"), |m| m.point.as_path());
-                std::fs::metadata(dir).map_err(|e| named(dir, &e))?;
+                std::fs::metadata(dir).map_err(|e| named(dir.display(), e))?;
                 for dir in dir.ancestors().take_while(|d| d.starts_with(top)) {
                     if let Some(cpus) = read(&dir.join("cpuset.cpus.effective"))? {
                         return Ok(Some(cpus));
@@ -125,9 +126,9 @@ fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
     inside.then(|| mount.point.join(below))
 }
 
-/// The name of the group that descendants share with their ancestors; empty for the root group,
+/// The name of the group that descendants share with their ancestors; `None` for the root group,
 /// which proves nothing.
-pub fn group_name(cgroups: &str) -> String {
+pub fn group_name(cgroups: &str) -> Option<String> {
     // The version-2 group or, on a machine without, systemd's own: it holds a service or a login
     // session together.
     let path_of = |want: &str| {
@@ -137,7 +138,7 @@ pub fn group_name(cgroups: &str) -> String {
         })
     };
     let path = path_of(":").filter(|p| *p != "/").or_else(|| path_of("name=systemd:"));
-    path.filter(|p| *p != "/").unwrap_or_default().to_owned()
+    path.filter(|p| !matches!(*p, "" | "/")).map(str::to_owned)
 }
 
 /// A list of CPUs from a file; `None` if it is missing or empty.
@@ -150,13 +151,8 @@ fn read(path: &Path) -> std::io::Result<Option<CpuSet>> {
             Ok((!cpus.is_empty()).then_some(cpus))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(named(path, &error)),
+        Err(error) => Err(named(path.display(), error)),
     }
-}
-
-/// The same error with the file name added.
-fn named(path: &Path, error: &std::io::Error) -> std::io::Error {
-    std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -269,10 +265,10 @@ mod tests {
     }
 
     #[test]
-    fn families_are_kept_together_by_the_group_that_managers_use() {
+    fn descendants_are_known_by_the_group_that_managers_use() {
         let name = |text: &str| group_name(text);
-        assert_eq!(name("0::/system.slice/pg.service\n"), "/system.slice/pg.service");
-        assert_eq!(name("9:name=systemd:/system.slice/pg\n3:cpuset:/\n0::/\n"), "/system.slice/pg");
-        assert_eq!(name("4:memory:/m\n3:cpuset:/x\n0::/\n"), "");
+        assert_eq!(name("0::/system.slice/pg.service\n").unwrap(), "/system.slice/pg.service");
+        assert_eq!(name("9:name=systemd:/system.slice/pg\n3:cpuset:/\n0::/\n").unwrap(), "/system.slice/pg");
+        assert_eq!(name("4:memory:/m\n3:cpuset:/x\n0::/\n"), None);
     }
 }

@@ -22,6 +22,7 @@ pub mod interference;
 pub mod leases;
 pub mod memory;
 pub mod mounts;
+mod named;
 pub mod pages;
 pub mod patient;
 pub mod privileges;
@@ -31,4 +32,5 @@ pub mod threads;
 pub mod volume;
 pub mod watched;
 
+pub use named::named;
 pub use random::random;

@@ -91,7 +91,7 @@ impl Watched {
 fn named(path: &Path, error: io::Error) -> io::Error {
     match is_gone(&error) {
         true => error,
-        false => io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())),
+        false => crate::named(format_args!("cannot read {}", path.display()), error),
     }
 }
 

@@ -27,7 +27,7 @@ use topology::{CpuSet, FileId, ProcessId, ThreadId, Topology};
 use super::data::DataMoves;
 use super::descendants::{Descendants, search};
 use super::machine::Machine;
-use super::mover::{Given, Mover, Rules, key_of, own_affinity, refused};
+use super::mover::{Given, Mover, Rules, key_of, own_affinity};
 use super::privileged::PrivilegedWorker;
 use super::watched::{Births, Trouble, Watched};
 
@@ -396,7 +396,10 @@ impl<B: Births> Plane for Actor<B> {
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         if let Some(scheduler) = self.scheduler.as_ref().filter(|_| !mv.subject.is_file()) {
-            return Err(refused("sched_ext", format!("a sched_ext {scheduler} may treat a bound thread worse")));
+            return Err(PlaneError::refused(
+                "sched_ext",
+                format!("a sched_ext {scheduler} may treat a bound thread worse"),
+            ));
         }
         self.moves.prepare(&mut self.mover, self.machine.topology(), mv)
     }
@@ -414,8 +417,8 @@ impl<B: Births> Plane for Actor<B> {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        // Only the record of a move has a context; that of a descendant has none.
-        let of_move = !undo.payload.is_empty();
+        // The record of a descendant has no payload.
+        let of_move = undo.payload.is_some();
         if of_move && !self.finishing {
             self.finishing = true;
             // CPUs may have come or gone since the last window.
@@ -448,15 +451,13 @@ impl<B: Births> Plane for Actor<B> {
     /// that set our value itself looks like one of them, so the search leaves out the descendants
     /// of watched threads.
     fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
-        let mut trouble: Option<String> = None;
-        let mut inherited = match self.look_for_descendants(owned) {
-            Ok(descendants) => self.descendants.inherited(&self.mover, &descendants).map_err(|e| e.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
-        .unwrap_or_else(|error| {
-            trouble = Some(error);
-            Vec::new()
-        });
+        let reported = self
+            .look_for_descendants(owned)
+            .and_then(|reported| Ok(self.descendants.inherited(&self.mover, &reported)?));
+        let (mut inherited, mut trouble) = match reported {
+            Ok(inherited) => (inherited, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
         if self.watched.births.is_none() || self.finishing {
             let blind = !self.watched.looked || self.watched.lost;
             let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
@@ -467,11 +468,11 @@ impl<B: Births> Plane for Actor<B> {
                     inherited
                         .extend(more.into_iter().filter(|thread| key_of(thread).is_some_and(|key| known.insert(key))));
                 }
-                Err(error) => trouble = Some(error.to_string()),
+                Err(error) => trouble = Some(error.into()),
             }
         }
         match trouble {
-            Some(why) if inherited.is_empty() => Err(PlaneError::Refused { reason: "unreadable", why }),
+            Some(error) if inherited.is_empty() => Err(PlaneError::refused("unreadable", error.to_string())),
             _ => Ok(inherited.into_iter().map(|thread| self.keep_or_put_back(thread)).collect()),
         }
     }
@@ -530,16 +531,16 @@ mod tests {
             subject: Subject::Thread { tid, start: 10_000_000 },
             pid: 9,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
-            payload: String::new(),
+            payload: None,
         };
         let mut actor = Actor::<Unwatched>::new(Settings::default(), Topology::default(), None, None).unwrap();
         let mut given = Given::default();
-        given.add(&Undo { payload: "context".to_owned(), ..undo(9, "3") });
+        given.add(&Undo { payload: Some("context".to_owned()), ..undo(9, "3") });
         given.add(&undo(10, "0-7"));
         actor.processes.insert(9, (ProcessId { pid: 9, start_ns: 10_000_000 }, given));
         // The child of the second thread.
         let thread = actor.keep_or_put_back(undo(11, "0-7"));
         assert!(thread.keeps);
-        assert_eq!((thread.undo.masks, thread.undo.payload.as_str()), (undo(11, "0-7").masks, "context"));
+        assert_eq!((thread.undo.masks, thread.undo.payload.as_deref()), (undo(11, "0-7").masks, Some("context")));
     }
 }

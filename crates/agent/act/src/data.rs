@@ -33,7 +33,6 @@ use super::Mover;
 use super::copying::{Back, Copying};
 use super::dax::{DaxMove, DaxRefused};
 use super::memory::Layout;
-use super::mover::refused;
 use super::pages::{self, FileMove, FileMoveError};
 use super::privileged::PrivilegedWorker;
 use super::process::{self, ProcessMove};
@@ -146,7 +145,8 @@ impl DataMoves {
                 Ok(undo)
             }
             Subject::File { file, generation } => {
-                let unknown = || refused("file_unknown", format!("file {file} was not read in the last window"));
+                let unknown =
+                    || PlaneError::refused("file_unknown", format!("file {file} was not read in the last window"));
                 let seen = FileId::parse(file).and_then(|file| self.seen.get(&file)).ok_or_else(unknown)?;
                 if *generation > 0 && *generation != u64::from(seen.id.generation) {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
@@ -332,7 +332,7 @@ impl Copies for DataMoves {
             let Some((job, back)) = self.jobs.take_last() else {
                 let (subject, moves) = self.forgotten.take()?;
                 let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
-                return Some((subject, Err(refused("too_many", why))));
+                return Some((subject, Err(PlaneError::refused("too_many", why))));
             };
             let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
             let (back, file) = self.with_earlier(&subject, back, file);
@@ -343,7 +343,7 @@ impl Copies for DataMoves {
                 (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), Some(layout)),
                 (None, Some((seen, from))) => self.file_job(seen, (None, from), None),
                 // Its thread has panicked.
-                (_, None) => Err(refused("no_way_back", "where its memory was is not known any more".to_owned())),
+                (_, None) => Err(PlaneError::refused("no_way_back", "where its memory was is not known any more")),
             };
             return Some((subject, started));
         }
@@ -404,16 +404,16 @@ fn open(
 }
 
 fn no_thread(error: io::Error) -> PlaneError {
-    refused("no_thread", format!("its copy cannot be started: {error}"))
+    PlaneError::failed("no_thread", "its copy cannot be started", error)
 }
 
 /// The move was not prepared in this window.
 pub fn not_prepared(mv: &Move) -> PlaneError {
-    refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
+    PlaneError::refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
 }
 
 fn error(error: &FileMoveError) -> PlaneError {
-    refused(reason(error), error.to_string())
+    PlaneError::refused(reason(error), error.to_string())
 }
 
 fn reason(error: &FileMoveError) -> &'static str {

@@ -61,7 +61,7 @@ use std::time::Duration;
 
 use linux::block::fiemap::{self, Extent};
 use linux::block::{self, Layout};
-use linux::residency;
+use linux::residency::open::Opened;
 use rustix::fs::{FileType, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::time::ClockId;
@@ -197,15 +197,14 @@ enum Tried {
 }
 
 impl DaxMove {
-    /// Opens a file and prepares the move of its blocks, as [`prepare`](Self::prepare) does.
+    /// As [`prepare`](Self::prepare), with an error that names the file.
     ///
     /// # Errors
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
-    pub fn open(path: &Path, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
-        let file = residency::open::open(path)?;
+    pub fn of_opened(file: &Opened, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
         Self::prepare(&file.fd, None, to, freeze).map_err(|refused| FileMoveError::Refused {
-            path: path.to_owned(),
+            path: file.path.clone(),
             to,
             reason: refused.reason,
             why: refused.why,

@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use linux::cpuset::{Cpusets, Group};
+use linux::named;
 use linux::threads::Threads;
 use rustc_hash::FxHashMap;
 use topology::{CpuSet, ThreadId};
@@ -134,8 +135,8 @@ impl Defaults {
 
     fn cpu_list(&self, name: &str) -> io::Result<CpuSet> {
         let path = self.sys_root.join("devices/system/cpu").join(name);
-        let named = |kind, why: String| io::Error::new(kind, format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(&path).map_err(|e| named(e.kind(), e.to_string()))?;
-        text.parse().map_err(|e: topology::ParseCpuSetError| named(io::ErrorKind::InvalidData, e.to_string()))
+        let named = |error| named(path.display(), error);
+        let text = std::fs::read_to_string(&path).map_err(named)?;
+        text.parse().map_err(|e: topology::ParseCpuSetError| named(io::Error::new(io::ErrorKind::InvalidData, e)))
     }
 }

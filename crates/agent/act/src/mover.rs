@@ -197,13 +197,14 @@ impl Mover {
             return Err(gone(tid));
         }
         if stat.kernel_thread {
-            return Err(refused("kernel_thread", "is a kernel thread"));
+            return Err(PlaneError::refused("kernel_thread", "is a kernel thread"));
         }
         let mask = mask_of(tid).map_err(|e| kernel(tid, "read", e))?;
-        let unreadable = |e| refused("unreadable", format!("the control groups of thread {tid} cannot be read: {e}"));
+        let unreadable =
+            |e| PlaneError::failed("unreadable", format!("the control groups of thread {tid} cannot be read"), e);
         let cgroups = self.threads.cgroups(tid).map_err(unreadable)?;
         let default =
-            self.defaults.of(tid).map_err(|why| refused("cpuset_unknown", format!("its cpuset is unknown: {why}")))?;
+            self.defaults.of(tid).map_err(|e| PlaneError::failed("cpuset_unknown", "its cpuset is unknown", e))?;
         let (before, unbound) = match self.moved.get(&thread) {
             Some(m) if m.holds(&mask, &default) => (m.before.clone(), m.unbound),
             _ if mask == default => (mask.clone(), true),
@@ -213,7 +214,7 @@ impl Mover {
             {
                 (self.with_offline(tid, &mask)?, false)
             }
-            _ => return Err(refused("own_affinity", own_affinity(&mask))),
+            _ => return Err(PlaneError::refused("own_affinity", own_affinity(&mask))),
         };
         // A thread that has less than its default, without anybody's asking, stays within that.
         let given = !unbound && !self.rules.touch_own_affinity;
@@ -234,7 +235,7 @@ impl Mover {
             return Ok(mask.clone());
         }
         let given = self.threads.affinity(tid);
-        let given = given.map_err(|error| if is_gone(&error) { gone(tid) } else { unreadable(tid, &error) })?;
+        let given = given.map_err(|error| if is_gone(&error) { gone(tid) } else { unreadable(tid, error) })?;
         // Otherwise somebody has changed it meanwhile.
         Ok(if given.intersection(self.defaults.online()) == *mask { given } else { mask.clone() })
     }
@@ -268,7 +269,10 @@ impl Mover {
         let cpus = topology.node(to).map(|n| n.cpus.intersection(default)).unwrap_or_default();
         match cpus.is_empty() {
             false => Ok(cpus),
-            true => Err(refused("no_cpu_on_node", format!("may use no CPU of node {to}: its cpuset is {default}"))),
+            true => Err(PlaneError::refused(
+                "no_cpu_on_node",
+                format!("may use no CPU of node {to}: its cpuset is {default}"),
+            )),
         }
     }
 
@@ -279,9 +283,17 @@ impl Mover {
         };
         let tid = key.tid;
         let Some(expected) = self.prepared.remove(&key) else {
-            return Err(refused("not_prepared", format!("the move of thread {tid} was not prepared in this window")));
+            return Err(PlaneError::refused(
+                "not_prepared",
+                format!("the move of thread {tid} was not prepared in this window"),
+            ));
         };
-        self.replace(key, |mask| Ok(*mask == expected), ours, |mask| refused("own_affinity", own_affinity(mask)))?;
+        self.replace(
+            key,
+            |mask| Ok(*mask == expected),
+            ours,
+            |mask| PlaneError::refused("own_affinity", own_affinity(mask)),
+        )?;
         let moved = self.moved.entry(key).or_insert_with(|| Moved {
             before: before.clone(),
             unbound: *unbound,
@@ -310,11 +322,11 @@ impl Mover {
                 Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
                 // The cpuset is hidden from us or gone: judge by the plain mask.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(unreadable(tid, &error)),
+                Err(error) => Err(unreadable(tid, error)),
             }
         };
         let possible = self.defaults.possible();
-        let changed = |_: &CpuSet| refused("changed_by_others", "was changed by others");
+        let changed = |_: &CpuSet| PlaneError::refused("changed_by_others", "was changed by others");
         let to = if *unbound { possible } else { before };
         let mut result = self.replace(key, is_ours, to, changed);
         if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
@@ -359,13 +371,13 @@ impl Mover {
         match (affinity::set(tid, &mask), after) {
             // The mask could not be put back, so the move stands.
             (Err(error), Err(_)) if !is_gone(&error) => Ok(()),
-            (_, Err(error)) => Err(unreadable(tid, &error)),
+            (_, Err(error)) => Err(unreadable(tid, error)),
             (_, Ok(_)) => Err(gone(tid)),
         }
     }
 
     fn open(&self, tid: u32) -> Result<(Open, Stat), PlaneError> {
-        self.threads.open(tid).map_err(|error| unreadable(tid, &error))?.ok_or_else(|| gone(tid))
+        self.threads.open(tid).map_err(|error| unreadable(tid, error))?.ok_or_else(|| gone(tid))
     }
 }
 
@@ -394,19 +406,15 @@ pub fn subject_of(ThreadId { tid, start_ns }: ThreadId) -> Subject {
 }
 
 fn not_a_thread() -> PlaneError {
-    refused("not_supported", "a host can move threads only")
+    PlaneError::refused("not_supported", "a host can move threads only")
 }
 
 fn gone(tid: u32) -> PlaneError {
     PlaneError::Gone { what: format!("thread {tid}") }
 }
 
-fn unreadable(tid: u32, error: &io::Error) -> PlaneError {
-    refused("unreadable", format!("thread {tid} cannot be examined: {error}"))
-}
-
-pub(crate) fn refused(reason: &'static str, why: impl Into<String>) -> PlaneError {
-    PlaneError::Refused { reason, why: why.into() }
+fn unreadable(tid: u32, error: io::Error) -> PlaneError {
+    PlaneError::failed("unreadable", format!("thread {tid} cannot be examined"), error)
 }
 
 /// Translates the kernel's answer to an affinity call.
@@ -417,7 +425,7 @@ fn kernel(tid: u32, what: &str, error: io::Error) -> PlaneError {
         Some(Errno::INVAL) => "einval",
         _ => "kernel",
     };
-    refused(reason, format!("the affinity of thread {tid} cannot be {what}: {error}"))
+    PlaneError::failed(reason, format!("the affinity of thread {tid} cannot be {what}"), error)
 }
 
 #[cfg(test)]
@@ -446,7 +454,7 @@ mod tests {
             subject: subject_of(ThreadId { tid, start_ns: 10_000_000 }),
             pid: 1,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
-            payload: String::new(),
+            payload: None,
         };
         let mut given = Given::default();
         given.add(&undo(1, "0-7"));

@@ -184,17 +184,17 @@ impl FileMove {
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
-        Self::of_range(path, &(0..u64::MAX), to)
+        Self::of_opened(open::open(path)?, &(0..u64::MAX), to)
     }
 
-    /// The same for a range of bytes, widened to whole pages. A page that shares a large folio with
-    /// others takes them along.
+    /// The same for a range of bytes of a file that is open already, widened to whole pages. A page
+    /// that shares a large folio with others takes them along.
     ///
     /// # Errors
     ///
     /// As [`prepare`](Self::prepare).
-    pub fn of_range(path: &Path, range: &Range<u64>, to: NodeId) -> Result<Self, FileMoveError> {
-        let file = movable(open::open(path)?, to)?;
+    pub fn of_opened(file: Opened, range: &Range<u64>, to: NodeId) -> Result<Self, FileMoveError> {
+        let file = movable(file, to)?;
         let page = rustix::param::page_size() as u64;
         let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(file.size);
         let range = (range.start / page * page).min(end)..end;
@@ -204,8 +204,8 @@ impl FileMove {
         Ok(Self { end, turn, ..Self::with(file, (None, to), counted, true)? })
     }
 
-    /// The same for a file that is open already, with `O_NOATIME`, and, with `from`, for its pages
-    /// on that node only. Its cached bytes are estimated from a sample instead of counted, which
+    /// The same for a file that was opened with `O_NOATIME` and, with `from`, for its pages on that
+    /// node only. Its cached bytes are estimated from a sample instead of counted, which
     /// takes as long as a part of the move.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ use topology::{CpuSet, NodeId, ProcessId, ThreadId, Topology};
 
 use super::copying::Copying;
 use super::memory::MemoryMove;
-use super::mover::{Given, Mover, key_of, refused, subject_of};
+use super::mover::{Given, Mover, key_of, subject_of};
 
 /// How often to look for new threads. After the first look only threads that had not been seen then
 /// can start threads that are not bound, so a process that starts threads without pause is done
@@ -67,36 +67,39 @@ pub fn prepare(
     with_memory: bool,
 ) -> Result<ProcessMove, PlaneError> {
     if pid == std::process::id() {
-        return Err(refused("itself", "is homenode itself"));
+        return Err(PlaneError::refused("itself", "is homenode itself"));
     }
-    let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, &e))? else { return Err(gone(pid)) };
+    let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, e))? else { return Err(gone(pid)) };
     if start_ns.is_some_and(|ns| as_shown(ns) != stat.id.start_ns) {
         return Err(gone(pid));
     }
     if stat.kernel_thread {
-        return Err(refused("kernel_thread", "is a kernel thread"));
+        return Err(PlaneError::refused("kernel_thread", "is a kernel thread"));
     }
-    let node = topology.node(to).ok_or_else(|| refused("no_such_node", format!("there is no node {to}")))?;
+    let node =
+        topology.node(to).ok_or_else(|| PlaneError::refused("no_such_node", format!("there is no node {to}")))?;
     let status = Status::read(mover.threads(), pid)?;
     if status.process != pid {
-        return Err(refused("not_a_process", format!("is a thread of process {}", status.process)));
+        return Err(PlaneError::refused("not_a_process", format!("is a thread of process {}", status.process)));
     }
     let id = stat.process();
     let mut process = ProcessMove::new(id, to);
     process.look(mover, topology)?;
     if process.ready.is_empty() && !process.left.iter().any(|(tid, _)| runs_on(*tid, &node.cpus)) {
         return Err(match process.left.first() {
-            Some((_, why)) => refused("own_affinity", format!("none of its threads may be moved: each {why}")),
+            Some((_, why)) => {
+                PlaneError::refused("own_affinity", format!("none of its threads may be moved: each {why}"))
+            }
             None => gone(pid),
         });
     }
     if with_memory {
         if node.memory_bytes == 0 {
-            return Err(refused("no_memory_on_node", format!("node {to} has no memory")));
+            return Err(PlaneError::refused("no_memory_on_node", format!("node {to} has no memory")));
         }
         // A kernel without cpusets has no such line.
         if status.memory_nodes.as_ref().is_some_and(|nodes| !nodes.contains(to.0)) {
-            return Err(refused("mems_forbid_node", format!("its cpuset forbids memory of node {to}")));
+            return Err(PlaneError::refused("mems_forbid_node", format!("its cpuset forbids memory of node {to}")));
         }
         process.memory = Some(memory(mover, id, to)?);
     }
@@ -107,7 +110,7 @@ pub fn prepare(
 /// it looked at which part is there already: that takes milliseconds.
 fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, PlaneError> {
     let pid = process.pid;
-    let unreadable = |e| unreadable(pid, &e);
+    let unreadable = |e| unreadable(pid, e);
     let proc_root = mover.threads().root().to_owned();
     let new = {
         let proc_root = proc_root.clone();
@@ -124,7 +127,7 @@ fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, P
     if room < needed {
         let mib = |bytes: u64| bytes >> 20;
         let why = format!("node {to} has room for {} MiB, and {} MiB are to be moved", mib(room), mib(needed));
-        return Err(refused("no_free_memory", why));
+        return Err(PlaneError::refused("no_free_memory", why));
     }
     Ok(work)
 }
@@ -165,7 +168,9 @@ impl ProcessMove {
                     // Its program has set its affinity meanwhile, or the kernel binds no such
                     // thread: SCHED_DEADLINE, workers of io_uring before Linux 6.3. Without
                     // permission, none of its threads can be bound.
-                    Err(PlaneError::Refused { reason, why }) if reason != "eperm" => self.left.push((tid, why)),
+                    Err(error) if matches!(&error, PlaneError::Refused { reason, .. } if *reason != "eperm") => {
+                        self.left.push((tid, error.to_string()));
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -190,10 +195,10 @@ impl ProcessMove {
     /// Prepares the threads that have not been seen yet.
     fn look(&mut self, mover: &mut Mover, topology: &Topology) -> Result<(), PlaneError> {
         let pid = self.id.pid;
-        let tids = mover.threads().of(pid).map_err(|e| unreadable(pid, &e))?;
+        let tids = mover.threads().of(pid).map_err(|e| unreadable(pid, e))?;
         if tids.len() > MOST_THREADS && self.bound.is_empty() {
             let why = format!("has {} threads: only processes with up to {MOST_THREADS} move as a whole", tids.len());
-            return Err(refused("too_many_threads", why));
+            return Err(PlaneError::refused("too_many_threads", why));
         }
         for tid in tids {
             // It starts threads faster than they are bound. The rest descend from bound threads,
@@ -210,12 +215,12 @@ impl ProcessMove {
                 None => mover.prepare(topology, &self.thread(stat.id)),
             };
             // The id may have become another process's since it was listed.
-            let ours = mover.threads().belongs(pid, stat.id).map_err(|e| unreadable(pid, &e))?;
+            let ours = mover.threads().belongs(pid, stat.id).map_err(|e| unreadable(pid, e))?;
             match prepared {
                 _ if !ours => {}
                 Ok(undo) => self.ready.push(undo),
                 Err(PlaneError::Gone { .. }) => {}
-                Err(PlaneError::Refused { reason: "own_affinity", why }) => self.left.push((tid, why)),
+                Err(PlaneError::Refused { reason: "own_affinity", why, .. }) => self.left.push((tid, why)),
                 Err(error) => return Err(error),
             }
         }
@@ -269,9 +274,9 @@ impl Status {
     fn read(threads: &Threads, pid: u32) -> Result<Self, PlaneError> {
         match threads.status(pid) {
             Ok(status) => Self::parse(&status)
-                .ok_or_else(|| refused("unreadable", format!("/proc/{pid}/status has an unknown form"))),
+                .ok_or_else(|| PlaneError::refused("unreadable", format!("/proc/{pid}/status has an unknown form"))),
             Err(error) if linux::threads::is_gone(&error) => Err(gone(pid)),
-            Err(error) => Err(unreadable(pid, &error)),
+            Err(error) => Err(unreadable(pid, error)),
         }
     }
 
@@ -286,8 +291,8 @@ fn gone(pid: u32) -> PlaneError {
     PlaneError::Gone { what: format!("process {pid}") }
 }
 
-fn unreadable(pid: u32, error: &std::io::Error) -> PlaneError {
-    refused("unreadable", format!("process {pid} cannot be examined: {error}"))
+fn unreadable(pid: u32, error: std::io::Error) -> PlaneError {
+    PlaneError::failed("unreadable", format!("process {pid} cannot be examined"), error)
 }
 
 #[cfg(test)]
@@ -326,12 +331,8 @@ mod tests {
         let mut looks = Vec::new();
         for bound in [1, 1000] {
             let id = mover.threads().stat(pid).unwrap().unwrap().process();
-            let context = crate::descendants::context::MoveContext {
-                at: 0,
-                session: 1,
-                cgroup: String::new(),
-                first_differs: false,
-            };
+            let context =
+                crate::descendants::context::MoveContext { at: 0, session: 1, cgroup: None, first_differs: false };
             // As if of another process: their values are not those of the threads here.
             let record = |n: u32| Undo {
                 subject: subject_of(ThreadId { tid: n, start_ns: 0 }),

@@ -22,7 +22,7 @@ use crate::rails::Rail;
 use crate::state::records::{Job, Record};
 use crate::{Plane, PlaneError, Undo};
 
-/// Why a move is refused when what undoes it cannot be written down.
+/// The word for a move that is not made because what undoes it cannot be written down.
 pub(crate) const NOT_WRITTEN: &str = "state_not_written";
 
 /// What became of a move, or how far it is.
@@ -39,6 +39,12 @@ pub enum MoveEvent {
     Refused {
         /// Stable word for programs.
         reason: String,
+        /// One sentence.
+        why: String,
+    },
+    /// It was prepared and is not made, because what undoes it could not be written down. The fault
+    /// is the disk's: one note says so for all moves of the window.
+    NotWritten {
         /// One sentence.
         why: String,
     },
@@ -119,8 +125,19 @@ impl MoveEvent {
     pub(crate) fn not_made(error: PlaneError) -> Result<Self, PlaneError> {
         match error {
             PlaneError::Gone { .. } => Ok(Self::Gone),
-            PlaneError::Refused { reason, why } => Ok(Self::Refused { reason: reason.to_owned(), why }),
-            broken => Err(broken),
+            PlaneError::Refused { reason, .. } => {
+                Ok(Self::Refused { reason: reason.to_owned(), why: error.to_string() })
+            }
+            PlaneError::Broken(_) => Err(error),
+        }
+    }
+
+    /// The stable word and the sentence of a move that must not or cannot be made.
+    pub fn refusal(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Refused { reason, why } => Some((reason, why)),
+            Self::NotWritten { why } => Some((NOT_WRITTEN, why)),
+            _ => None,
         }
     }
 
@@ -137,6 +154,7 @@ impl MoveEvent {
             Self::Unpaid { why, .. } => OutcomeState::RolledBack { why },
             Self::HeldBack { rail, why } => OutcomeState::HeldBack { rail: word(&rail), why },
             Self::Refused { reason, why } => OutcomeState::Refused { reason, why },
+            Self::NotWritten { why } => OutcomeState::Refused { reason: NOT_WRITTEN.to_owned(), why },
             Self::Gone => OutcomeState::Gone,
         };
         Some(outcome(mv, result))
@@ -158,7 +176,7 @@ impl MoveEvent {
                 Event::CopyEnded { from, to, bytes, done, left, seconds: Some(seconds), why }
             }
             // Each thread that is put back has an entry of its own.
-            Self::Queued | Self::Unpaid { .. } => return None,
+            Self::Queued | Self::NotWritten { .. } | Self::Unpaid { .. } => return None,
         })
     }
 
@@ -173,7 +191,8 @@ impl MoveEvent {
                 let (bytes, done, failed) = (progress.bytes, progress.done, progress.failed());
                 tracing::info!(pid, %comm, %from, %to, bytes, done, failed, ?why, "copied");
             }
-            Self::Queued | Self::Dropped { .. } | Self::Progress(_) | Self::Unpaid { .. } => {}
+            Self::Queued | Self::NotWritten { .. } | Self::Dropped { .. } | Self::Progress(_) | Self::Unpaid { .. } => {
+            }
         }
     }
 }
@@ -184,7 +203,7 @@ pub(crate) fn outcome(mv: &Move, result: OutcomeState) -> Outcome {
 }
 
 /// The word that a unit variant has in JSON.
-fn word(value: &impl Serialize) -> String {
+pub fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
@@ -197,8 +216,6 @@ impl<P: Plane> Engine<P> {
         event.log(attempt);
         let made = matches!(event, Applied | Started);
         let over = matches!(event, Refused { .. } | Gone | Ended { .. });
-        // The fault is the disk's, and one note says it for all moves.
-        let not_written = attempt.undo.is_none() && matches!(&event, Refused { reason, .. } if reason == NOT_WRITTEN);
 
         // What may be moved again, and when: the rails, the settled load, threads to bind again.
         let mut left_alone = None;
@@ -213,11 +230,11 @@ impl<P: Plane> Engine<P> {
                 }
             }
             Refused { .. } => {
-                if not_written {
-                    self.rails.not_tried()
-                } else {
-                    self.rails.refused(subject)
-                }
+                self.rails.refused(subject);
+                self.settled.owe(subject.clone());
+            }
+            NotWritten { .. } => {
+                self.rails.not_tried();
                 self.settled.owe(subject.clone());
             }
             Gone => self.rails.gone(subject),
@@ -264,7 +281,7 @@ impl<P: Plane> Engine<P> {
                 self.waiting.insert(subject.clone(), (*rail, to));
                 *rail != Rail::Rate && self.waited.get(subject) != Some(&(*rail, to))
             }
-            _ => !not_written,
+            _ => true,
         };
         if let Some(entry) = event.entry(attempt).filter(|_| news) {
             self.write(Some(about.clone()), entry);
@@ -340,7 +357,7 @@ mod tests {
     fn thread() -> Attempt {
         let subject = Subject::Thread { tid: 5, start: 1 };
         let masks = Masks { before: "0-3".parse().unwrap(), ours: "0-1".parse().unwrap(), unbound: true };
-        let undo = Undo { subject: subject.clone(), pid: 5, masks: Some(masks), payload: String::new() };
+        let undo = Undo { subject: subject.clone(), pid: 5, masks: Some(masks), payload: None };
         let (reason, why) = (Reason::ReadLocality, "x".into());
         let mv = Move { subject, pid: 5, from: NodeId(1), to: NodeId(0), reason, why };
         Attempt { undo: Some(vec![undo]), ..Attempt::new(mv.clone(), About::new(&mv.subject, 5, "fio")) }
@@ -403,7 +420,7 @@ mod tests {
         let unpaid = MoveEvent::Unpaid { why: why(), stays: false };
         let copies = &file(Some(JOB));
         use Rail::{Backoff, Dwell, LeftAlone, Rate};
-        let cases: [(&Attempt, MoveEvent, Heard); 18] = [
+        let cases: [(&Attempt, MoveEvent, Heard); 17] = [
             // Only what would be made, were it not for a limit, is owed to it when the load has
             // settled.
             (&considered, held(Rail::Settled), (Some(Rate), [0, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),
@@ -415,8 +432,7 @@ mod tests {
             (&passed, held(Rail::Full), (None, [1, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),
             (&passed, held(Rail::DryRun), (Some(Dwell), [0, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),
             (&passed, refused(&reason), (Some(Backoff), [1, 0], [0, 0, 0], (0, [0, 0]), [1, 1])),
-            (&passed, refused(NOT_WRITTEN), (None, [1, 0], [0, 0, 0], (0, [0, 0]), [0, 1])),
-            (&thread(), refused(NOT_WRITTEN), (Some(Backoff), [1, 0], [1, 0, 0], (0, [0, 0]), [1, 1])),
+            (&passed, MoveEvent::NotWritten { why: why() }, (None, [1, 0], [0, 0, 0], (0, [0, 0]), [0, 1])),
             (&thread(), MoveEvent::Gone, (None, [0, 0], [1, 0, 0], (0, [0, 0]), [1, 1])),
             (&thread(), MoveEvent::Applied, (Some(Dwell), [1, 0], [1, 1, 0], (1, [1, 0]), [1, 1])),
             (&file(None), MoveEvent::Queued, (Some(Rate), [0, 1], [0, 0, 0], (0, [0, 0]), [0, 0])),

@@ -13,7 +13,7 @@
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::attempt::{Attempt, MoveEvent, NOT_WRITTEN};
+use crate::attempt::{Attempt, MoveEvent};
 use crate::audit;
 use crate::engine::Engine;
 use crate::jobs::Queued;
@@ -204,13 +204,12 @@ impl<P: Plane> Engine<P> {
     /// Writes down what undoes these moves, then makes them.
     fn make(&mut self, attempts: Vec<Attempt>) -> Result<(), PlaneError> {
         if let Err(error) = self.write_down(&attempts) {
-            let why = not_written(&error);
+            tracing::error!("{error}");
+            let why = PlaneError::not_written(error).to_string();
             for mut attempt in attempts {
                 attempt.undo = None;
-                let reason = NOT_WRITTEN.to_owned();
-                self.publish(&attempt, MoveEvent::Refused { reason, why: why.clone() });
+                self.publish(&attempt, MoveEvent::NotWritten { why: why.clone() });
             }
-            tracing::error!("{error}");
             self.notes.push(why);
             return Ok(());
         }
@@ -257,7 +256,7 @@ impl<P: Plane> Engine<P> {
         let mut write = |undos: &[Undo]| {
             let holds: Vec<Record> = undos.iter().map(|undo| Record::hold(&about.comm, undo)).collect();
             let written = disk.as_mut().map_or(Ok(()), |disk| disk.file.append(&holds, true));
-            written.map_err(|error| PlaneError::Refused { reason: NOT_WRITTEN, why: not_written(&error) })?;
+            written.map_err(PlaneError::not_written)?;
             more.extend_from_slice(undos);
             Ok(())
         };
@@ -274,10 +273,6 @@ impl<P: Plane> Engine<P> {
         records.extend(free.iter().map(Record::not_made));
         Ok(())
     }
-}
-
-fn not_written(error: &EngineError) -> String {
-    format!("not moved, because its undo record cannot be written: {error}")
 }
 
 /// The subject of a move as the journal names it.

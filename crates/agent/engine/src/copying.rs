@@ -151,21 +151,20 @@ impl<P: Plane> Engine<P> {
                     let (back, mut left) = (progress.copied(), progress.failed());
                     finished.moved_back += back;
                     let why = match progress.state {
-                        JobState::Refused { why, .. } | JobState::Failed { why } => why,
-                        JobState::Cancelled => "stopped".to_owned(),
-                        JobState::Gone => String::new(),
+                        JobState::Refused { why, .. } | JobState::Failed { why } => Some(why),
+                        JobState::Cancelled => Some("stopped".to_owned()),
+                        JobState::Gone => None,
                         JobState::Done | JobState::Running => {
                             let of = progress.left.iter();
-                            of.map(|(why, bytes)| format!("{:.1} MB {why}", *bytes as f64 / 1e6))
-                                .collect::<Vec<_>>()
-                                .join(", ")
+                            let parts = of.map(|(why, bytes)| format!("{:.1} MB {why}", *bytes as f64 / 1e6));
+                            Some(parts.collect::<Vec<_>>().join(", ")).filter(|_| !progress.left.is_empty())
                         }
                     };
-                    if !why.is_empty() {
+                    if why.is_some() {
                         left = left.max(progress.bytes.saturating_sub(progress.done)).max(1);
                     }
                     finished.not_moved_back += left;
-                    let why = if why.is_empty() { why } else { format!("; not all of it: {why}") };
+                    let why = why.map(|why| format!("; not all of it: {why}")).unwrap_or_default();
                     format!("moved {:.1} MB of {subject} back to where they were{why}", back as f64 / 1e6)
                 }
                 Err(PlaneError::Gone { .. }) => continue,

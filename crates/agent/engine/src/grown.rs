@@ -67,7 +67,7 @@ impl Grown {
     /// What became of a move: a thread that was moved, or cannot be, is due no more.
     pub fn judged(&mut self, mv: &Move, event: &MoveEvent) {
         if let Some(tid) = mv.tid()
-            && matches!(event, MoveEvent::Applied | MoveEvent::Refused { .. } | MoveEvent::Gone)
+            && (event.refusal().is_some() || matches!(event, MoveEvent::Applied | MoveEvent::Gone))
         {
             self.due.remove(&tid);
         }
@@ -88,7 +88,7 @@ mod tests {
 
     fn undo(tid: u32, ours: &str) -> Undo {
         let masks = Masks { before: "0-7".parse().unwrap(), ours: ours.parse().unwrap(), unbound: true };
-        Undo { subject: Subject::Thread { tid, start: 1 }, pid: tid, masks: Some(masks), payload: String::new() }
+        Undo { subject: Subject::Thread { tid, start: 1 }, pid: tid, masks: Some(masks), payload: None }
     }
 
     #[test]

@@ -31,12 +31,12 @@ pub mod settings;
 pub mod state;
 mod trial;
 
-pub use attempt::MoveEvent;
+pub use attempt::{MoveEvent, word};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use jobs::{JobId, JobReport, JobState, Progress, Started};
 pub use placement::Subject;
-pub use plane::{Copies, Cost, Inherited, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
+pub use plane::{Cause, Copies, Cost, Inherited, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, WindowReport};
 pub use restore::{recover, store};

@@ -93,7 +93,7 @@ mod tests {
     fn undo(tid: u32) -> Undo {
         let set = |t: &str| t.parse().unwrap();
         let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
-        Undo { subject: thread(tid, 7), pid: 1, masks, payload: String::new() }
+        Undo { subject: thread(tid, 7), pid: 1, masks, payload: None }
     }
 
     fn about(tid: u32) -> About {

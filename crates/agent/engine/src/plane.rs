@@ -6,8 +6,9 @@ use placement::{Move, Snapshot};
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, Topology};
 
-use crate::Subject;
+use crate::attempt::NOT_WRITTEN;
 use crate::jobs::{JobId, Progress, Started};
+use crate::{EngineError, Subject};
 
 /// Writes undo records down. After an error nothing must be changed that they would undo.
 pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
@@ -119,10 +120,24 @@ pub trait Thrift {
 }
 
 impl PlaneError {
+    /// A refusal by a rule of the plane.
+    pub fn refused(reason: &'static str, why: impl Into<String>) -> Self {
+        Self::Refused { reason, why: why.into(), cause: None }
+    }
+
+    /// A refusal because of an error. `what` failed.
+    pub fn failed(reason: &'static str, what: impl Into<String>, cause: impl Into<Cause>) -> Self {
+        Self::Refused { reason, why: what.into(), cause: Some(cause.into()) }
+    }
+
+    /// What undoes the move could not be written down.
+    pub fn not_written(error: EngineError) -> Self {
+        Self::failed(NOT_WRITTEN, "not moved, because its undo record cannot be written", error)
+    }
+
     /// This move would take back an earlier one, of which it is not known what it moved.
     pub fn not_known(mv: &Move) -> Self {
-        let why = format!("what an earlier move of {} has moved is not known", mv.subject);
-        Self::Refused { reason: "not_known", why }
+        Self::refused("not_known", format!("what an earlier move of {} has moved is not known", mv.subject))
     }
 }
 
@@ -148,8 +163,8 @@ pub struct Undo {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masks: Option<Masks>,
     /// Further data of the plane, in a form that only the plane understands.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub payload: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<String>,
 }
 
 /// A thread that inherited a value of ours.
@@ -209,6 +224,9 @@ pub enum Undone {
     Gone,
 }
 
+/// The error that stands behind another one.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 /// Why a plane could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
@@ -218,15 +236,23 @@ pub enum PlaneError {
         /// The subject that ended, such as `thread 4121`.
         what: String,
     },
-    /// The move must not or cannot be made, with the reason for a person.
-    #[error("{why}")]
+    /// The move must not or cannot be made.
+    #[error("{why}{}", behind(.cause.as_deref()))]
     Refused {
         /// Stable word for programs, such as `own_affinity`, `kernel_thread`, `eperm`, `einval`.
         reason: &'static str,
-        /// One sentence.
+        /// One sentence for people, without the cause.
         why: String,
+        /// The error that stands behind it, such as the kernel's.
+        #[source]
+        cause: Option<Cause>,
     },
     /// The plane itself is broken: the loop ends.
     #[error(transparent)]
-    Broken(#[from] Box<dyn std::error::Error + Send + Sync>),
+    Broken(#[from] Cause),
+}
+
+/// The end of a sentence that has a cause.
+fn behind(cause: Option<&(dyn std::error::Error + Send + Sync)>) -> String {
+    cause.map(|cause| format!(": {cause}")).unwrap_or_default()
 }

@@ -67,7 +67,7 @@ fn moves_wait_for_space(disk: &Tmpfs) {
         .find_map(|_| {
             let report = engine.step().unwrap();
             let why = report.outcomes.iter().find_map(|o| match &o.result {
-                MoveEvent::Refused { reason, why } if reason == "state_not_written" => Some(why.clone()),
+                MoveEvent::NotWritten { why } => Some(why.clone()),
                 _ => None,
             })?;
             assert!(

@@ -171,9 +171,9 @@ impl Plane for Crowd {
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let masks = Some(Masks { before: CpuSet::default(), ours: CpuSet::default(), unbound: false });
         if mv.tid().is_some_and(|tid| tid % 7 == 0) {
-            return Err(PlaneError::Refused { reason: "eperm", why: "the kernel says no".into() });
+            return Err(PlaneError::refused("eperm", "the kernel says no"));
         }
-        let undo = Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: String::new() };
+        let undo = Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: None };
         Ok(Some(undo).filter(|_| !mv.subject.is_file()).into_iter().collect())
     }
 

@@ -85,7 +85,9 @@ fn verdict(outcome: &Outcome) -> (&'static str, String) {
         MoveEvent::Queued => ("waits", format!("until other copies are done ({why})")),
         MoveEvent::HeldBack { rail: Rail::DryRun, .. } => ("would move", why.to_string()),
         MoveEvent::HeldBack { why: held, .. } => ("held back", format!("{held} ({why})")),
-        MoveEvent::Refused { why: refused, .. } => ("refused", refused.clone()),
+        MoveEvent::Refused { why: refused, .. } | MoveEvent::NotWritten { why: refused } => {
+            ("refused", refused.clone())
+        }
         MoveEvent::Dropped { why: dropped, .. } => ("dropped", dropped.clone()),
         MoveEvent::Gone => ("gone", "ended before it was moved".to_owned()),
         MoveEvent::Started | MoveEvent::Progress(_) | MoveEvent::Ended { .. } | MoveEvent::Unpaid { .. } => {
@@ -97,8 +99,7 @@ fn verdict(outcome: &Outcome) -> (&'static str, String) {
 fn rail_word(outcome: &Outcome) -> String {
     match &outcome.result {
         MoveEvent::HeldBack { rail, .. } => format!("{rail:?}"),
-        MoveEvent::Refused { reason, .. } => reason.clone(),
-        _ => String::new(),
+        event => event.refusal().map(|(reason, _)| reason.to_owned()).unwrap_or_default(),
     }
 }
 
@@ -132,7 +133,7 @@ pub fn json(window: u64, report: &WindowReport) -> Value {
         "queued": outcomes(|v| matches!(v, MoveEvent::Queued)),
         "jobs": report.jobs,
         "held_back": outcomes(|v| matches!(v, MoveEvent::HeldBack { .. })),
-        "refused": outcomes(|v| matches!(v, MoveEvent::Refused { .. })),
+        "refused": outcomes(|v| v.refusal().is_some()),
         "gone": outcomes(|v| matches!(v, MoveEvent::Gone)),
         "declined": report.plan.declined,
         "predicted": report.plan.predicted,
@@ -150,16 +151,13 @@ fn outcome_json(outcome: &Outcome, names: &Names<'_>) -> Value {
         if let Some(tid) = outcome.mv.tid() {
             object.insert("comm".to_owned(), json!(names.comm(tid)));
         }
-        match &outcome.result {
-            MoveEvent::HeldBack { rail, why } => {
-                object.insert("rail".to_owned(), json!(rail));
-                object.insert("held_back_why".to_owned(), json!(why));
-            }
-            MoveEvent::Refused { reason, why } => {
-                object.insert("refused".to_owned(), json!(reason));
-                object.insert("refused_why".to_owned(), json!(why));
-            }
-            _ => {}
+        if let MoveEvent::HeldBack { rail, why } = &outcome.result {
+            object.insert("rail".to_owned(), json!(rail));
+            object.insert("held_back_why".to_owned(), json!(why));
+        }
+        if let Some((reason, why)) = outcome.result.refusal() {
+            object.insert("refused".to_owned(), json!(reason));
+            object.insert("refused_why".to_owned(), json!(why));
         }
     }
     value

@@ -3,10 +3,9 @@
 
 use std::collections::HashMap;
 
-use engine::Rail;
+use engine::{Rail, word};
 use linux::interference::Interference;
 use placement::{Move, Plan, Prediction, Reason, Snapshot, Subject, Thread};
-use serde::Serialize;
 use topology::NodeId;
 
 use super::limits::Limits;
@@ -68,11 +67,6 @@ pub fn reason(reason: Reason) -> String {
 /// A rail's name as in JSON: `dwell`.
 pub fn rail(rail: Rail) -> String {
     word(&rail)
-}
-
-/// The word that a unit variant has in JSON.
-fn word(value: &impl Serialize) -> String {
-    serde_json::to_value(value).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// `numad: process 812; moves threads too; stop it`.

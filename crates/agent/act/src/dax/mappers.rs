@@ -13,9 +13,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::io::Errno;
-
+use linux::named;
 use linux::patient::{self, MEMORY};
+use linux::threads::is_gone;
+use rustix::io::Errno;
 
 /// The processes with a mapping like `rw-s` of the file.
 ///
@@ -36,11 +37,8 @@ pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<BTreeSet<u3
 /// Whether a process has such a mapping. One that has ended has none.
 fn ask(pid: u32, device: (u32, u32), inode: u64) -> io::Result<bool> {
     match patient::ask(pid, MEMORY, move || maps(pid, device, inode)) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
-            Ok(false)
-        }
-        Err(e) => Err(io::Error::new(e.kind(), format!("cannot look at the mappings of process {pid}: {e}"))),
-        found => found,
+        Err(e) if is_gone(&e) => Ok(false),
+        found => found.map_err(|e| named(format_args!("cannot look at the mappings of process {pid}"), e)),
     }
 }
 

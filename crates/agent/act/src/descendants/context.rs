@@ -14,9 +14,9 @@ pub struct MoveContext {
     pub at: u64,
     /// Session id.
     pub session: u32,
-    /// Control group as homenode names it; empty for the root group.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cgroup: String,
+    /// Control group as homenode names it; `None` for the root group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// The first thread of the process did not have our value: if it has it later and the moved
     /// thread is gone, the moved thread has become the first by exec.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -25,12 +25,12 @@ pub struct MoveContext {
 
 impl MoveContext {
     /// As a record carries it.
-    pub fn payload(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
+    pub fn payload(&self) -> Option<String> {
+        serde_json::to_string(self).ok()
     }
 
     /// The context in a record; `None` in a record of a descendant, or in a damaged one.
     pub fn of(undo: &Undo) -> Option<Self> {
-        serde_json::from_str(&undo.payload).ok()
+        serde_json::from_str(undo.payload.as_deref()?).ok()
     }
 }

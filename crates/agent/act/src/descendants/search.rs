@@ -40,8 +40,8 @@ const GENERATIONS: usize = 64;
 pub trait Facts {
     /// Facts of a thread; `None` when it has ended.
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
-    /// Name of a thread's control group; empty for the root group.
-    fn group(&self, tid: u32) -> io::Result<String>;
+    /// Name of a thread's control group; `None` for the root group.
+    fn group(&self, tid: u32) -> io::Result<Option<String>>;
 }
 
 impl Facts for Threads {
@@ -49,7 +49,7 @@ impl Facts for Threads {
         Threads::stat(self, tid)
     }
 
-    fn group(&self, tid: u32) -> io::Result<String> {
+    fn group(&self, tid: u32) -> io::Result<Option<String>> {
         self.cgroups(tid).map(|c| group_name(&c))
     }
 }
@@ -109,7 +109,7 @@ pub fn relation(
     if of_session && parent_session != Some(context.session) {
         return Ok(Some(Relation::Orphan));
     }
-    if context.cgroup.is_empty() || facts.group(eldest)? != context.cgroup {
+    if context.cgroup.is_none() || facts.group(eldest)? != context.cgroup {
         return Ok(None);
     }
     let orphan = match elder {
@@ -165,7 +165,7 @@ fn shown(ours: &CpuSet, online: &CpuSet) -> CpuSet {
 /// For each value, as the kernel shows it now, the threads that were given it. The threads of one
 /// process count as one, the first that was moved: a process has tens of thousands of them.
 /// Process, session and control group decide what descends from it.
-type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, String), (&'a Undo, MoveContext)>>;
+type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, Option<String>), (&'a Undo, MoveContext)>>;
 
 /// Undo records for every thread of the machine that descends from one in `all` and has its
 /// value. Descendants are searched only for records for which `searched` is true. A thread that has
@@ -248,14 +248,14 @@ fn search(
 
 /// The record of a thread that inherited our value.
 pub(super) fn record_of(key: ThreadId, pid: u32, masks: Masks) -> Undo {
-    Undo { subject: subject_of(key), pid, masks: Some(masks), payload: String::new() }
+    Undo { subject: subject_of(key), pid, masks: Some(masks), payload: None }
 }
 
 /// Reads each thread's facts once, however many records it is compared with.
 struct Remembering<'a> {
     facts: &'a Threads,
     stats: std::cell::RefCell<FxHashMap<u32, Option<Stat>>>,
-    groups: std::cell::RefCell<FxHashMap<u32, String>>,
+    groups: std::cell::RefCell<FxHashMap<u32, Option<String>>>,
 }
 
 impl Facts for Remembering<'_> {
@@ -268,7 +268,7 @@ impl Facts for Remembering<'_> {
         Ok(stat)
     }
 
-    fn group(&self, tid: u32) -> io::Result<String> {
+    fn group(&self, tid: u32) -> io::Result<Option<String>> {
         if let Some(known) = self.groups.borrow().get(&tid) {
             return Ok(known.clone());
         }
@@ -296,14 +296,14 @@ mod tests {
             }))
         }
 
-        fn group(&self, tid: u32) -> io::Result<String> {
-            Ok(self.0.iter().find(|t| t.0 == tid).map_or(String::new(), |t| t.4.to_owned()))
+        fn group(&self, tid: u32) -> io::Result<Option<String>> {
+            Ok(self.0.iter().find(|t| t.0 == tid).map(|t| t.4.to_owned()).filter(|group| !group.is_empty()))
         }
     }
 
     /// The moved thread is of process 50, moved at time 1000, session 40, group `/pg`.
     fn related(table: &Table, pid: u32) -> Option<Relation> {
-        let context = MoveContext { at: 1000, session: 40, cgroup: "/pg".into(), first_differs: false };
+        let context = MoveContext { at: 1000, session: 40, cgroup: Some("/pg".into()), first_differs: false };
         relation(table, pid, &Facts::stat(table, pid).unwrap().unwrap(), 50, &context).unwrap()
     }
 
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(related(&table, 62), None);
         let id = ThreadId { tid: 51, start_ns: 1001 };
         let young = Stat { id, ppid: 40, session: 40, ..Stat::default() };
-        let context = MoveContext { at: 1000, session: 40, cgroup: String::new(), first_differs: false };
+        let context = MoveContext { at: 1000, session: 40, cgroup: None, first_differs: false };
         assert_eq!(relation(&table, 50, &young, 50, &context).unwrap(), Some(Relation::SameProcess));
     }
 
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn the_root_group_and_session_0_prove_nothing() {
         let table = machine(&[(60, 1, 1200, 0, "")]);
-        let context = MoveContext { at: 1000, session: 0, cgroup: String::new(), first_differs: false };
+        let context = MoveContext { at: 1000, session: 0, cgroup: None, first_differs: false };
         assert_eq!(relation(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &context).unwrap(), None);
     }
 
@@ -385,7 +385,7 @@ mod tests {
         });
         let tid = told.recv().unwrap();
         let threads = Threads::new(std::path::Path::new("/proc"));
-        let context = MoveContext { at: 0, session: 0, cgroup: String::new(), first_differs: false };
+        let context = MoveContext { at: 0, session: 0, cgroup: None, first_differs: false };
         let masks = Masks { before: all.clone(), ours: one.iter().chain([9999]).collect(), unbound: true };
         let gone = Undo {
             subject: subject_of(ThreadId { tid: u32::MAX, start_ns: 0 }),

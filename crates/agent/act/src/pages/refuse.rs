@@ -81,14 +81,20 @@ const LARGEST: u64 = 16 << 40;
 pub(crate) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
     let known = memory::room(Path::new("/sys"), to).zip(std::fs::read_to_string("/proc/zoneinfo").ok());
     // Unknown is no refusal: the move itself ends when nothing is free.
-    let Some((Room { free, unused }, zoneinfo)) = known else { return Ok(()) };
-    let reserve = reserve(&zoneinfo, to).saturating_mul(rustix::param::page_size() as u64);
-    let room = (free + unused.saturating_sub(there)).saturating_sub(reserve);
+    let Some((room, zoneinfo)) = known else { return Ok(()) };
+    let room = to_spare(room, reserve(&zoneinfo, to), there);
     if bytes <= room {
         return Ok(());
     }
     let mib = |bytes: u64| bytes >> 20;
     Err(format!("it takes {} MiB, and the node has {} MiB to spare", mib(bytes).max(1), mib(room)))
+}
+
+/// The bytes that a node can take without its reserve, which is in pages. The `there` bytes of the
+/// file itself do not count: they are what the kernel would free.
+fn to_spare(Room { free, unused }: Room, reserve: u64, there: u64) -> u64 {
+    let reserve = reserve.saturating_mul(rustix::param::page_size() as u64);
+    free.saturating_add(unused.saturating_sub(there)).saturating_sub(reserve)
 }
 
 /// The sum of the high watermarks of a node's zones, in pages.
@@ -126,6 +132,16 @@ Node 1, zone   Normal
 Node 10, zone   Normal
         high     7
 ";
+
+    #[test]
+    fn room_is_what_is_free_or_freed_first() {
+        let page = rustix::param::page_size() as u64;
+        let room = Room { free: 102_400 << 10, unused: 4096 << 10 };
+        assert_eq!(to_spare(room, 1024, 0), (102_400 + 4096) * 1024 - 1024 * page);
+        // The kernel could free all of the unused pages, but those are the file's own.
+        assert_eq!(to_spare(room, 1024, 1 << 30), 102_400 * 1024 - 1024 * page);
+        assert_eq!(to_spare(room, u64::MAX, 0), 0);
+    }
 
     #[test]
     fn the_watermarks_of_a_nodes_zones_are_summed() {

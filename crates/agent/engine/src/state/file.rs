@@ -116,7 +116,7 @@ mod tests {
     fn owned(tid: u32) -> Owned {
         let set = |t: &str| t.parse().unwrap();
         let masks = Some(Masks { before: set("0-3"), ours: set("0-1"), unbound: false });
-        let undo = Undo { subject: thread(tid), pid: 1, masks, payload: String::new() };
+        let undo = Undo { subject: thread(tid), pid: 1, masks, payload: None };
         Owned { comm: "fio".into(), candidates: vec![undo] }
     }
 

@@ -214,7 +214,7 @@ mod tests {
 
     fn hold(tid: u32, ours: &str) -> Record {
         let masks = Masks { before: "0-3".parse().unwrap(), ours: ours.parse().unwrap(), unbound: false };
-        let undo = Undo { subject: thread(tid, 7), pid: 1, masks: Some(masks), payload: String::new() };
+        let undo = Undo { subject: thread(tid, 7), pid: 1, masks: Some(masks), payload: None };
         Record::Hold { comm: "fio".into(), undo }
     }
 
@@ -253,7 +253,7 @@ mod tests {
         let set = |n: u32| (0..=n).collect::<CpuSet>();
         let undo = |n: u32| {
             let masks = Some(Masks { before: set(9), ours: set(n), unbound: false });
-            Undo { subject: thread(1, 7), pid: 1, masks, payload: String::new() }
+            Undo { subject: thread(1, 7), pid: 1, masks, payload: None }
         };
         let candidates = |records: &[Record]| -> Vec<CpuSet> {
             let replayed = replay(&lines(records).unwrap()).unwrap();

@@ -335,7 +335,7 @@ impl Plane for Fake {
         let ours = (0..NODES).any(|n| task.mask == node_cpus(n));
         if task.mask != all_cpus() && !ours {
             let why = format!("has an affinity of its own: {}", task.mask);
-            return Err(PlaneError::Refused { reason: "own_affinity", why });
+            return Err(PlaneError::refused("own_affinity", why));
         }
         let masks = Masks { before: task.mask.clone(), ours: node_cpus(to.0), unbound: false };
         assert_eq!(task.pid, mv.pid);
@@ -379,7 +379,7 @@ impl Plane for Fake {
             return Err(PlaneError::Gone { what: format!("thread {tid}") });
         };
         if let Some(reason) = task.refuse {
-            return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
+            return Err(PlaneError::refused(reason, "the kernel says no"));
         }
         task.mask = ours.clone();
         task.node = mv.to.0;
@@ -401,7 +401,7 @@ impl Plane for Fake {
         if let Some(reason) = task.refuse {
             // Next time it answers.
             task.refuse = task.refuse.filter(|reason| *reason != LATE);
-            return Err(PlaneError::Refused { reason, why: "the kernel says no".into() });
+            return Err(PlaneError::refused(reason, "the kernel says no"));
         }
         task.mask = before.clone();
         world.wreck();
@@ -411,7 +411,7 @@ impl Plane for Fake {
     fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         let mut world = self.world();
         if world.blind {
-            return Err(PlaneError::Refused { reason: "emfile", why: "too many open files".into() });
+            return Err(PlaneError::refused("emfile", "too many open files"));
         }
         if !world.births.is_empty() {
             let (parent, child) = world.births.remove(0);
@@ -463,7 +463,7 @@ impl Thrift for Fake {
 
 fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
     let subject = Subject::Thread { tid, start: task.start };
-    Undo { subject, pid: task.pid, masks: Some(masks), payload: String::new() }
+    Undo { subject, pid: task.pid, masks: Some(masks), payload: None }
 }
 
 /// A move of the file that a thread reads.

@@ -66,11 +66,10 @@ impl Plane for Recorded {
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let cpus = self.topology.cpus();
         if !mv.subject.is_thread() {
-            let why = "only moves of threads are replayed".to_owned();
-            return Err(PlaneError::Refused { reason: "not_a_thread", why });
+            return Err(PlaneError::refused("not_a_thread", "only moves of threads are replayed"));
         }
         let masks = Some(Masks { before: cpus.clone(), ours: cpus, unbound: false });
-        Ok(vec![Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: String::new() }])
+        Ok(vec![Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: None }])
     }
 
     fn start(&mut self, _: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {

@@ -229,7 +229,7 @@ pub fn be_nobody(args: &[String]) {
     let mut plane = plane(None);
     let undo = plane.prepare(&mv).unwrap();
     match plane.start(&mv, &undo, &mut |_| Ok(())) {
-        Err(PlaneError::Refused { reason, why }) => println!("{reason}: {why}"),
+        Err(PlaneError::Refused { reason, why, cause }) => println!("{reason}: {why}: {}", cause.unwrap()),
         other => println!("{other:?}"),
     }
 }

@@ -32,7 +32,10 @@ impl World {
                 self.untouched(first)?;
                 let home = self.machine.nearest_home(to);
                 if self.free(home) < total(&self.processes[process].resident) {
-                    return Err(refused("no_memory", format!("node {} has no room for process {pid}", self.id(home))));
+                    return Err(PlaneError::refused(
+                        "no_memory",
+                        format!("node {} has no room for process {pid}", self.id(home)),
+                    ));
                 }
                 let subject = Subject::Process { pid: *pid, start: self.processes[process].start_ns };
                 Ok(vec![self.undo_of(first, subject, *pid, to)])
@@ -42,14 +45,17 @@ impl World {
                 let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
                 let job = &self.jobs[self.files[f].job];
                 if !job.fs.moves_files() {
-                    return Err(refused("not_supported", IMMOVABLE.into()));
+                    return Err(PlaneError::refused("not_supported", IMMOVABLE));
                 }
                 if self.copies.iter().any(|c| c.what == Copied::File(f)) {
-                    return Err(refused("busy", format!("file {file} is being moved")));
+                    return Err(PlaneError::refused("busy", format!("file {file} is being moved")));
                 }
                 let bytes: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
                 if self.free(to) < bytes {
-                    return Err(refused("no_memory", format!("node {} has no room for file {file}", self.id(to))));
+                    return Err(PlaneError::refused(
+                        "no_memory",
+                        format!("node {} has no room for file {file}", self.id(to)),
+                    ));
                 }
                 Ok(Vec::new())
             }
@@ -197,7 +203,7 @@ impl World {
     fn undo_of(&self, thread: usize, subject: Subject, pid: u32, to: usize) -> Undo {
         let (before, unbound) = (self.mask(thread), self.threads[thread].mask.is_none());
         let masks = Masks { before, ours: self.machine.cpus_of(to).clone(), unbound };
-        Undo { subject, pid, masks: Some(masks), payload: String::new() }
+        Undo { subject, pid, masks: Some(masks), payload: None }
     }
 
     fn seat_thread(&mut self, thread: usize, to: usize) {
@@ -224,20 +230,22 @@ impl World {
 
     fn untouched(&self, thread: usize) -> Result<(), PlaneError> {
         match self.threads[thread].own_affinity {
-            true => Err(refused("own_affinity", format!("has an affinity of its own: {}", self.mask(thread)))),
+            true => {
+                Err(PlaneError::refused("own_affinity", format!("has an affinity of its own: {}", self.mask(thread))))
+            }
             false => Ok(()),
         }
     }
 
     fn index(&self, node: NodeId) -> Result<usize, PlaneError> {
-        self.machine.index(node).ok_or_else(|| refused("no_node", format!("there is no node {node}")))
+        self.machine.index(node).ok_or_else(|| PlaneError::refused("no_node", format!("there is no node {node}")))
     }
 
     fn with_cpus(&self, node: NodeId) -> Result<usize, PlaneError> {
         let index = self.index(node)?;
         match self.machine.nodes()[index].cpus > 0.0 {
             true => Ok(index),
-            false => Err(refused("no_cpus", format!("node {node} has no CPUs"))),
+            false => Err(PlaneError::refused("no_cpus", format!("node {node} has no CPUs"))),
         }
     }
 
@@ -248,8 +256,4 @@ impl World {
 
 fn gone(what: &str, id: impl std::fmt::Display) -> PlaneError {
     PlaneError::Gone { what: format!("{what} {id}") }
-}
-
-fn refused(reason: &'static str, why: String) -> PlaneError {
-    PlaneError::Refused { reason, why }
 }

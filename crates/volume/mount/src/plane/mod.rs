@@ -331,24 +331,23 @@ impl VolumePlane {
 
     /// The file that a move is of, ready to be copied.
     fn prepare_file(&self, file: &str, generation: u64, (from, to): (NodeId, NodeId)) -> Result<FileCopy, PlaneError> {
-        let refused = |reason, why| PlaneError::Refused { reason, why };
         let here = FileId::parse(file).filter(|id| id.dev == self.settings.device);
         let Some(ino) = here.and_then(|id| Ino::from_raw(id.ino)) else {
-            return Err(refused("not_of_this_volume", format!("file {file} is not on this volume")));
+            return Err(PlaneError::refused("not_of_this_volume", format!("file {file} is not on this volume")));
         };
         let _visit = Volume::visit(&*self.volume, ino);
         let stat = self.volume.stat(ino).map_err(|error| match error {
             fs::Error::NotFound => PlaneError::Gone { what: format!("file {file}") },
-            error => refused("unreadable", format!("file {file} cannot be examined: {error}")),
+            error => PlaneError::failed("unreadable", format!("file {file} cannot be examined"), error),
         })?;
         if generation > 0 && generation != u64::from(stat.generation) {
             return Err(PlaneError::Gone { what: format!("file {file}") });
         }
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
-            return Err(refused("no_region_on_node", format!("the volume has no region on node {to}")));
+            return Err(PlaneError::refused("no_region_on_node", format!("the volume has no region on node {to}")));
         }
         FileCopy::prepare(&self.volume, (ino, stat.generation), (from, to), &self.copies)
-            .map_err(|error| refused("unreadable", format!("file {file} cannot be examined: {error}")))
+            .map_err(|error| PlaneError::failed("unreadable", format!("file {file} cannot be examined"), error))
     }
 }
 

@@ -1,10 +1,12 @@
 //! `homenode move FILE…`: a file's cached pages, or its blocks if it is on DAX or on a volume.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use act::dax::DaxMove;
 use act::pages::{self, FileMove, FileMoveError};
+use linux::residency::open::{self, Opened};
+use linux::volume;
 use serde_json::{Value, json};
 
 use super::volume::VolumeMove;
@@ -13,14 +15,12 @@ use crate::exit::{Exit, Failure, chain};
 use crate::output;
 
 /// Moves one file after the other. A file that fails does not stop the others.
+///
+/// # Errors
+///
+/// Nothing was moved, and no other file can be: this machine cannot move pages to the node. A
+/// volume may have nodes of its own, which its server knows.
 pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
-    // A volume may have nodes of its own, which its server knows.
-    if files.iter().any(|path| !super::volume::has(path)) {
-        pages::target(&job.topology, job.to).map_err(|e| {
-            let wrong = matches!(e, FileMoveError::Target { reason: "no_such_node" | "no_memory", .. });
-            Failure::from_error(if wrong { Exit::Usage } else { Exit::Unsupported }, "move", &e)
-        })?;
-    }
     let mut done = Vec::new();
     for path in files {
         let name = path.display().to_string();
@@ -29,25 +29,25 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
             done.push(Done::refused(subject, job.to, "stopped by a signal before its turn".to_owned()));
             continue;
         }
-        match VolumeMove::start(path, job) {
-            Ok(None) => {}
-            Ok(Some(mut work)) => {
-                let one = work.make(job, &name, &subject);
-                if !job.json {
-                    output::print(&one.line(&name))?;
+        let moved = match open::open(path) {
+            Ok(file) if volume::place(&file.fd).is_ok_and(|place| place.is_some()) => {
+                match VolumeMove::start(file, job) {
+                    Ok(work) => Ok((work.make(job, &name, &subject), Duration::ZERO)),
+                    // As where the node is wrong, or nothing may be moved at all.
+                    Err(failure) if files.len() == 1 => return Err(failure),
+                    Err(failure) => Err((failure.line(), failure)),
                 }
-                done.push(one);
-                continue;
             }
-            // As where the node of all files is wrong, or nothing may be moved at all.
-            Err(failure) if files.len() == 1 => return Err(failure),
-            Err(failure) => {
-                failure.report(job.json);
-                done.push(Done::refused(subject, job.to, failure.line()));
-                continue;
-            }
-        }
-        match one(job, path, &name, &subject) {
+            opened => match target(job) {
+                Ok(()) => opened
+                    .map_err(FileMoveError::from)
+                    .and_then(|file| one(job, file, &name, &subject))
+                    .map_err(|e| (chain(&e), Failure::from_error(Exit::Partly, "move", &e))),
+                Err(failure) if done.is_empty() => return Err(failure),
+                Err(failure) => Err((failure.line(), failure)),
+            },
+        };
+        match moved {
             Ok((one, stall)) => {
                 if !job.json {
                     output::print(&one.line(&name))?;
@@ -60,25 +60,36 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
                 }
                 done.push(one);
             }
-            Err(e) => {
-                Failure::from_error(Exit::Partly, "move", &e).report(job.json);
-                done.push(Done::refused(subject, job.to, chain(&e)));
+            Err((why, failure)) => {
+                failure.report(job.json);
+                done.push(Done::refused(subject, job.to, why));
             }
         }
     }
     Ok(done)
 }
 
+/// Whether pages can be moved to the node at all.
+fn target(job: &Job) -> Result<(), Failure> {
+    pages::target(&job.topology, job.to).map_err(|e| {
+        let wrong = matches!(e, FileMoveError::Target { reason: "no_such_node" | "no_memory", .. });
+        Failure::from_error(if wrong { Exit::Usage } else { Exit::Unsupported }, "move", &e)
+    })
+}
+
 /// Moves one file. Also returns the longest time for which processes were stopped.
-fn one(job: &Job, path: &Path, name: &str, subject: &(&'static str, Value)) -> Result<(Done, Duration), FileMoveError> {
-    let range = job.range.clone().unwrap_or(0..u64::MAX);
-    match FileMove::of_range(path, &range, job.to) {
-        Ok(mut work) => Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO)),
-        Err(FileMoveError::Refused { reason: "dax", .. }) if job.range.is_none() => {
-            let mut work = DaxMove::open(path, job.to, job.freeze)?;
-            let done = drive(job, name, subject.clone(), &mut work);
-            Ok((done, work.longest_stall()))
-        }
-        Err(e) => Err(e),
+fn one(
+    job: &Job,
+    file: Opened,
+    name: &str,
+    subject: &(&'static str, Value),
+) -> Result<(Done, Duration), FileMoveError> {
+    if file.dax && job.range.is_none() {
+        let mut work = DaxMove::of_opened(&file, job.to, job.freeze)?;
+        let done = drive(job, name, subject.clone(), &mut work);
+        return Ok((done, work.longest_stall()));
     }
+    let range = job.range.clone().unwrap_or(0..u64::MAX);
+    let mut work = FileMove::of_opened(file, &range, job.to)?;
+    Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO))
 }

@@ -67,11 +67,11 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
 
 /// Why a process is not moved, with the exit codes that files have for the same.
 fn failure(name: &str, error: &PlaneError) -> Failure {
-    let (reason, why) = match error {
+    let (reason, why, cause) = match error {
         PlaneError::Gone { .. } => {
             return Failure::new(Exit::Usage, name, "there is no such process").errno(libc::ESRCH);
         }
-        PlaneError::Refused { reason, why } => (*reason, why.as_str()),
+        PlaneError::Refused { reason, why, cause } => (*reason, why.as_str(), cause),
         PlaneError::Broken(error) => return Failure::from_error(Exit::Partly, name, &**error),
     };
     let exit = match reason {
@@ -79,13 +79,8 @@ fn failure(name: &str, error: &PlaneError) -> Failure {
         "mems_forbid_node" | "no_cpu_on_node" => Exit::Unsupported,
         _ => Exit::Partly,
     };
-    // A refusal of the kernel ends with its error.
-    let cause = why.rsplit_once(": ").and_then(|(what, cause)| {
-        let errno = cause.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok()?;
-        Some((what, std::io::Error::from_raw_os_error(errno)))
-    });
     match cause {
-        Some((what, cause)) => Failure::from_error(exit, what, &cause),
+        Some(cause) => Failure::from_error(exit, why, &**cause),
         None => Failure::new(exit, name, why),
     }
 }
@@ -189,10 +184,7 @@ impl Records {
     fn write(&mut self, undos: &[Undo]) -> Result<(), PlaneError> {
         let hold = |undo: &Undo| Record::Hold { comm: String::new(), undo: undo.clone() };
         let holds: Vec<Record> = undos.iter().map(hold).collect();
-        self.file.append(&holds, true).map_err(|error| PlaneError::Refused {
-            reason: "state_not_written",
-            why: format!("the undo record cannot be written: {error}"),
-        })
+        self.file.append(&holds, true).map_err(PlaneError::not_written)
     }
 
     /// Keeps the affinities: nothing of this move is to be undone.
@@ -215,12 +207,31 @@ mod tests {
 
     use super::*;
 
+    /// The errno was read out of the text of the refusal.
+    #[test]
+    fn a_refusal_of_the_kernel_has_its_errno_and_its_exit_code() {
+        let eperm = || std::io::Error::from_raw_os_error(libc::EPERM);
+        let line = |error| {
+            let failure = failure("process 7", &error);
+            (failure.line(), failure.exit())
+        };
+        let bound = PlaneError::failed("eperm", "the affinity of thread 8 cannot be set", eperm());
+        let text = "the affinity of thread 8 cannot be set: Operation not permitted (EPERM)";
+        assert_eq!(line(bound), (text.to_owned(), Exit::Unsupported));
+        let cpuset = linux::named("/sys/fs/cgroup/a", eperm());
+        let hidden = PlaneError::failed("cpuset_unknown", "its cpuset is unknown", cpuset);
+        let text = "its cpuset is unknown: /sys/fs/cgroup/a: Operation not permitted (EPERM)";
+        assert_eq!(line(hidden), (text.to_owned(), Exit::Unsupported));
+        let kernel = PlaneError::refused("kernel_thread", "is a kernel thread (os error 1)");
+        assert_eq!(line(kernel), ("process 7: is a kernel thread (os error 1)".to_owned(), Exit::Usage));
+    }
+
     #[test]
     fn threads_with_one_affinity_are_undone_by_one_command() {
         let undo = |tid, before: &str| {
             let masks = Masks { before: before.parse().unwrap(), ours: "2-3".parse().unwrap(), unbound: true };
             let subject = Subject::Thread { tid, start: 1 };
-            Undo { subject, pid: 7, masks: Some(masks), payload: String::new() }
+            Undo { subject, pid: 7, masks: Some(masks), payload: None }
         };
         assert_eq!(
             undo_by(&[undo(7, "0-3"), undo(9, "0-2"), undo(8, "0-3")]),

@@ -1,7 +1,6 @@
 //! `homenode move FILE…` of a file on a mounted volume: its server moves the blocks.
 
 use std::io;
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -19,11 +18,6 @@ use crate::exit::{Exit, Failure};
 /// Pause between two looks at a migration.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether a mounted volume has a file.
-pub(super) fn has(path: &Path) -> bool {
-    matches!(mounted::open(path), Ok((_, Some(_))))
-}
-
 /// A file of a mounted volume on its way.
 pub(super) struct VolumeMove {
     file: Opened,
@@ -31,25 +25,24 @@ pub(super) struct VolumeMove {
 }
 
 impl VolumeMove {
-    /// Has the mount begin; `None`: no mounted volume has the file, or it cannot be opened.
-    pub fn start(path: &Path, job: &Job) -> Result<Option<Self>, Failure> {
-        let Ok((file, Some(_))) = mounted::open(path) else { return Ok(None) };
+    /// Has the mount begin.
+    pub fn start(file: Opened, job: &Job) -> Result<Self, Failure> {
         if job.range.is_some() {
-            let what = format!("cannot move a range of {}", path.display());
+            let what = format!("cannot move a range of {}", file.path.display());
             return Err(Failure::new(Exit::Partly, what, "a volume moves whole files"));
         }
         mounted::start(&file, job.to, job.rate)?;
-        let now = volume::migration(&file.fd).map_err(|e| Failure::io("ask the mount about", path, &e))?;
-        Ok(Some(Self { file, now }))
+        let now = volume::migration(&file.fd).map_err(|e| Failure::io("ask the mount about", &file.path, &e))?;
+        Ok(Self { file, now })
     }
 
     /// Follows it to its end. What the kernel has in its own cache moves, too, where it can.
-    pub fn make(&mut self, job: &Job, name: &str, subject: &(&'static str, Value)) -> Done {
-        let mut done = drive(job, name, subject.clone(), self);
+    pub fn make(mut self, job: &Job, name: &str, subject: &(&'static str, Value)) -> Done {
+        let mut done = drive(job, name, subject.clone(), &mut self);
         if done.why.is_none()
             && cached::count(&self.file.fd, 0, self.file.size.max(1)).is_some_and(|pages| pages > 0)
             && pages::target(&job.topology, job.to).is_ok()
-            && let Ok(mut cached) = FileMove::prepare(&self.file.path, job.to)
+            && let Ok(mut cached) = FileMove::of_opened(self.file, &(0..u64::MAX), job.to)
         {
             let cached = drive(job, name, subject.clone(), &mut cached);
             done.more.push(("cached_bytes", json!(cached.moved)));
@@ -68,8 +61,10 @@ impl Copying for VolumeMove {
             State::Done => Ok(true),
             State::Stopped => Err(io::Error::other("somebody else stopped it, or the mount ends")),
             State::Failed => {
-                let (why, errno) = (self.now.why.as_deref().unwrap_or_default(), self.now.errno.unwrap_or_default());
-                Err(io::Error::other(format!("{why} (os error {errno})")))
+                let failure = mounted::failure(&self.file.path.display().to_string(), &self.now);
+                Err(io::Error::other(
+                    failure.map_or_else(|| "it failed".to_owned(), |failure| failure.why().to_owned()),
+                ))
             }
         }
     }
