@@ -145,12 +145,12 @@ impl<B: Births> Actor<B> {
     }
 
     /// The watcher of births.
-    pub fn births(&self) -> Option<&B> {
+    pub fn watcher(&self) -> Option<&B> {
         self.watched.births.as_ref()
     }
 
     /// The same, to use it.
-    pub fn births_mut(&mut self) -> Option<&mut B> {
+    pub fn watcher_mut(&mut self) -> Option<&mut B> {
         self.watched.births.as_mut()
     }
 

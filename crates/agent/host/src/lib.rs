@@ -2,6 +2,11 @@
 
 pub mod bandwidth;
 mod facts;
-pub mod plane;
+mod observer;
+mod plane;
+mod settings;
+mod thrift;
 
-pub use plane::{HostError, HostPlane, Settings};
+pub use observer::Observe;
+pub use plane::HostPlane;
+pub use settings::{HostError, Settings};

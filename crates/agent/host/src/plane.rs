@@ -1,12 +1,15 @@
-//! The host as a plane: joins observations with the rules about moving threads.
+//! The host as a plane: a stack of observing, facts and acting.
 //!
 //! **Problem.** The observer knows which thread reads which data; the mover knows which affinities
 //! are ours. A policy needs one picture. The engine needs one object to drive, even where observing
 //! is impossible (`restore` on a machine without BPF).
 //!
-//! **Approach.** [`HostPlane`] is a stack: an [`Observe`] gives a window, [`Facts`] add what is
-//! known about its files and processes, and an [`Actor`] completes its threads, makes and undoes
-//! moves and finds descendants.
+//! **Approach.** A window goes up the stack once ([`HostPlane::observe`]). An [`Observe`] says what
+//! happened, and a [`Meter`] what the memory controllers carried. The [`Actor`] adds to each thread
+//! where it may run and why it must not be moved. [`Facts`] and a [`Watcher`] add what is known
+//! about files and processes. The actor keeps what the window showed, because only that may be
+//! moved; the observer keeps where files are, to place accesses of the next window. Everything else
+//! is the actor's: it makes and undoes moves and finds descendants.
 //!
 //! CPUs and nodes may come and go: each window asks for that, and then reads the topology again.
 //!
@@ -14,180 +17,36 @@
 //! the nodes of the start.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use act::privileged::PrivilegedWorker;
-use act::watched::{Births, Trouble};
 use act::{Actor, Seen};
-use bandwidth::Meter;
-use engine::{Copies, Cost, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
-use facts::Facts;
-use linux::births::Descendant;
+use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, Watcher};
-use observe::{FileSeen, ObserveError, Observed, ObservedThread, Observer};
+use observe::{FileSeen, Observed, ObservedThread, Observer};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
 use rustc_hash::FxHashMap;
-use topology::{NodeId, ThreadId, Topology};
+use topology::{Node, Topology};
 
-use crate::{bandwidth, facts};
-
-/// How far windows may be stretched. A run ends only when its window does.
-const STRETCH_MAX: u32 = 4;
-
-/// Settings of the host plane.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Settings of the observer. Acting uses the same procfs.
-    pub observe: observe::Settings,
-    /// The sysfs mount.
-    pub sys_root: PathBuf,
-    /// Also move threads with an affinity of their own. Default false.
-    pub touch_own_affinity: bool,
-    /// Also bind threads while a sched_ext scheduler runs. Default false.
-    pub beside_sched_ext: bool,
-    /// Also observe which pages of mapped files processes use. Default false: only some policies
-    /// look at it.
-    pub mapped: bool,
-    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
-    pub dax: bool,
-    /// Processes that map such a file shared and writable may be stopped while a part of it moves.
-    /// Default false.
-    pub freeze: bool,
-    /// Remember where data was that moves copy, so that it can be sent back at the end. Default
-    /// false: it stays.
-    pub move_back: bool,
-    /// The nodes are made up, and stay as they are when CPUs of the machine come or go. Default
-    /// false.
-    pub fixed_nodes: bool,
-    /// Thousandths of a CPU that homenode may use in all. Default 30. A third of it is for looking
-    /// at files and processes.
-    pub budget_milli_cpus: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let observe = observe::Settings::default();
-        Self {
-            observe,
-            sys_root: PathBuf::from("/sys"),
-            touch_own_affinity: false,
-            beside_sched_ext: false,
-            mapped: false,
-            dax: false,
-            freeze: false,
-            move_back: false,
-            fixed_nodes: false,
-            budget_milli_cpus: 30,
-        }
-    }
-}
-
-impl Settings {
-    /// Those of the acting part.
-    fn act(&self) -> act::Settings {
-        act::Settings {
-            proc_root: self.observe.proc_root.clone(),
-            sys_root: self.sys_root.clone(),
-            touch_own_affinity: self.touch_own_affinity,
-            beside_sched_ext: self.beside_sched_ext,
-            move_back: self.move_back,
-            fixed_nodes: self.fixed_nodes,
-        }
-    }
-}
-
-/// Why the plane cannot work.
-#[derive(Debug, thiserror::Error)]
-pub enum HostError {
-    /// Observing is impossible.
-    #[error(transparent)]
-    Observe(#[from] ObserveError),
-    /// procfs or sysfs cannot be read.
-    #[error("cannot act on threads: {0}")]
-    Act(#[from] std::io::Error),
-}
-
-/// The interface between the plane and its observer: [`Observer`], or a script in tests.
-pub trait Observe {
-    /// Blocks for one window and returns the observations.
-    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError>;
-    /// Starts to watch a thread that is about to be moved, and its future descendants.
-    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError>;
-    /// Records that the affinity of this thread is no longer ours.
-    fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
-    /// Lists the living watched threads and their living descendants.
-    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError>;
-    /// Says where the files of the last window are, as far as it was found out.
-    fn locate(&mut self, _files: &[FileSeen]) {}
-    /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
-    fn follow(&mut self, _topology: &Topology) {}
-    /// Lists the limits of this kernel, which are part of each window's notes.
-    fn limits(&self) -> Vec<String> {
-        Vec::new()
-    }
-}
-
-impl Observe for Observer {
-    fn window(&mut self, length: Duration) -> Result<Observed, ObserveError> {
-        Observer::window(self, length)
-    }
-
-    fn watch(&mut self, thread: ThreadId) -> Result<(), ObserveError> {
-        Observer::watch(self, thread)
-    }
-
-    fn release(&mut self, tid: u32) -> Result<(), ObserveError> {
-        Observer::release(self, tid)
-    }
-
-    fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError> {
-        Observer::descendants(self)
-    }
-
-    fn locate(&mut self, files: &[FileSeen]) {
-        Observer::locate(self, files);
-    }
-
-    fn follow(&mut self, topology: &Topology) {
-        Observer::follow(self, topology);
-    }
-
-    fn limits(&self) -> Vec<String> {
-        self.configuration().notes.clone()
-    }
-}
-
-impl Births for Box<dyn Observe> {
-    fn watch(&mut self, thread: ThreadId) -> Result<(), Trouble> {
-        Ok(self.as_mut().watch(thread)?)
-    }
-
-    fn release(&mut self, tid: u32) -> Result<(), Trouble> {
-        Ok(self.as_mut().release(tid)?)
-    }
-
-    fn descendants(&mut self) -> Result<Vec<Descendant>, Trouble> {
-        Ok(self.as_mut().descendants()?)
-    }
-}
+use crate::bandwidth::Meter;
+use crate::facts::Facts;
+use crate::observer::Observe;
+use crate::settings::{HostError, Settings};
+use crate::thrift::Spent;
 
 /// The host.
 pub struct HostPlane {
+    /// It also has the observer, because it watches the births of the threads that it moves.
     actor: Actor<Box<dyn Observe>>,
     settings: Settings,
-    cost: Option<Cost>,
-    /// CPU time of copies up to the last window, in seconds.
-    copied_s: f64,
     /// Facts about files and processes, found out beside the windows; `None` without an observer of
     /// this kernel.
-    facts: Option<Facts>,
-    /// Counts what the memory controllers carry; the error says why nothing does.
-    meter: Result<Meter, String>,
-    /// Factor by which windows are longer than requested, to cost less.
-    stretch: u32,
+    pub(crate) facts: Option<Facts>,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
+    /// Counts what the memory controllers carry; the error says why nothing does.
+    meter: Result<Meter, String>,
+    pub(crate) spent: Spent,
 }
 
 impl HostPlane {
@@ -228,26 +87,71 @@ impl HostPlane {
         Ok(Self {
             actor: Actor::new(settings.act(), topology, observer, worker)?,
             settings,
-            cost: None,
-            copied_s: 0.0,
             facts: None,
-            meter: Err("not looked for".to_owned()),
-            stretch: 1,
             mapped: None,
+            meter: Err("not looked for".to_owned()),
+            spent: Spent::default(),
         })
     }
 
     /// Lists the limits of this kernel: the notes that every window has.
     pub fn limits(&self) -> Vec<String> {
-        self.actor.births().map(|observer| observer.limits()).unwrap_or_default()
+        self.actor.watcher().map(|observer| observer.limits()).unwrap_or_default()
     }
 
-    /// The file with what tells it from an earlier one with its inode number. How often others have
-    /// it open is not known while a copy has.
-    fn identified(&self, seen: FileSeen) -> ObservedFile {
-        let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
-        let opens = seen.file.opens.filter(|_| !self.actor.has_open(seen.id));
-        ObservedFile { generation, opens, ..seen.file }
+    fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
+        self.actor.watcher_mut()
+    }
+
+    /// Waits for a window to end, and begins the next. `None`: there is no observer.
+    fn window(&mut self, length: Duration) -> Result<Option<Observed>, HostError> {
+        let length = length * self.spent.stretch;
+        let Some(observer) = self.observer() else { return Ok(None) };
+        let seen = observer.window(length)?;
+        if seen.births_lost {
+            self.actor.births_lost();
+        }
+        if self.actor.begin_window() {
+            let topology = self.actor.topology().clone();
+            self.observer().into_iter().for_each(|observer| observer.follow(&topology));
+        }
+        Ok(Some(seen))
+    }
+
+    /// The load of each node, and a note about what measured it.
+    fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, String) {
+        let (measured, note) = match &mut self.meter {
+            Ok(meter) => match meter.window() {
+                Ok(window) => (window, format!("controllers: measured by {}", meter.name())),
+                Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only, in this window: {why}")),
+            },
+            Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only: {why}")),
+        };
+        let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
+        let load = |node: &Node| NodeLoad {
+            read_bytes: seen.node_read.get(node.id),
+            write_bytes: seen.node_write.get(node.id),
+            cpu_s: seen.node_cpu_s.get(&node.id).copied(),
+            memory_free: free.get(&node.id).copied().unwrap_or(0),
+            measured: measured.get(&node.id).cloned(),
+            ..NodeLoad::of(node)
+        };
+        (self.actor.topology().nodes.iter().map(load).collect(), note)
+    }
+
+    /// Adds what is known to files, and returns the processes of which something is known.
+    fn add_facts(
+        &mut self,
+        window: Duration,
+        files: &mut [FileSeen],
+        threads: &[Thread],
+        notes: &mut Vec<String>,
+    ) -> Vec<Process> {
+        let Some(facts) = &self.facts else { return Vec::new() };
+        let (processes, more) = facts.window(window, files, threads);
+        notes.extend(more);
+        self.observer().into_iter().for_each(|observer| observer.locate(files));
+        processes
     }
 
     /// Adds the mapped files of busy processes that could be moved.
@@ -264,39 +168,26 @@ impl HostPlane {
         processes.sort_by_key(|process| process.pid);
     }
 
-    fn nodes(&mut self, seen: &Observed, notes: &mut Vec<String>) -> Vec<NodeLoad> {
-        let mut measured = BTreeMap::new();
-        let said = match &mut self.meter {
-            Ok(meter) => match meter.window() {
-                Ok(window) => {
-                    measured = window;
-                    format!("controllers: measured by {}", meter.name())
-                }
-                Err(why) => format!("controllers: counted file bytes only, in this window: {why}"),
-            },
-            Err(why) => format!("controllers: counted file bytes only: {why}"),
-        };
-        notes.push(said);
-        let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
-        let load = |node: &topology::Node| NodeLoad {
-            read_bytes: seen.node_read.get(node.id),
-            write_bytes: seen.node_write.get(node.id),
-            cpu_s: cpu_s(&seen.node_cpu_s, node.id),
-            memory_free: free.get(&node.id).copied().unwrap_or(0),
-            measured: measured.get(&node.id).cloned(),
-            ..NodeLoad::of(node)
-        };
-        self.actor.topology().nodes.iter().map(load).collect()
+    /// The file with what tells it from an earlier one with its inode number. How often others have
+    /// it open is not known while a copy has.
+    fn identified(&self, seen: FileSeen) -> ObservedFile {
+        let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
+        let opens = seen.file.opens.filter(|_| !self.actor.has_open(seen.id));
+        ObservedFile { generation, opens, ..seen.file }
     }
 }
 
-fn cpu_s(node_cpu_s: &BTreeMap<NodeId, f64>, node: NodeId) -> Option<f64> {
-    node_cpu_s.get(&node).copied()
+/// A thread as the actor takes it.
+fn seen(ObservedThread { thread, mask, asked, kernel_thread, .. }: ObservedThread) -> Seen {
+    Seen { thread, mask, asked, kernel_thread }
 }
 
-fn seen(seen: ObservedThread) -> Seen {
-    let ObservedThread { thread, mask, asked, kernel_thread, .. } = seen;
-    Seen { thread, mask, asked, kernel_thread }
+/// Adds start times, where the threads of a process tell it.
+fn add_starts(processes: &mut [Process], threads: &[Thread]) {
+    let starts: FxHashMap<u32, u64> = threads.iter().filter_map(|t| Some((t.pid, t.of_process_since()?))).collect();
+    for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
+        process.start_ns = starts.get(&process.pid).copied();
+    }
 }
 
 impl Plane for HostPlane {
@@ -305,56 +196,25 @@ impl Plane for HostPlane {
     }
 
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
-        let broken = |e: HostError| PlaneError::Broken(Box::new(e));
         self.actor.end_window();
+        let observed = self.window(window).map_err(|e| PlaneError::Broken(Box::new(e)))?;
         // Without an observer it only acts.
-        let Some(observer) = self.actor.births_mut() else { return self.actor.observe(window) };
-        let mut seen = observer.window(window * self.stretch).map_err(|e| broken(e.into()))?;
-        if seen.births_lost {
-            self.actor.births_lost();
-        }
-        if self.actor.begin_window() {
-            let topology = self.actor.topology().clone();
-            self.actor.births_mut().into_iter().for_each(|observer| observer.follow(&topology));
-        }
-        let window_s = seen.window_s;
-        let copied_s = self.actor.moves().jobs.cpu_s();
-        let own_s = seen.cost.cpu_s - (copied_s - std::mem::replace(&mut self.copied_s, copied_s));
-        self.cost = Some(Cost {
-            cpu: if window_s > 0.0 { own_s.max(0.0) / window_s } else { 0.0 },
-            memory_bytes: seen.cost.rss_bytes.saturating_add(seen.cost.kernel_bytes),
-        });
-        let threads: Vec<Thread> = std::mem::take(&mut seen.threads)
-            .into_iter()
-            .map(|thread| self.actor.complete(self::seen(thread)))
-            .collect();
-        let mut notes = std::mem::take(&mut seen.notes);
-        let nodes = self.nodes(&seen, &mut notes);
-        let mut processes = Vec::new();
-        if let Some(facts) = &self.facts {
-            let more;
-            (processes, more) = facts.window(window, &mut seen.files, &threads);
-            notes.extend(more);
-            self.actor.births_mut().into_iter().for_each(|observer| observer.locate(&seen.files));
-        }
+        let Some(observed) = observed else { return self.actor.observe(window) };
+        self.spent.window(&observed, self.actor.moves().jobs.cpu_s());
+        let (nodes, controllers) = self.nodes(&observed);
+        let Observed { time_s, window_s, threads, mut files, mut notes, .. } = observed;
+        notes.push(controllers);
+
+        let threads: Vec<Thread> = threads.into_iter().map(|thread| self.actor.complete(seen(thread))).collect();
+        let mut processes = self.add_facts(window, &mut files, &threads, &mut notes);
         notes.extend(self.actor.take_notes());
         self.add_mapped(&mut processes, &threads, window_s, &mut notes);
-        let starts: FxHashMap<u32, u64> = threads.iter().filter_map(|t| Some((t.pid, t.of_process_since()?))).collect();
-        for process in processes.iter_mut().filter(|process| process.start_ns.is_none()) {
-            process.start_ns = starts.get(&process.pid).copied();
-        }
-        self.actor.moves().seen(seen.files.iter().map(|file| (file.id, &file.file)), &threads);
-        Ok(Snapshot {
-            version: placement::snapshot::VERSION,
-            time_s: seen.time_s,
-            window_s,
-            nodes,
-            threads,
-            files: seen.files.into_iter().map(|file| self.identified(file)).collect(),
-            processes,
-            notes,
-            ..Snapshot::default()
-        })
+        add_starts(&mut processes, &threads);
+
+        self.actor.moves().seen(files.iter().map(|file| (file.id, &file.file)), &threads);
+        let files = files.into_iter().map(|file| self.identified(file)).collect();
+        let version = placement::snapshot::VERSION;
+        Ok(Snapshot { version, time_s, window_s, nodes, threads, files, processes, notes, ..Snapshot::default() })
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
@@ -387,36 +247,5 @@ impl Plane for HostPlane {
 
     fn epoch(&self) -> Option<String> {
         self.actor.epoch()
-    }
-}
-
-impl Thrift for HostPlane {
-    fn cost(&self) -> Option<Cost> {
-        self.cost
-    }
-
-    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the
-    /// remaining cost is each window's pass over all threads and entries. So then this makes
-    /// windows longer.
-    fn shed(&mut self) -> Option<String> {
-        if let Some(less) = self.facts.as_mut().and_then(Facts::shed) {
-            return Some(less);
-        }
-        if self.stretch >= STRETCH_MAX {
-            return None;
-        }
-        self.stretch *= 2;
-        Some(format!("windows are now {} times as long as set", self.stretch))
-    }
-
-    fn relax(&mut self) -> Option<String> {
-        if self.stretch == 1 {
-            return self.facts.as_mut().and_then(Facts::relax);
-        }
-        self.stretch /= 2;
-        Some(match self.stretch {
-            1 => "windows have their set length again".to_owned(),
-            n => format!("windows are now {n} times as long as set"),
-        })
     }
 }

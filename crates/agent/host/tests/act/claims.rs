@@ -8,7 +8,7 @@ use std::time::Duration;
 use act::Actor;
 use act::watched::Unwatched;
 use engine::{Finished, MoveEvent, Plane, StateDir, Undone, recover};
-use host::plane::Observe;
+use host::Observe;
 use linux::affinity;
 use linux::births::{Descendant, Origin};
 use observe::{ObserveError, Observed};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use engine::{Engine, MoveEvent};
-use host::plane::Observe;
+use host::Observe;
 use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;

@@ -7,7 +7,7 @@ use std::process::{Child as Process, Command, Stdio};
 use std::time::Duration;
 
 use engine::{Engine, MoveEvent, Plane, Settings, StateDir};
-use host::plane::Observe;
+use host::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use linux::births::Descendant;
