@@ -68,10 +68,7 @@ fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn own_tid() -> u32 {
-        rustix::thread::gettid().as_raw_nonzero().get() as u32
-    }
+    use crate::threads::own_tid;
 
     #[test]
     fn ones_are_found() {

@@ -254,6 +254,11 @@ impl Threads {
     }
 }
 
+/// The id of the calling thread.
+pub fn own_tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
 /// Whether the kernel says that there is no such thread.
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())

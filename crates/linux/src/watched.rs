@@ -103,10 +103,7 @@ fn parse_schedstat(bytes: &[u8]) -> Option<Time> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn own_tid() -> u32 {
-        rustix::thread::gettid().as_raw_nonzero().get() as u32
-    }
+    use crate::threads::own_tid;
 
     #[test]
     fn a_thread_tells_when_its_process_started() {

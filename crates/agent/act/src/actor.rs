@@ -2,7 +2,7 @@
 //! acts.
 //!
 //! **Problem.** The host and a mounted volume observe in different ways and move threads by the
-//! same rules, with the same records. `restore` moves nothing and observes nothing, and undoes.
+//! same rules, with the same records. `restore` only undoes: it neither observes nor moves.
 //!
 //! **Approach.** [`Actor`] has the methods of [`engine::Plane`] that act; a plane passes them on.
 //! It completes the threads that a plane has seen: with the nodes that each may run on, and the
@@ -139,7 +139,7 @@ impl<B: Births> Actor<B> {
         })
     }
 
-    /// Threads of this very process may be moved, too: where it is a load that is being tested.
+    /// Allows moves of this process's own threads, for tests in which they are the load.
     pub fn move_own_threads(&mut self) {
         self.own_pid = 0;
     }
@@ -177,7 +177,8 @@ impl<B: Births> Actor<B> {
         self.watched.unwatched.take().into_iter().chain(self.machine.take_changed()).chain(beside).collect()
     }
 
-    /// From here on, any change to the affinity of the threads just moved is visible.
+    /// Ends a window. From here on, changes to the affinity of threads that were moved in it are
+    /// noticed.
     pub fn end_window(&mut self) {
         if self.watched.moves_made
             && let Err(error) = self.look()
@@ -289,7 +290,7 @@ impl<B: Births> Actor<B> {
         let mut written: FxHashSet<Subject> = undo.iter().map(|undo| undo.subject.clone()).collect();
         let Self { watched, mover, machine, .. } = self;
         let bound = process.bind(mover, machine.topology(), &mut |ready| {
-            // Those that it begins with are written down already.
+            // The records that it began with are written already.
             let new: Vec<Undo> = ready.iter().filter(|u| !written.contains(&u.subject)).cloned().collect();
             if new.is_empty() {
                 return Ok(());
@@ -345,15 +346,16 @@ impl<B: Births> Actor<B> {
         Inherited { undo, keeps: true }
     }
 
-    /// Looks at the watched threads; those with an affinity of their own are ours no more.
+    /// Looks at the watched threads; those with an affinity of their own are not ours any more.
     fn look(&mut self) -> Result<Vec<Descendant>, Trouble> {
         let descendants = self.watched.look()?;
         self.watched.own.iter().for_each(|key| self.mover.end(*key));
         Ok(descendants)
     }
 
-    /// [`Self::look`]. While everything is being restored it waits for execs that have taken effect
-    /// and are not reported yet: there is no later look that could find them.
+    /// Looks at the watched threads ([`Self::look`]). While everything is being restored, it waits
+    /// for execs that have taken effect but are not reported yet, because no later look could find
+    /// them.
     fn look_for_descendants(&mut self, owned: &[Undo]) -> Result<Vec<Descendant>, Trouble> {
         let mut descendants = self.look()?;
         let mut looks = 0;
@@ -389,7 +391,7 @@ impl<B: Births> Plane for Actor<B> {
         self.machine.topology()
     }
 
-    /// Refused: it only acts.
+    /// Fails: an actor does not observe.
     fn observe(&mut self, _: Duration) -> Result<Snapshot, PlaneError> {
         Err(PlaneError::Broken("this plane only acts: it cannot observe".into()))
     }
@@ -430,8 +432,8 @@ impl<B: Births> Plane for Actor<B> {
         let Some(key) = key_of(undo) else { return self.mover.undo(undo) };
         let value = undo.masks.as_ref().map(|masks| &masks.ours);
         if of_move && value.is_some_and(|value| self.processes.get(&undo.pid).is_some_and(|p| p.1.has(value))) {
-            // What its threads start from now on is put back, too. Not so if one thread goes back
-            // that was moved by itself.
+            // From now on, what its threads start is put back, too. That does not hold if a single
+            // thread goes back that was moved by itself.
             self.processes.remove(&undo.pid);
         }
         if of_move && self.watched.own.contains(&key) {

@@ -11,8 +11,8 @@ pub trait Copying: Send {
     /// what has been moved stays.
     fn step(&mut self, bytes: u64) -> io::Result<bool>;
 
-    /// The move goes no further: nobody calls [`step`](Self::step) any more. For moves that
-    /// another process makes.
+    /// Stops the move: [`step`](Self::step) is not called any more. For moves that another process
+    /// makes.
     fn stop(&mut self) {}
 
     /// The bytes moved so far.

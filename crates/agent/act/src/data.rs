@@ -1,9 +1,9 @@
 //! Moves of files and of processes with their memory, as the plane makes them: prepared in a
 //! window, started, then examined and copied in the background ([`crate::jobs`]).
 //!
-//! **Problem.** The engine names a file by device, inode number and generation. To open and to
-//! count a file takes long, and its paths belong to its users. Between the look at a file or
-//! process and the move, it may have become another.
+//! **Problem.** The engine names a file by device, inode number and generation. Opening a file and
+//! counting its pages takes long, and its paths belong to its users. Between the look at a file or
+//! process and its move, another one may have taken its name.
 //!
 //! **Approach.** In the window only the identity is compared: a file is moved if the last window
 //! had it. Its job opens it by inode ([`crate::files`] says how), so that no other file is opened,
@@ -16,8 +16,8 @@
 //! asks a server is refused. So are files on DAX unless there is a [`PrivilegedWorker`]: moving
 //! them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each page and each block
 //! goes where it was; of several moves of one file or process, the first says where. Until then,
-//! two files of procfs are open for each process whose memory was moved. Only so many moves are
-//! remembered: the data of the oldest beyond that stays, which is said.
+//! two files of procfs are open for each process whose memory was moved. A limited number of moves
+//! is remembered: the data of older ones stays, and the output says so.
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,8 +39,8 @@ use super::process::{self, ProcessMove};
 use crate::files::{Inodes, MOST_READERS};
 use crate::jobs::{self, Jobs};
 
-/// Most moves of files that are remembered, those that copy among them: more than of which it is
-/// kept where their pages were.
+/// Most moves of files that are remembered, running ones included: more than there are layouts of
+/// pages.
 const LATEST: usize = 256;
 /// Most files that are remembered from a window.
 const FILES: usize = 65_536;
@@ -57,7 +57,7 @@ struct Seen {
 /// Moves of files and processes.
 #[derive(Debug)]
 pub struct DataMoves {
-    /// Those that copy.
+    /// The moves that copy.
     pub jobs: Jobs,
     proc_root: PathBuf,
     /// Files of the last window, of any generation.
@@ -71,7 +71,7 @@ pub struct DataMoves {
     latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
     /// Starts the threads that move files, if they may be on DAX.
     worker: Option<PrivilegedWorker>,
-    /// What the copies move, if they are to be sent back.
+    /// What each copy moves, if it is to be sent back.
     copies: FxHashMap<JobId, Copied>,
     /// The first subject whose data stays because there were too many moves to remember, and the
     /// number of these moves.
@@ -188,7 +188,7 @@ impl DataMoves {
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
         let seen = self.files.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))?;
         let (id, moved) = (seen.id, Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)) });
-        // What goes back is where it was: the move that is taken back is all there is to remember.
+        // Once a move is taken back, its data is where it was: there is nothing to remember.
         let taken_back = back.is_some();
         let job = self.file_job(seen, (Some(mv.from), mv.to), back)?;
         self.open.insert(job, id);
@@ -229,8 +229,8 @@ impl DataMoves {
         job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))
     }
 
-    /// A job that moves a file, or its part on one node, to a node, or those of its pages that a
-    /// layout has to where they were.
+    /// Starts a job that moves a file, or its part on one node, to a node. With `back` it moves
+    /// only the pages of this layout, to where they were.
     fn file_job(
         &mut self,
         seen: Seen,
@@ -270,8 +270,8 @@ impl DataMoves {
         self.copies.retain(|job, _| kept.contains(job));
     }
 
-    /// What the latest move of a subject knows, and what the earlier ones do: together they send
-    /// back where it was before all.
+    /// Joins what the latest move of a subject knows with what its earlier moves know. Together
+    /// they say where the data was before all of them.
     fn with_earlier(
         &mut self,
         subject: &Subject,
@@ -287,7 +287,7 @@ impl DataMoves {
             if let (Some(file), Some((_, from))) = (&mut file, earlier_file) {
                 file.1 = from;
             }
-            // Memory of a program that the process has ended since is no more.
+            // If the process runs another program by now, the memory of the earlier one is gone.
             back = match (back, earlier.filter(|earlier| !earlier.gone())) {
                 (Some(back), Some(earlier)) => Some(back.with_earlier(earlier)),
                 (back, _) => back,
@@ -317,7 +317,7 @@ impl Copies for DataMoves {
         self.jobs.pace(bytes_per_s);
     }
 
-    /// Of the latest moves it is known what they moved.
+    /// Works for the latest moves, whose layouts are kept.
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         let layout = self.taken_back(mv)?;
         self.start_file_with(mv, Some(layout))
@@ -350,10 +350,10 @@ impl Copies for DataMoves {
     }
 }
 
-/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: a file on
-/// DAX may be moved, and its users stopped or not; the calling thread, which is the job's, has what
-/// that takes, and gives it up for any other file. `back`: only the pages of this layout, to where
-/// they were.
+/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: files on
+/// DAX may be moved, and their users may be stopped or not. The calling thread, which is the job's,
+/// has the privileges for that, and gives them up for any other file. `back`: only the pages of
+/// this layout, to where they were.
 fn open(
     proc_root: &Path,
     seen: &Seen,
@@ -367,7 +367,7 @@ fn open(
     inodes.refresh();
     let opened = match (inodes.open(seen.id, &seen.readers), &seen.path) {
         (Err(e), Some(path)) => match inodes.by_path(seen.id, path) {
-            // A way that could not be tried may lead to it still: it is not gone.
+            // A way that could not be tried may still lead to it, so it does not count as gone.
             Err(other) if other.kind() == io::ErrorKind::NotFound => Err(e),
             opened => opened,
         },

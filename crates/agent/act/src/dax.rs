@@ -78,8 +78,8 @@ use super::pages::FileMoveError;
 /// aligned huge pages keeps them.
 pub const CHUNK: u64 = 2 << 20;
 
-/// Bytes of the shortest try: below, its fixed cost (a tick, a look at all processes) is all there
-/// is to it.
+/// Bytes of the shortest try. A shorter one would take as long: a tick, and a look at all
+/// processes, are its fixed cost.
 const LEAST: u64 = 128 << 10;
 
 /// How often the move tries in a row while the file is changed each time: the pauses sum up to 14
@@ -102,9 +102,9 @@ const TURN: Duration = Duration::from_millis(100);
 /// (`CONFIG_HZ=250`, 4 ms), with [`PAUSE`] between two looks.
 const LOOKS: usize = 20;
 
-/// For how many pieces in a row a reason that holds for the whole file must hold, before the rest
-/// of the file is left for it, untried. Each costs a look at all processes, and up to 0.1 s in
-/// which processes are stopped for nothing.
+/// After this many pieces in a row that stay for a reason which concerns the whole file, the rest
+/// is left untried. Each piece costs a look at all processes, and up to 0.1 s in which processes
+/// are stopped for nothing.
 const STUCK: u32 = 3;
 
 /// How long an exchange may wait for pinned pages: all users of the file wait with it.

@@ -37,12 +37,11 @@ const STUCK: Duration = Duration::from_secs(120);
 /// Most threads that are left behind: each keeps its stack, its files and up to 2 MiB. More are no
 /// accident of one disk or process.
 const MOST_LEFT: usize = 8;
-/// Most ended copies of which it is kept how to send back what they have moved. Each of a process
-/// keeps two files open.
+/// Most ended copies whose way back is kept. That of a process keeps two files open.
 const WAYS_BACK: usize = 1024;
-/// Most ended moves of files of which it is kept where the pages were, in case the plan does not
-/// pay, and the most bytes of each (350 MiB of pages from two nodes in turn, or any number in long
-/// runs): 8 MiB in all.
+/// Most ended moves of files whose layout of pages is kept, in case the plan does not pay, and the
+/// most bytes of each (350 MiB of pages from two nodes in turn, or any number in long runs): 8 MiB
+/// in all.
 const LAYOUTS: usize = 32;
 const LAYOUT_BYTES: usize = 256 << 10;
 
@@ -52,11 +51,11 @@ pub struct Jobs {
     running: BTreeMap<JobId, Arc<Shared>>,
     next: u64,
     limits: Arc<Limits>,
-    /// How to send back what ended copies have moved, oldest first; `None`: it is not kept.
+    /// The ways back of ended copies, oldest first; `None`: they are not kept.
     moved: Option<Vec<(JobId, Option<Back>)>>,
-    /// Copies of which that was given up, because there are too many.
+    /// Copies whose way back was dropped, because there are too many.
     given_up: Vec<JobId>,
-    /// Where the pages of files were that copies moved lately, oldest first.
+    /// The layouts of files that copies moved lately, oldest first.
     layouts: VecDeque<(JobId, Layout)>,
 }
 
@@ -66,7 +65,7 @@ struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
     rate: AtomicU64,
     copies: AtomicUsize,
-    /// Threads of copies that were given up, which the kernel has not returned from a step.
+    /// Threads of copies that were given up: the kernel has not returned from their steps.
     left: AtomicUsize,
     /// CPU time of the steps of all copies so far, ns.
     cpu_ns: AtomicU64,
@@ -88,7 +87,7 @@ struct Shared {
     back: Mutex<Option<Back>>,
     /// When its thread began what it is doing; `None` in a pause.
     busy: Mutex<Option<Instant>>,
-    /// It does not count as a copy that shares the rate any more.
+    /// It no longer takes a share of the rate.
     over: AtomicBool,
 }
 
@@ -104,7 +103,7 @@ impl Shared {
             self.stop.store(true, Ordering::Relaxed);
             let why = format!("the kernel has not returned from a step for {} s", stuck.as_secs());
             self.set(None, Some(JobState::Failed { why }));
-            // First, for its thread takes it back if it ends now.
+            // Counted first, because its thread takes this back if it ends now.
             limits.left.fetch_add(1, Ordering::Relaxed);
             if !self.end(limits) {
                 limits.left.fetch_sub(1, Ordering::Relaxed);
@@ -112,7 +111,7 @@ impl Shared {
         }
     }
 
-    /// The rate is for the others. False if it has ended before.
+    /// Leaves the rate to the other copies. False if it has ended before.
     fn end(&self, limits: &Limits) -> bool {
         let first = !self.over.swap(true, Ordering::AcqRel);
         if first {
@@ -144,18 +143,18 @@ impl Jobs {
         self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
     }
 
-    /// Keeps from now on how to send back what copies move.
+    /// From now on, keeps the ways back of copies.
     pub fn keep_ways_back(&mut self) {
         self.moved.get_or_insert_default();
     }
 
-    /// Whether it is kept how to send back what copies move.
+    /// Whether the ways back of copies are kept.
     pub fn keeps_ways_back(&self) -> bool {
         self.moved.is_some()
     }
 
-    /// The copy that ended last of those that moved anything, and how to send that back, if its
-    /// move knows. Keeps no more of what is moved from now on.
+    /// Takes the copy that ended last of those that moved anything, with its way back, if its move
+    /// knows it. Once there is none, keeps no more ways back.
     pub fn take_last(&mut self) -> Option<(JobId, Option<Back>)> {
         let moved = self.moved.as_mut()?;
         let last = moved.pop();
@@ -165,8 +164,8 @@ impl Jobs {
         last
     }
 
-    /// Those of the other copies that are in the set, newest first, if their moves know the way
-    /// back, or do not, as asked.
+    /// Takes the copies of this set, newest first: those that know their way back (`known`), or
+    /// those that do not.
     pub fn take(&mut self, of: &FxHashSet<JobId>, known: bool) -> Vec<(JobId, Option<Back>)> {
         let mut taken = Vec::new();
         if let Some(moved) = &mut self.moved {
@@ -182,19 +181,18 @@ impl Jobs {
         taken
     }
 
-    /// Where the pages were that this copy has moved, if that is kept.
+    /// Takes the layout of the pages that this copy has moved, if it is kept.
     pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
         let at = self.layouts.iter().position(|kept| kept.0 == job)?;
         self.layouts.remove(at).map(|kept| kept.1)
     }
 
-    /// The copies that run, and those of which it is kept how to send back what they have moved.
+    /// The copies that run, and those whose way back is kept.
     pub fn kept(&self) -> impl Iterator<Item = JobId> {
         self.running.keys().copied().chain(self.moved.iter().flatten().map(|moved| moved.0))
     }
 
-    /// The copies of which that was given up since the last call, because later ones have moved
-    /// something, too.
+    /// The copies whose way back was dropped since the last call, in favour of later ones.
     pub fn take_given_up(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.given_up)
     }
@@ -228,8 +226,8 @@ impl Jobs {
         }
         let shared = Arc::new(Shared::default());
         let (of, limits) = (Arc::clone(&shared), Arc::clone(&self.limits));
-        // Its thread, not this function, knows when it is over; a thread that does not start drops
-        // it.
+        // The copy's thread ends the count, not this function. If the thread does not start,
+        // dropping its closure does.
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
         shared.busy(Some(Instant::now()));
@@ -242,7 +240,7 @@ impl Jobs {
         Ok(JobId(self.next))
     }
 
-    /// The progress of every copy; the end of each is told once.
+    /// The progress of every copy. The end of each is reported once.
     pub fn poll(&mut self) -> Vec<Progress> {
         self.poll_for(STUCK)
     }
@@ -308,7 +306,7 @@ struct End {
 impl Drop for End {
     fn drop(&mut self) {
         if !self.shared.end(&self.limits) {
-            // It was given up, and is not left behind any more.
+            // It was given up, but its thread has come back.
             self.limits.left.fetch_sub(1, Ordering::Relaxed);
         }
         // Without effect if the copy has said how it ended.
@@ -316,7 +314,7 @@ impl Drop for End {
     }
 }
 
-/// Makes a copy, step by step, and says how to send back what it has moved.
+/// Makes a copy, step by step, and keeps its way back.
 fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobState {
     let state = steps(&mut *work, shared, limits);
     *shared.back.lock().unwrap_or_else(PoisonError::into_inner) = work.back();

@@ -38,7 +38,7 @@ impl Given {
         self.0.get(value).map(|(undo, _)| undo)
     }
 
-    /// The same, if all that were given it get the same back.
+    /// The same, if all threads that were given this value get the same affinity back.
     fn alike(&self, value: &CpuSet) -> Option<&Undo> {
         self.0.get(value).filter(|(_, alike)| *alike).map(|(undo, _)| undo)
     }
@@ -60,7 +60,7 @@ pub struct Moved {
     pub unbound: bool,
     /// The values we set; the last is in force.
     pub ours: Vec<CpuSet>,
-    /// The window in which it stopped to hold our value. Children born before may still hold it.
+    /// The window in which it stopped having our value. Children born before may still have it.
     pub over: Option<u64>,
 }
 
@@ -88,12 +88,17 @@ pub struct Mover {
 /// For how many windows the values of a restored or ended thread are remembered.
 const REMEMBERED: u64 = 8;
 
-/// Whether a mask shown by the kernel is the value we set: either all of it, or the part within the
-/// CPUs allowed now (`allowed`: the online CPUs of the cpuset). If that part is empty, the kernel
-/// falls back to all allowed CPUs.
+/// Whether a mask shown by the kernel is the value we set: either all of it, or what the kernel
+/// [shows](shown) of it with the CPUs allowed now (`allowed`: the online CPUs of the cpuset).
 pub fn is_ours(mask: &CpuSet, ours: &CpuSet, allowed: &CpuSet) -> bool {
+    mask == ours || *mask == shown(ours, allowed)
+}
+
+/// The value `ours` as the kernel shows it while only these CPUs are allowed: without any of its
+/// own, a thread may use them all.
+pub fn shown(ours: &CpuSet, allowed: &CpuSet) -> CpuSet {
     let left = ours.intersection(allowed);
-    mask == ours || *mask == if left.is_empty() { allowed.clone() } else { left }
+    if left.is_empty() { allowed.clone() } else { left }
 }
 
 #[cfg(test)]
@@ -162,7 +167,7 @@ impl Mover {
         self.rules
     }
 
-    /// A thread that holds our value, or recently did.
+    /// A thread that has our value, or recently did.
     pub fn moved(&self, key: ThreadId) -> Option<&Moved> {
         self.moved.get(&key)
     }
@@ -172,15 +177,15 @@ impl Mover {
         self.unasked.insert(key, mask);
     }
 
-    /// Records that a thread no longer holds our value: it ended, was restored, or got an affinity
-    /// of its own.
+    /// Records that a thread no longer has our value: it ended, was restored, or got an affinity of
+    /// its own.
     pub fn end(&mut self, key: ThreadId) {
         if let Some(moved) = self.moved.get_mut(&key) {
             moved.over.get_or_insert(self.window);
         }
     }
 
-    /// Every thread that holds our value, or recently did.
+    /// Every thread that has our value, or recently did.
     pub fn all_moved(&self) -> impl Iterator<Item = (ThreadId, &Moved)> {
         self.moved.iter().map(|(key, moved)| (*key, moved))
     }
@@ -240,9 +245,9 @@ impl Mover {
         Ok(if given.intersection(self.defaults.online()) == *mask { given } else { mask.clone() })
     }
 
-    /// A record for a thread of a process whose threads were given these values, if it was born
-    /// with one of them, so that it can be moved as its parent was. Its parent is not known: only
-    /// if all get the same back is it known what the thread gets.
+    /// A record for a new thread of a process whose threads were given these values, if it was born
+    /// with one of them. It is then moved as its parent was. Which thread that is is not known, so
+    /// all threads with that value must get the same affinity back.
     pub fn inherited(&mut self, given: &Given, stat: &Stat) -> Option<Undo> {
         if given.0.is_empty() {
             return None;

@@ -145,7 +145,7 @@ pub struct FileMove {
     /// As the last window had it.
     stride: usize,
     window: Option<Window>,
-    /// All windows but those to come again.
+    /// The sum of all windows that are not visited again.
     sum: Tally,
     /// Calls in a row that moved nothing for want of memory.
     starved: u32,
@@ -204,9 +204,9 @@ impl FileMove {
         Ok(Self { end, turn, ..Self::with(file, (None, to), counted, true)? })
     }
 
-    /// The same for a file that was opened with `O_NOATIME` and, with `from`, for its pages on that
-    /// node only. Its cached bytes are estimated from a sample instead of counted, which
-    /// takes as long as a part of the move.
+    /// The same for a file that was opened with `O_NOATIME`. With `from`, only its pages on that
+    /// node move. Its cached bytes are estimated from a sample, because counting takes as long as a
+    /// part of the move.
     ///
     /// # Errors
     ///
@@ -285,7 +285,7 @@ impl FileMove {
                 Err(error) => return Err(error),
             }
         }
-        // What one node has no room for keeps nothing from the others.
+        // Lack of room on one node does not stop the others.
         if all.is_empty() && !full.is_empty() {
             return Err(full.swap_remove(0).0);
         }
@@ -436,7 +436,7 @@ impl Copying for FileMove {
     }
 }
 
-/// So many bytes for which their node has no room.
+/// Bytes that stay, because their node has no room for them.
 struct Stays(u64);
 
 impl Copying for Stays {

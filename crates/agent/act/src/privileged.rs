@@ -1,10 +1,10 @@
-//! A thread that keeps what moving files on DAX takes, and does that for the others.
+//! A thread that keeps the privileges for moving files on DAX, and works for the other threads.
 //!
 //! **Problem.** Moving a file on DAX takes CAP_SYS_ADMIN, which is nearly all of root's power.
 //! Linux keeps capabilities by thread.
 //!
 //! **Approach.** [`PrivilegedWorker`] is a thread that is started before the daemon gives up root's
-//! capabilities, and that keeps this one. It runs what it is given: preparing a move, and starting
+//! capabilities, and that keeps this one. It runs what it is given: it prepares a move, and starts
 //! the thread that copies, which inherits the capability. The threads that observe, decide and
 //! write the state never have it.
 //!
@@ -18,7 +18,7 @@ use linux::privileges;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// The thread. It ends with its handle, once it has done what it was given.
+/// The handle of the thread. When it is dropped, the thread finishes its tasks and ends.
 #[derive(Debug)]
 pub struct PrivilegedWorker {
     tasks: Sender<Task>,
@@ -79,7 +79,7 @@ mod tests {
         assert!(!privileges::to_move_files().contains(CapabilitySet::SYS_ADMIN));
         // It starts the jobs of ordinary files, too, which can only give up more.
         assert!(its.contains(here & privileges::to_move_files()));
-        // What a task does not survive is told.
+        // A task that panics gives an error, and so do later ones.
         assert!(worker.run(|| -> () { panic!("on purpose") }).is_err());
         assert!(worker.run(|| ()).is_err());
     }

@@ -14,10 +14,9 @@
 //! back with [`MemoryMove::back`] and the layout that the move has kept ([`MemoryMove::before`]). A
 //! crash at any step leaves records of threads and nothing else to undo: memory has no owner.
 //!
-//! **Limits.** A thread that is born after the last look, of a bound thread, is bound and has no
-//! record until the next window, which finds it as a descendant ([`super::descendants`])
-//! and gives it one. So is one beyond [`MOST_THREADS`]. Children that are
-//! processes are not moved.
+//! **Limits.** A thread that a bound thread starts after the last look is bound, but has no record
+//! until the next window finds it as a descendant ([`super::descendants`]) and gives it one. The
+//! same holds for threads beyond [`MOST_THREADS`]. Child processes are not moved.
 
 use engine::{PlaneError, Undo};
 use linux::memory;
@@ -106,8 +105,8 @@ pub fn prepare(
     Ok(process)
 }
 
-/// The memory of a process, if the node has room for it. Only where all of it might be too much is
-/// it looked at which part is there already: that takes milliseconds.
+/// The memory of a process, if the node has room for it. How much is on the node already is looked
+/// up only if all of it might be too much, because that takes milliseconds.
 fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, PlaneError> {
     let pid = process.pid;
     let unreadable = |e| unreadable(pid, e);
@@ -201,8 +200,8 @@ impl ProcessMove {
             return Err(PlaneError::refused("too_many_threads", why));
         }
         for tid in tids {
-            // It starts threads faster than they are bound. The rest descend from bound threads,
-            // which the next window finds.
+            // It starts threads faster than they are bound. The rest are descendants of bound
+            // threads, and the next window finds them.
             if self.seen.len() > MOST_THREADS {
                 break;
             }

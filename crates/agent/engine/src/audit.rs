@@ -51,7 +51,7 @@ pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
 
 /// File bytes read by each of these threads and processes, or of each of these files.
 fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subject, Bytes> {
-    // Threads know the id of their process, uses the id of their file.
+    // A thread names its process by the id, and a use its file.
     let mut processes: FxHashMap<u32, &Subject> = FxHashMap::default();
     let mut files: FxHashMap<&str, &Subject> = FxHashMap::default();
     for subject in subjects.iter().copied() {

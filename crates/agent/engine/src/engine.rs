@@ -52,17 +52,17 @@ pub struct Engine<P: Plane> {
     pub(crate) told: Vec<placement::Outcome>,
     /// What became of the moves of this window, by their places.
     pub(crate) judged: Vec<(usize, MoveEvent)>,
-    /// Moves that were held back in the last window, and that are in this one.
+    /// Moves that a rail held back: in the last window, and so far in this one.
     pub(crate) waited: FxHashMap<Subject, (Rail, NodeId)>,
     pub(crate) waiting: FxHashMap<Subject, (Rail, NodeId)>,
-    /// Records that the state file is still to get.
+    /// Records that are not in the state file yet.
     pub(crate) records: Vec<Record>,
     /// Notes of this window.
     pub(crate) notes: Vec<String>,
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Owned>,
     recovered: Finished,
-    /// Files, and processes, of which data was moved.
+    /// How many moves of files, and of processes, have moved data.
     pub(crate) data_moved: (usize, usize),
     pub(crate) disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
@@ -210,8 +210,8 @@ impl<P: Plane> Engine<P> {
         self.finish_until(&|| true)
     }
 
-    /// The same, and then data goes back to where it was, at the rate of all copies and until
-    /// `stop`, if the plane remembers that.
+    /// The same. Then data goes back to where it was, if the plane remembers that: at the rate that
+    /// all copies may take, and until `stop` says so.
     pub fn finish_until(&mut self, stop: &dyn Fn() -> bool) -> Finished {
         if std::mem::replace(&mut self.finished, true) {
             return Finished::default();
@@ -226,7 +226,7 @@ impl<P: Plane> Engine<P> {
         }
         self.wait_for_copies(&mut finished);
         let epoch = self.plane.epoch();
-        // A crash from here on leaves only data where it should not be, which no record leads back.
+        // After a crash from here on, only data is out of place, and no record leads it back.
         let stored = self.disk.as_mut().map(|disk| store(&disk.dir, epoch.as_deref(), &failed));
         match self.moves_back() && !stop() {
             true => self.move_back(stop, &mut finished),
@@ -253,8 +253,8 @@ impl<P: Plane> Engine<P> {
         self.owned.undos().iter().filter_map(id).collect()
     }
 
-    /// The time of a window's end. A plane whose clock stands still or goes back is taken to have
-    /// spent the window.
+    /// Sets the time to the end of the window. If the plane's clock stands still or goes back, time
+    /// advances by the length of the window.
     fn advance(&mut self, snapshot: &Snapshot) {
         let forward = snapshot.time_s.is_finite() && snapshot.time_s > self.now;
         self.now = if forward { snapshot.time_s } else { self.now + snapshot.window_s.max(0.0) };
@@ -298,8 +298,8 @@ impl<P: Plane> Engine<P> {
         Some((restored, added))
     }
 
-    /// Adds records of threads that have a value of ours already. After a crash before that they
-    /// would be found as descendants.
+    /// Adds records of threads that already have a value of ours. If homenode crashes before this,
+    /// they are found as descendants.
     fn keep(&mut self, kept: Vec<Undo>, snapshot: &Snapshot) {
         let names: FxHashMap<u32, &str> = snapshot.threads.iter().map(|t| (t.tid, t.comm.as_str())).collect();
         let text =
@@ -319,8 +319,8 @@ impl<P: Plane> Engine<P> {
         self.append();
     }
 
-    /// Looks at some of the owned threads, at twice as many as were `added`, so that records of
-    /// ended ones do not pile up.
+    /// Looks whether some of the owned threads have ended: at least twice as many as were `added`,
+    /// so that records of ended threads do not pile up.
     fn forget_ended(&mut self, added: usize) {
         let pace = (self.settings.moves_per_s * self.settings.window_s).ceil() as usize;
         for undo in self.owned.some(pace.max(ENDED_CHECKS).max(2 * added)) {

@@ -1,13 +1,13 @@
 //! Finds threads that are bound to a part of their node, because CPUs of it came online later.
 //!
-//! **Problem.** A bound thread has the CPUs that its node had then. Those that come online stay
-//! closed to it.
+//! **Problem.** A bound thread may use the CPUs that its node had when it was bound, and none that
+//! come online later.
 //!
 //! **Approach.** It is bound again where it is, by a move like any other: the rails judge it, and
 //! its undo record is written first.
 //!
-//! **Limits.** The rails may hold it back for as long as any move. A thread that no window shows
-//! waits until one does.
+//! **Limits.** The rails may hold this move back like any other. A thread that is missing from a
+//! window waits until it is seen again.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use topology::{CpuSet, NodeId, Topology};
 
 use crate::{MoveEvent, Subject, Undo};
 
-/// What nodes had before, and the threads to bind again.
+/// The CPUs that nodes had in the last window, and the threads to bind again.
 #[derive(Debug, Default)]
 pub(crate) struct Grown {
     cpus: BTreeMap<NodeId, CpuSet>,
@@ -64,7 +64,8 @@ impl Grown {
         snapshot.threads.iter().filter(due).map(placement::at_home::again).collect()
     }
 
-    /// What became of a move: a thread that was moved, or cannot be, is due no more.
+    /// Takes in what became of a move. A thread that was moved, or cannot be moved, is no longer
+    /// due.
     pub fn judged(&mut self, mv: &Move, event: &MoveEvent) {
         if let Some(tid) = mv.tid()
             && (event.refusal().is_some() || matches!(event, MoveEvent::Applied | MoveEvent::Gone))

@@ -8,8 +8,8 @@
 //! that run, a bounded queue of those that wait, and the bytes copied in the last 24 hours
 //! ([`Spent`]).
 //!
-//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A queue that
-//! is full refuses more.
+//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A full queue
+//! refuses further moves.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,10 +31,10 @@ pub struct JobId(pub u64);
 /// Immediate outcome of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Started {
-    /// It copies, as this job; `None`: it is made.
+    /// The job that copies; `None`: the move is complete.
     pub job: Option<JobId>,
-    /// Subjects of undo records although whose threads were not bound: they have ended, or have set
-    /// an affinity of their own meanwhile.
+    /// Subjects of undo records whose threads were not bound after all: they have ended, or have
+    /// set an affinity of their own meanwhile.
     pub not_bound: Vec<Subject>,
 }
 
@@ -93,7 +93,7 @@ pub enum JobState {
     },
     /// It was stopped. What was copied stays.
     Cancelled,
-    /// It must not be made, as was found out before anything was copied.
+    /// It must not be made. The job found that out before it copied anything.
     Refused {
         /// Stable word for programs, as in [`crate::PlaneError::Refused`].
         reason: &'static str,
@@ -138,7 +138,7 @@ pub(crate) struct Running {
     pub copied: u64,
     pub failed: u64,
     pub rate: f64,
-    /// Tenths that the journal has.
+    /// Tenths of the copy that are in the journal.
     pub tenths: u64,
     /// Why it was told to stop.
     pub stopped: Option<String>,
@@ -152,8 +152,8 @@ pub(crate) struct Queued {
 }
 
 impl Queued {
-    /// Whether this move and another one of its subject cannot both be made: one process goes to
-    /// one node. So does a file, but from several. A move that is taken back makes room for none.
+    /// Whether this move and another one exclude each other. A process goes to one node. A file,
+    /// too, but it may come from several. A move that takes back an earlier one gives way to none.
     fn excludes(&self, mv: &Move) -> bool {
         let own = &self.attempt.mv;
         let parts = mv.subject.is_file() && own.to == mv.to && own.from != mv.from;
@@ -233,12 +233,12 @@ impl Jobs {
         Some(replaced)
     }
 
-    /// Those that wait, longest first.
+    /// The moves that wait. The one that has waited longest comes first.
     pub fn queue(&self) -> &VecDeque<Queued> {
         &self.queue
     }
 
-    /// Takes one that waits, by its place.
+    /// Takes a move out of the queue, by its place.
     pub fn take(&mut self, at: usize) -> Option<Queued> {
         let queued = self.queue.remove(at)?;
         let subject = &queued.attempt.mv.subject;
@@ -251,7 +251,7 @@ impl Jobs {
         Some(queued)
     }
 
-    /// Lets nothing wait any more.
+    /// Empties the queue.
     pub fn clear(&mut self) {
         self.queue.clear();
         self.of.clear();

@@ -14,7 +14,7 @@ pub(crate) struct OwnedTable {
     facts: Vec<Facts>,
     index: FxHashMap<Subject, usize>,
     next: u64,
-    /// Where [`Self::some`] goes on.
+    /// Where the next call of [`Self::some`] begins.
     cursor: usize,
 }
 

@@ -10,7 +10,8 @@ use crate::attempt::NOT_WRITTEN;
 use crate::jobs::{JobId, Progress, Started};
 use crate::{EngineError, Subject};
 
-/// Writes undo records down. After an error nothing must be changed that they would undo.
+/// Writes undo records to the state file. After an error, the plane must not make the change that
+/// they would undo.
 pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
 
 /// Something that can be observed and acted on: a host, homenode's own file system, a simulated
@@ -22,8 +23,8 @@ pub trait Plane {
     /// Blocks for one window (virtual in a simulation) and returns what it showed.
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError>;
 
-    /// Undo records of this move: one record for each thread that it binds, none for a file.
-    /// Changes nothing, so that it can be written down before the move is made.
+    /// Returns the undo records of this move: one for each thread that it binds, none for a file.
+    /// Changes nothing, so that the records can be written before the move is made.
     /// [`PlaneError::Refused`] says that the move must not be made (the thread has an affinity of
     /// its own, …).
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError>;
@@ -37,17 +38,16 @@ pub trait Plane {
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
-    /// Threads and processes that were born of moved ones and so inherited a value of ours. Called
-    /// once a window and again while everything is undone. An error says that none was found but
-    /// some may be there.
+    /// Finds threads that moved threads have started and that inherited a value of ours. Called
+    /// once a window, and again while everything is undone. An error means that none was found, but
+    /// that there may be some.
     fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         let _ = owned;
         Ok(Vec::new())
     }
 
-    /// Whether this record has nothing to undo any more, because its thread has ended or has taken
-    /// our value for its own, so that the record can be forgotten. `false` where that is not
-    /// certain.
+    /// Whether the record can be forgotten, because there is nothing left to undo: its thread has
+    /// ended, or has set our value itself. `false` where that is not certain.
     fn ended(&mut self, undo: &Undo) -> bool {
         let _ = undo;
         false
@@ -84,22 +84,23 @@ pub trait Copies {
         let _ = bytes_per_s;
     }
 
-    /// Starts a move of a file that takes an earlier one back, and was prepared like any other.
-    /// Only data that the earlier one has moved moves; where the plane does not know that, the move
-    /// is refused ([`PlaneError::not_known`]).
+    /// Starts a move of a file that takes back an earlier one. It was prepared like any other. Only
+    /// the data that the earlier move has moved goes back. If the plane does not know which data
+    /// that is, the move is refused ([`PlaneError::not_known`]).
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         Err(PlaneError::not_known(mv))
     }
 
-    /// Whether it remembers where data was that jobs have moved, for
+    /// Whether it remembers where the data was that jobs have moved, for
     /// [`move_back`](Self::move_back).
     fn moves_back(&self) -> bool {
         false
     }
 
-    /// Starts a job that sends the data of the file or process that was moved last back to where it
-    /// was before all its moves, and forgets these: called again and again, it takes back one after
-    /// the other. `None`: no more is known. What these jobs move is not remembered.
+    /// Takes the file or process that was moved last, starts a job that sends its data back to
+    /// where it was before all its moves, and forgets these moves. Further calls take back one
+    /// subject after the other, until no more are known (`None`). What these jobs move is not
+    /// remembered.
     fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
         None
     }
@@ -135,7 +136,7 @@ impl PlaneError {
         Self::failed(NOT_WRITTEN, "not moved, because its undo record cannot be written", error)
     }
 
-    /// This move would take back an earlier one, of which it is not known what it moved.
+    /// A refusal to take back a move: it is not known which data that move has moved.
     pub fn not_known(mv: &Move) -> Self {
         Self::refused("not_known", format!("what an earlier move of {} has moved is not known", mv.subject))
     }
@@ -191,9 +192,9 @@ pub struct Masks {
 }
 
 impl Undo {
-    /// The same record, undoing to what `first` undoes to: a second move must not lead back to the
-    /// first move's value. If something else has changed the affinity in between, that value is the
-    /// one to go back to.
+    /// The same record, but it leads back to where `first` leads: undoing a second move must not
+    /// restore the value that the first move set. If something else has changed the affinity
+    /// between the two, undoing restores that value.
     pub(crate) fn back_to(mut self, first: &Self) -> Self {
         match (&mut self.masks, &first.masks) {
             (Some(new), Some(old)) if new.before == old.ours => {

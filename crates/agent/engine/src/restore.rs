@@ -15,9 +15,9 @@ use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subjec
 /// a tree of processes that fork without pause is done after two or three.
 const ROUNDS: usize = 16;
 
-/// After what pause undos are tried once more for which nothing could be known of the thread, and
-/// for how long: a late answer comes within some tenths of a second, and homenode must end within
-/// two seconds of a signal.
+/// The pause after which an undo is tried again whose thread could not be examined, and for how
+/// long that goes on. A late answer comes within some tenths of a second, and homenode must end
+/// within two seconds of a signal.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 const AGAIN_FOR: Duration = Duration::from_secs(1);
 
@@ -73,15 +73,15 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, owned: Vec<(Owned, Option<About>
     }
     match put_back_inherited(plane, &records, &mut restored.finished) {
         Some(left) => restored.failed.extend(left),
-        // Threads that inherited our values are found by the records: keep them all. Undoing one
-        // twice does nothing.
+        // Descendants are found by these records, so all of them stay. Undoing one twice does no
+        // harm.
         None => restored.failed = all,
     }
     restored
 }
 
-/// Tries once more where nothing could be known of the thread: on a busy machine it may not have
-/// answered in time.
+/// Tries again the undos whose threads could not be examined: on a busy machine a thread may not
+/// have answered in time.
 fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Owned, &mut Result<Undone, PlaneError>)>) {
     if late.is_empty() {
         return;

@@ -172,7 +172,7 @@ impl Trials {
             return;
         }
         let members = members(&moves, snapshot);
-        // What is moved again cannot be told from what the first move did.
+        // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.trials.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Work> = self.past.iter().map(|w| sum(w, &members)).collect();
         if self.trials.len() < MOST && before.len() == self.n && before.iter().all(|w| w.rate().is_some()) {

@@ -29,7 +29,7 @@ use linux::births::Descendant;
 
 use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
-use linux::threads::as_shown;
+use linux::threads::{as_shown, own_tid};
 use topology::ThreadId;
 
 skeleton!(mod observe_skel = "observe.skel.rs");
@@ -96,7 +96,7 @@ pub(super) fn generic_pos_advanced() -> Result<bool, String> {
     let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
     open.progs.trial_write.set_autoload(true);
     if let Some(tunables) = open.maps.rodata_data.as_mut() {
-        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        tunables.trial_tid = own_tid();
     }
     let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
     let _link = loaded.progs.trial_write.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
@@ -117,7 +117,7 @@ pub(super) fn page_flags(fd: RawFd) -> Result<u64, String> {
     let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
     open.progs.trial_page.set_autoload(true);
     if let Some(tunables) = open.maps.rodata_data.as_mut() {
-        tunables.trial_tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        tunables.trial_tid = own_tid();
         tunables.trial_fd = fd.cast_unsigned();
     }
     let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;

@@ -1,8 +1,8 @@
-//! The loop of a program that moves, beside what it observes: which policy decides, what it prints,
-//! how what it left behind is undone, and what other commands see of it.
+//! What a program that makes moves needs beside plane and engine: the choice of a policy, output,
+//! undoing what a crash left behind, and what other commands may see.
 //!
-//! **Problem.** The daemon and the server of a mount observe in different ways, and run the same
-//! loop. A user of the one knows the other.
+//! **Problem.** The daemon and the server of a mount observe in different ways but run the same
+//! loop, and their users should see the same.
 //!
 //! **Approach.** [`policies`] chooses, [`windows`] runs window after window and prints, in the
 //! forms of [`report`]. [`undo`] opens a state directory and undoes what a crash left there.

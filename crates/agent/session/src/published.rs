@@ -1,13 +1,13 @@
 //! What servers of mounts publish for other commands: their last window.
 //!
-//! **Problem.** Only its server sees who uses a volume, but `top` and `explain` are other
+//! **Problem.** Only the server of a volume sees who uses it, but `top` and `explain` are other
 //! processes.
 //!
 //! **Approach.** A server with a policy writes its last window into its state directory, as a whole
 //! and by rename. Readers look at the state directory that they were given and at those of mounts
 //! below it.
 //!
-//! **Limits.** A mount without a policy observes nothing, so it tells nothing.
+//! **Limits.** A mount without a policy observes nothing, so it publishes nothing.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,7 +22,7 @@ use crate::window::{Mounted, Window};
 const WINDOW: &str = "window.json";
 /// The next one, until it is complete.
 const NEXT: &str = "window.json.new";
-/// Where a server writes its last window. Dropped, it takes the window away.
+/// Where a server writes its last window. Dropping it removes the window.
 pub struct Publisher {
     dir: PathBuf,
     mounted: Mounted,
@@ -61,13 +61,13 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // It may never have told anything.
+        // Perhaps nothing was ever published.
         let _ = std::fs::remove_file(self.dir.join(WINDOW));
     }
 }
 
-/// The last window of the mount whose state directory this is; `None` if it tells nothing, or its
-/// server has ended.
+/// The last window of the mount whose state directory this is; `None` if it publishes nothing, or
+/// its server has ended.
 pub fn read(dir: &Path) -> Option<Mounted> {
     let path = dir.join(WINDOW);
     let written = path.metadata().and_then(|meta| meta.modified()).ok()?;

@@ -119,7 +119,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Builds the contents from a snapshot. `plan` is a policy's, whose forecast knows the load of
+    /// Builds the contents from a snapshot. `plan` is a policy's: its forecast has the load of
     /// nodes.
     pub fn new(snapshot: &Snapshot, plan: &Plan, limits: &Limits) -> Self {
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
@@ -269,7 +269,7 @@ impl Copy {
     }
 }
 
-/// A server that has told nothing for this many windows, and [`SLACK_S`], is late.
+/// A server that has published nothing for this many windows, and [`SLACK_S`], is late.
 const LATE_WINDOWS: f64 = 2.0;
 /// Seconds that a decision may take.
 const SLACK_S: f64 = 2.0;

@@ -15,8 +15,8 @@ use crate::published::Publisher;
 use crate::report::{self, Lines};
 use crate::window::Window;
 
-/// Runs window after window until it is time to stop, a window leaves things `over`, or there were
-/// `most`.
+/// Runs window after window until it is time to `stop`, the last window was the end (`over`), or
+/// `most` windows have passed.
 ///
 /// # Errors
 ///
@@ -48,8 +48,7 @@ pub struct Output {
     lines: Lines,
     /// Begins every line of figures, where they are emulated.
     label: Option<String>,
-    /// Tells other commands what happens on a mounted volume; absent on a host, where policies move
-    /// less than elsewhere.
+    /// Shows other commands what happens on a mounted volume; absent on a host.
     publisher: Option<Publisher>,
 }
 

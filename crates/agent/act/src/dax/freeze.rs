@@ -4,8 +4,8 @@
 //! ends.
 //!
 //! **Approach.** Before a group is frozen, a child process is there that thaws it when a pipe from
-//! us ends. The kernel closes the pipe with our last breath. A frozen process is stopped on its way
-//! out of the kernel, never in the middle of a fault.
+//! us ends. The kernel closes the pipe when homenode ends, however it ends. A frozen process is
+//! stopped on its way out of the kernel, never in the middle of a fault.
 //!
 //! **Limits.** Whole groups are frozen, with processes that do not map the file. The root group and
 //! homenode's own groups cannot be frozen, groups that somebody else has frozen, or another move of

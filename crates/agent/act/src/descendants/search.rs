@@ -31,7 +31,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, ThreadId};
 
 use super::context::MoveContext;
-use crate::mover::{key_of, subject_of};
+use crate::mover::{key_of, shown, subject_of};
 
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
@@ -155,13 +155,6 @@ fn ours_of(undo: &Undo) -> Option<CpuSet> {
     undo.masks.as_ref().map(|masks| masks.ours.clone())
 }
 
-/// A value as the kernel shows it while only these CPUs are online: without any of its own, a
-/// thread may use them all.
-fn shown(ours: &CpuSet, online: &CpuSet) -> CpuSet {
-    let left = ours.intersection(online);
-    if left.is_empty() { online.clone() } else { left }
-}
-
 /// For each value, as the kernel shows it now, the threads that were given it. The threads of one
 /// process count as one, the first that was moved: a process has tens of thousands of them.
 /// Process, session and control group decide what descends from it.
@@ -280,6 +273,8 @@ impl Facts for Remembering<'_> {
 
 #[cfg(test)]
 mod tests {
+    use linux::threads::own_tid;
+
     use super::*;
 
     /// pid → (ppid, start, session, group)
@@ -380,7 +375,7 @@ mod tests {
         let value = one.clone();
         let child = std::thread::spawn(move || {
             affinity::set(0, &value).unwrap();
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            tell.send(own_tid()).unwrap();
             _ = ended.recv();
         });
         let tid = told.recv().unwrap();

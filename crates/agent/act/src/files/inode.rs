@@ -13,7 +13,8 @@
 //!
 //! **Limits.** A reader that closed the file before it was searched, or that has it beyond the
 //! first [`MOST_LINKS`] links, does not lead to it. The path is the one that the kernel has cached,
-//! for people to read. Only [`Inodes::by_path`] opens by one, and compares.
+//! for people to read. Only [`Inodes::by_path`] opens a file by a path, and then compares its
+//! identity.
 
 use std::collections::HashMap;
 use std::fs::File;

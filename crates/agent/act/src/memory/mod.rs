@@ -12,8 +12,8 @@
 //!
 //! **Limits.** Swapped pages are not there to be moved; they come back where the thread runs that
 //! needs them. Memory that is mapped after the move began is not moved: bind the threads first,
-//! then it is allocated on the right node. Not one page is moved of a process whose first thread
-//! has ended while others run. Between the look at a process and the call, another process may get
+//! then it is allocated on the right node. If a process's first thread has ended while others run,
+//! none of its pages are moved. Between the look at a process and the call, another process may get
 //! its id: pages of that one may then be moved, which changes where they are and nothing else.
 
 pub mod layout;

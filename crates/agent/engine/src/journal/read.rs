@@ -65,7 +65,7 @@ pub struct Line {
 /// Joins each move with its audit; the audits themselves are left out.
 pub fn history(entries: Vec<Entry>) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::with_capacity(entries.len());
-    // By the name as well: a file has no id of a thread.
+    // A file has no thread id, so names are compared, too.
     let mut last_move: FxHashMap<(Kind, u32, Option<u64>, String), usize> = FxHashMap::default();
     for entry in entries {
         let key = entry.thread.as_ref().map(|t| (t.kind, t.tid, t.start_ns, t.comm.clone()));

@@ -1,9 +1,9 @@
 //! The rails: what keeps a policy that is right on average from doing harm to one thread, or to all
 //! at once.
 //!
-//! **Problem.** A decision per window from that window alone flutters at every threshold, and a
-//! phase change can name thousands of moves at once. Users of AutoNUMA and of affinity daemons
-//! complain of both.
+//! **Problem.** A policy that decides from one window alone changes its mind whenever a figure
+//! crosses a threshold, and a change of phase can ask for thousands of moves at once. Users of
+//! AutoNUMA and of affinity daemons complain of both.
 //!
 //! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not
 //! [`settled`]; the thread is not left alone after going back and forth ([`history`]); dwell;
@@ -124,13 +124,13 @@ impl Rails {
             return Err(HeldBack::new(Rail::Rate, why));
         }
         self.passed.insert(subject.clone(), (from, to));
-        // Counts against the bound from now on; the next window drops it again if nothing comes of
-        // it.
+        // From now on it counts against the bound. The next window drops it again if the move is
+        // not made.
         self.threads.entry(subject.clone()).or_default();
         Ok(())
     }
 
-    /// The same for a move that takes the place of one which has its token already.
+    /// The same for a move that replaces one which already has a token.
     pub fn check_again(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
         self.may(subject, from, to)?;
         self.passed.insert(subject.clone(), (from, to));
@@ -159,8 +159,8 @@ impl Rails {
         self.threads.entry(subject.clone()).or_default().made(self.now, from, to, &self.settings)
     }
 
-    /// Remembers that a move was refused: it is not tried again at once, and costs no token (up to
-    /// a bound per window, so that a machine full of refusals does not keep us busy).
+    /// Remembers that a move was refused, so that it is not tried again at once. Its token is given
+    /// back, up to a bound per window: a machine full of refusals must not keep homenode busy.
     pub fn refused(&mut self, subject: &Subject) {
         self.threads.entry(subject.clone()).or_default().refused(self.now);
         self.give_back();
@@ -177,7 +177,7 @@ impl Rails {
         self.give_back();
     }
 
-    /// Gives the token of a move back that was not made for a reason that is not the thread's.
+    /// Gives back the token of a move that was not made, for a reason that lies outside its thread.
     pub fn not_tried(&mut self) {
         self.give_back();
     }

@@ -36,7 +36,7 @@ const DISPLACED: u32 = 3;
 struct Displaced {
     /// Where it was before.
     from: NodeId,
-    /// And that was not moved since.
+    /// It was not moved since.
     now: bool,
     /// In how many windows.
     windows: u32,
@@ -100,8 +100,8 @@ impl Settled {
         Err(HeldBack::new(Rail::Settled, format!("the load has been the same for {} windows: it stays", self.windows)))
     }
 
-    /// A move that might have been made has to wait, for its turn or because it was refused: it may
-    /// be made later.
+    /// Remembers a move that was asked for in time and has to wait, for its turn or after a
+    /// refusal. It may still be made later.
     pub fn owe(&mut self, subject: Subject) {
         if self.settings.windows > 0 {
             self.owing.insert(subject);
@@ -119,7 +119,7 @@ impl Settled {
         self.detector.moved(subject);
     }
 
-    /// A moved thread has ended: it does not merely stand still.
+    /// A moved thread has ended. It is not just idle.
     pub fn ended(&mut self, subject: &Subject) {
         self.detector.ended(subject);
     }

@@ -40,7 +40,7 @@ impl StateFile {
         let (file, len) = result.inspect_err(|_| {
             let _ = std::fs::remove_file(&new);
         })?;
-        // The rename itself reaches the disk with the directory; the old file would serve as well.
+        // The rename is on disk once the directory is. If it is lost, the old file serves as well.
         let _ = File::open(dir).and_then(|d| d.sync_all());
         Ok(Self { dir: dir.to_owned(), path, file, len, base: len })
     }
@@ -49,7 +49,7 @@ impl StateFile {
         let mut records = vec![Record::Run { version: VERSION, epoch: epoch.map(str::to_owned) }];
         for h in owned {
             records.extend(h.candidates.iter().map(|undo| Record::hold(&h.comm, undo)));
-            // A later move that is not made says nothing of this one.
+            // A later move that is not made does not affect this one.
             if let [undo] = h.candidates.as_slice() {
                 records.push(Record::made(undo));
             }
@@ -81,8 +81,8 @@ impl StateFile {
                 Ok(())
             }
             Err(error) => {
-                // Nothing of it may stay: a record without its move would do no harm, half a line
-                // would cost the next one.
+                // Nothing of it may stay. A record without its move would do no harm, but half a
+                // line would spoil the next one.
                 let _ = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
                 Err(error)
             }
@@ -97,7 +97,7 @@ impl StateFile {
     /// Rewrites the file so that it holds these threads and jobs only. On an error the old file
     /// stays in use.
     pub fn rewrite(&mut self, epoch: Option<&str>, owned: &[Owned], jobs: &[Job]) -> Result<(), EngineError> {
-        // Not before the file has doubled is the next try worth its cost, should this one fail.
+        // If this try fails, the next one waits until the file has doubled: a try is expensive.
         self.base = self.len / 2;
         *self = Self::write(&self.dir, epoch, owned, jobs)?;
         Ok(())

@@ -150,13 +150,13 @@ impl StateDir {
     }
 }
 
-/// Bytes that are read of `/proc/locks`: some 60,000 locks. Any user can make it as long as he
-/// likes, and the kernel holds up all file locks of the machine meanwhile. It is read only for a
-/// holder that was killed.
+/// How many bytes of `/proc/locks` are read: some 60,000 locks. Any user can make it longer, and
+/// while it is read the kernel blocks all file locks of the machine. So it is read only if the
+/// holder was killed.
 const LOCKS: u64 = 4 << 20;
 
-/// Whether the kernel names this process as the one that has locked a file: what the file says may
-/// be old. Unknown counts as no.
+/// Whether the kernel says that this process has locked the file. What the file itself says may be
+/// out of date. Unknown counts as no.
 fn has_locked(path: &Path, pid: u32) -> bool {
     let (Ok(locks), Ok(file)) = (File::open("/proc/locks"), std::fs::metadata(path)) else { return false };
     let (pid, inode) = (pid.to_string(), format!(":{}", file.ino()));
@@ -168,8 +168,8 @@ fn has_locked(path: &Path, pid: u32) -> bool {
     BufReader::new(locks.take(LOCKS)).lines().map_while(Result::ok).any(is_it)
 }
 
-/// Whether a process was killed, and only threads are left of it that SIGKILL awaits: none of them
-/// comes back from the kernel. Unknown counts as no.
+/// Whether a process was killed and SIGKILL is pending for all threads that are left of it: none of
+/// them runs user code again. Unknown counts as no.
 fn is_killed(proc_root: &Path, pid: u32) -> bool {
     let process = proc_root.join(pid.to_string());
     let killed = |path: &Path| std::fs::read_to_string(path).is_ok_and(|status| ends_by_kill(&status));

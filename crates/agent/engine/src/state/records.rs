@@ -1,14 +1,15 @@
 //! The records of the state file, and what they come to when replayed.
 //!
-//! A thread's life in the file: `hold` (about to be moved, this undoes it), then `made` or
-//! `not_made`; again for each further move; `done` once it is put back, taken by others, or ended.
-//! Only `hold` is fsync'd. A `made` that is missing costs nothing: all values that may be in force
-//! are candidates, and undoing checks which one is. `made` and `not_made` name the value of their
-//! `hold`, so that none of them touches another `hold` when their own was damaged. What is known to
-//! be made goes only when a later move of the thread was made, or it is `done`.
+//! Each move of a thread has a `hold` (the thread is about to be moved; this record undoes it),
+//! then `made` or `not_made`. `done` says that the thread is put back, was changed by others, or
+//! has ended. Only `hold` is synced to disk. A `made` that is missing does no harm: every value
+//! that may be in force is a candidate, and undoing checks which one is. `made` and `not_made` name
+//! the value of their `hold`, so that they touch no other `hold` if their own is damaged. A value
+//! that is known to have been set stays a candidate until a later move of the thread is made, or
+//! until `done`.
 //!
-//! A move that copies: `job` (about to begin), then `job_over`. A `job` without its end was
-//! interrupted by a crash; nothing is to be undone, what was copied stays.
+//! A move that copies has a `job` (it is about to begin), then `job_over`. A `job` without its end
+//! was interrupted by a crash. Nothing is undone then: what was copied stays.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -100,7 +101,7 @@ pub struct Job {
     pub to: NodeId,
 }
 
-/// A thread that may hold a value of ours.
+/// A thread that may have a value of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     /// Name of the thread.
@@ -115,7 +116,7 @@ pub struct Owned {
 pub struct Replayed {
     /// The run of the machine it was written in.
     pub epoch: Option<String>,
-    /// Threads that may hold a value of ours, in the order of their first move.
+    /// Threads that may have a value of ours, in the order of their first move.
     pub owned: Vec<Owned>,
     /// Moves that were copying, in the order of their beginning.
     pub jobs: Vec<Job>,

@@ -11,6 +11,7 @@ use engine::{Finished, MoveEvent, Plane, StateDir, Undone, recover};
 use host::Observe;
 use linux::affinity;
 use linux::births::{Descendant, Origin};
+use linux::threads::own_tid;
 use observe::{ObserveError, Observed};
 use placement::{Move, Reason, Subject};
 use topology::{NodeId, ThreadId};
@@ -325,10 +326,6 @@ pub fn be_pinner(args: &[String]) {
         pinner.join().unwrap();
     });
     unmoved.join().unwrap();
-}
-
-fn own_tid() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
 pub fn own_value_of_a_sibling() -> Tried {

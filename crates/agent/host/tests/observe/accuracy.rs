@@ -211,7 +211,7 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
                 }
                 so_far += MIB;
             }
-            Ok((rustix::thread::gettid().as_raw_nonzero().get() as u32, so_far))
+            Ok((linux::threads::own_tid(), so_far))
         };
         let readers: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
         let mut seen: BTreeMap<u32, u64> = BTreeMap::new();

@@ -222,7 +222,7 @@ pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, 
             .into_iter()
             .map(|job| {
                 scope.spawn(|| {
-                    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+                    let tid = linux::threads::own_tid();
                     start.wait();
                     let result = job();
                     worked.wait();

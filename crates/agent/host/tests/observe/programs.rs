@@ -133,7 +133,7 @@ fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Ou
     let (address, program) = (faults.page as u64, loaded.progs.copy_user_word.as_fd().as_raw_fd());
     std::thread::scope(|scope| {
         let runner = scope.spawn(|| {
-            tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+            tid.store(linux::threads::own_tid(), Ordering::Release);
             run(program, Some(address))
         });
         let seen = (|| -> Result<(CpuSet, CpuSet), Failed> {

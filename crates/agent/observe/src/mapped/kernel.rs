@@ -113,7 +113,7 @@ impl Kernel {
 
     fn find_direct_map(&mut self) -> Result<(), ObserveError> {
         let io = |e: io::Error| missing("the frames of our own pages", crate::cause::of_io(&e));
-        let tid = own_tid();
+        let tid = linux::threads::own_tid();
         // A page that begins with a word found nowhere else.
         let mut page: Box<[u64; 1024]> = Box::new([0; 1024]);
         let mut random = [0; 8];
@@ -250,10 +250,6 @@ enum Program {
 
 fn missing(capability: &'static str, cause: String) -> ObserveError {
     ObserveError::Missing { capability, cause }
-}
-
-fn own_tid() -> u32 {
-    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
 }
 
 /// The frame of a page of ours; 0 without the right to see it.
