@@ -292,7 +292,7 @@ impl<P: Plane> Engine<P> {
         }
         match attempt.place {
             Some(place) => self.judged.push((place, event)),
-            None => self.told.extend(event.outcome(mv)),
+            None => self.outcomes.extend(event.outcome(mv)),
         }
     }
 
@@ -395,7 +395,7 @@ mod tests {
         engine.disk.as_mut().unwrap().journal.flush().unwrap();
         let lines = read(tmp.path(), &Filter::default()).unwrap().len() - 1; // without `started`
         let data = engine.data_moved.0 + engine.data_moved.1;
-        let said = engine.told.len() + engine.judged.len();
+        let said = engine.outcomes.len() + engine.judged.len();
         (
             rail,
             [engine.settled.retained(), engine.grown.due.len()],

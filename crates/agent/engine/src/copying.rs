@@ -252,9 +252,9 @@ impl<P: Plane> Engine<P> {
 
     /// Adds to a snapshot what the policy must know of the engine: its pace, and what became of
     /// earlier moves. A recording that has outcomes keeps them.
-    pub(crate) fn tell(&mut self, snapshot: &mut Snapshot) {
+    pub(crate) fn add_outcomes(&mut self, snapshot: &mut Snapshot) {
         snapshot.pace = self.settings.pace();
-        let mut outcomes = std::mem::take(&mut self.told);
+        let mut outcomes = std::mem::take(&mut self.outcomes);
         if !snapshot.outcomes.is_empty() {
             return;
         }

@@ -49,7 +49,7 @@ pub struct Engine<P: Plane> {
     pub(crate) owned: OwnedTable,
     pub(crate) jobs: Jobs,
     /// Outcomes of moves since the last decision of the policy.
-    pub(crate) told: Vec<placement::Outcome>,
+    pub(crate) outcomes: Vec<placement::Outcome>,
     /// What became of the moves of this window, by their places.
     pub(crate) judged: Vec<(usize, MoveEvent)>,
     /// Moves that a rail held back: in the last window, and so far in this one.
@@ -102,7 +102,7 @@ impl<P: Plane> Engine<P> {
             grown: Grown::default(),
             trials: Trials::new(settings.moves.trial),
             jobs: Jobs::default(),
-            told: Vec::new(),
+            outcomes: Vec::new(),
             judged: Vec::new(),
             waited: FxHashMap::default(),
             waiting: FxHashMap::default(),
@@ -170,7 +170,7 @@ impl<P: Plane> Engine<P> {
         }
         let unpaid = self.trials.window(&snapshot);
         self.take_back(unpaid);
-        self.tell(&mut snapshot);
+        self.add_outcomes(&mut snapshot);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
         self.settled.window(&snapshot, self.now);
@@ -188,7 +188,7 @@ impl<P: Plane> Engine<P> {
         self.tidy();
         let outcomes = moves.into_iter().zip(carried_out?).map(|(mv, result)| Outcome { mv, result });
         let outcomes: Vec<Outcome> = outcomes.collect();
-        self.told.extend(outcomes.iter().take(planned).filter_map(|outcome| outcome.result.outcome(&outcome.mv)));
+        self.outcomes.extend(outcomes.iter().take(planned).filter_map(|outcome| outcome.result.outcome(&outcome.mv)));
         self.trials.begin(&snapshot);
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),

@@ -11,7 +11,7 @@ use crate::{Subject, Undo};
 #[derive(Debug, Default)]
 pub(crate) struct OwnedTable {
     undos: Vec<Undo>,
-    facts: Vec<Facts>,
+    entries: Vec<Entry>,
     index: FxHashMap<Subject, usize>,
     next: u64,
     /// Where the next call of [`Self::some`] begins.
@@ -19,7 +19,7 @@ pub(crate) struct OwnedTable {
 }
 
 #[derive(Debug)]
-struct Facts {
+struct Entry {
     about: About,
     order: u64,
 }
@@ -45,7 +45,7 @@ impl OwnedTable {
             None => {
                 self.index.insert(undo.subject.clone(), self.undos.len());
                 self.undos.push(undo);
-                self.facts.push(Facts { about, order: self.next });
+                self.entries.push(Entry { about, order: self.next });
                 self.next += 1;
             }
         }
@@ -55,11 +55,11 @@ impl OwnedTable {
     pub fn remove(&mut self, subject: &Subject) -> Option<About> {
         let i = self.index.remove(subject)?;
         self.undos.swap_remove(i);
-        let facts = self.facts.swap_remove(i);
+        let entry = self.entries.swap_remove(i);
         if let Some(moved) = self.undos.get(i) {
             self.index.insert(moved.subject.clone(), i);
         }
-        Some(facts.about)
+        Some(entry.about)
     }
 
     /// The next `n` records in turn, so that all are seen every `len / n` calls.
@@ -74,9 +74,9 @@ impl OwnedTable {
     /// in the journal.
     pub fn in_order(&self) -> Vec<(Owned, Option<About>)> {
         let mut order: Vec<usize> = (0..self.len()).collect();
-        order.sort_unstable_by_key(|i| self.facts[*i].order);
+        order.sort_unstable_by_key(|i| self.entries[*i].order);
         let owned = |i: usize| {
-            let about = self.facts[i].about.clone();
+            let about = self.entries[i].about.clone();
             (Owned { comm: about.comm.clone(), candidates: vec![self.undos[i].clone()] }, Some(about))
         };
         order.into_iter().map(owned).collect()

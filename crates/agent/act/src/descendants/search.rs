@@ -36,15 +36,15 @@ use crate::mover::{key_of, shown, subject_of};
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
 
-/// The facts the rules need, as a trait so that tests need no processes.
-pub trait Facts {
+/// Where the rules find facts about threads, as a trait so that tests need no processes.
+pub trait Source {
     /// Facts of a thread; `None` when it has ended.
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
     /// Name of a thread's control group; `None` for the root group.
     fn group(&self, tid: u32) -> io::Result<Option<String>>;
 }
 
-impl Facts for Threads {
+impl Source for Threads {
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
         Threads::stat(self, tid)
     }
@@ -67,7 +67,7 @@ pub enum Relation {
 
 /// The relation of a thread of process `pid` to a moved thread of process `of`.
 pub fn relation(
-    facts: &impl Facts,
+    source: &impl Source,
     pid: u32,
     stat: &Stat,
     of: u32,
@@ -79,13 +79,13 @@ pub fn relation(
     if pid == of {
         return Ok(Some(Relation::SameProcess));
     }
-    let Some(process) = facts.stat(pid)? else { return Ok(None) };
+    let Some(process) = source.stat(pid)? else { return Ok(None) };
     // The process, then the eldest of its ancestors that is younger than the move.
     let (mut eldest, mut eldest_stat) = (pid, process);
     let mut elder = None;
     for _ in 0..GENERATIONS {
         let parent = eldest_stat.ppid;
-        let Some(parent_stat) = facts.stat(parent)? else { break };
+        let Some(parent_stat) = source.stat(parent)? else { break };
         if parent_stat.id.start_ns < context.at {
             elder = Some((parent, parent_stat));
             break;
@@ -100,7 +100,7 @@ pub fn relation(
         if ancestor == of {
             return Ok(Some(Relation::Descendant));
         }
-        above = facts.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
+        above = source.stat(ancestor_stat.ppid)?.map(|s| (ancestor_stat.ppid, s));
     }
     // A parent that is not visible (the kernel, or one outside of our PID namespace) is no
     // descendant.
@@ -109,11 +109,11 @@ pub fn relation(
     if of_session && parent_session != Some(context.session) {
         return Ok(Some(Relation::Orphan));
     }
-    if context.cgroup.is_none() || facts.group(eldest)? != context.cgroup {
+    if context.cgroup.is_none() || source.group(eldest)? != context.cgroup {
         return Ok(None);
     }
     let orphan = match elder {
-        Some((parent, _)) => facts.group(parent)? != context.cgroup,
+        Some((parent, _)) => source.group(parent)? != context.cgroup,
         None => true,
     };
     Ok(orphan.then_some(Relation::Orphan))
@@ -226,7 +226,7 @@ fn search(
     if stat.kernel_thread || records.contains(&stat.id) {
         return Ok(None);
     }
-    let memory = Remembering { facts: threads, stats: Default::default(), groups: Default::default() };
+    let memory = Remembering { source: threads, stats: Default::default(), groups: Default::default() };
     let mut nearest: Option<(Relation, &Undo)> = None;
     for (undo, context) in parents.values() {
         if let Some(relation) = relation(&memory, pid, &stat, undo.pid, context)?
@@ -246,17 +246,17 @@ pub(super) fn record_of(key: ThreadId, pid: u32, masks: Masks) -> Undo {
 
 /// Reads each thread's facts once, however many records it is compared with.
 struct Remembering<'a> {
-    facts: &'a Threads,
+    source: &'a Threads,
     stats: std::cell::RefCell<FxHashMap<u32, Option<Stat>>>,
     groups: std::cell::RefCell<FxHashMap<u32, Option<String>>>,
 }
 
-impl Facts for Remembering<'_> {
+impl Source for Remembering<'_> {
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
         if let Some(known) = self.stats.borrow().get(&tid) {
             return Ok(known.clone());
         }
-        let stat = Facts::stat(self.facts, tid)?;
+        let stat = Source::stat(self.source, tid)?;
         self.stats.borrow_mut().insert(tid, stat.clone());
         Ok(stat)
     }
@@ -265,7 +265,7 @@ impl Facts for Remembering<'_> {
         if let Some(known) = self.groups.borrow().get(&tid) {
             return Ok(known.clone());
         }
-        let group = self.facts.group(tid)?;
+        let group = self.source.group(tid)?;
         self.groups.borrow_mut().insert(tid, group.clone());
         Ok(group)
     }
@@ -280,7 +280,7 @@ mod tests {
     /// pid → (ppid, start, session, group)
     struct Table(Vec<(u32, u32, u64, u32, &'static str)>);
 
-    impl Facts for Table {
+    impl Source for Table {
         fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
             let found = self.0.iter().find(|t| t.0 == tid);
             Ok(found.map(|(_, ppid, start, session, _)| Stat {
@@ -299,7 +299,7 @@ mod tests {
     /// The moved thread is of process 50, moved at time 1000, session 40, group `/pg`.
     fn related(table: &Table, pid: u32) -> Option<Relation> {
         let context = MoveContext { at: 1000, session: 40, cgroup: Some("/pg".into()), first_differs: false };
-        relation(table, pid, &Facts::stat(table, pid).unwrap().unwrap(), 50, &context).unwrap()
+        relation(table, pid, &Source::stat(table, pid).unwrap().unwrap(), 50, &context).unwrap()
     }
 
     fn machine(more: &[(u32, u32, u64, u32, &'static str)]) -> Table {
@@ -362,7 +362,7 @@ mod tests {
     fn the_root_group_and_session_0_prove_nothing() {
         let table = machine(&[(60, 1, 1200, 0, "")]);
         let context = MoveContext { at: 1000, session: 0, cgroup: None, first_differs: false };
-        assert_eq!(relation(&table, 60, &Facts::stat(&table, 60).unwrap().unwrap(), 50, &context).unwrap(), None);
+        assert_eq!(relation(&table, 60, &Source::stat(&table, 60).unwrap().unwrap(), 50, &context).unwrap(), None);
     }
 
     /// A child that was born while a CPU of the node was offline was bound to the others for ever.
