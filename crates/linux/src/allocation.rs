@@ -1,8 +1,8 @@
 //! The memory policy of the calling thread: from which nodes the kernel takes the pages that this
 //! thread allocates, those of the page cache included.
 //!
-//! **Limits.** A policy counts for pages that are allocated from then on. It cannot reach beyond the
-//! thread's cpuset.
+//! **Limits.** A policy counts for pages that are allocated from then on. It cannot reach beyond
+//! the thread's cpuset.
 
 use std::io;
 

@@ -159,6 +159,19 @@ Examples:
   sudo homenode top --once --json | jq .remote_share")]
     Top(TopArgs),
 
+    /// Show which services read file bytes from which node, and which files they are
+    ///
+    /// Observes some windows and prints one map: for each control group (a systemd unit, a
+    /// container, a pod) the node its threads ran on, the nodes that their file bytes came from,
+    /// and how much could become local; then the processes and files with most bytes. Moves
+    /// nothing. Ctrl-C ends early and shows what was seen.
+    #[command(after_help = "\
+Examples:
+  sudo homenode map
+  sudo homenode map --windows 60 --top 50
+  sudo homenode map --json | jq -r '.units[] | [.cgroup, .read_bytes, .remote_bytes] | @tsv'")]
+    Map(MapArgs),
+
     /// Observe, and move threads to their home nodes, until stopped
     ///
     /// Prints one line for each move, with its reason, and one for each window. On SIGTERM or
@@ -388,6 +401,20 @@ pub enum Sort {
     Tid,
     /// Name
     Name,
+}
+
+/// `homenode map`.
+#[derive(Debug, Args)]
+pub struct MapArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Observe so many windows
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: u64,
+    /// Show so many processes and files
+    #[arg(long, value_name = "N", default_value = "10")]
+    pub top: usize,
 }
 
 /// `homenode run`.

@@ -38,11 +38,12 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 21] = [
+const SUB_COMMANDS: [&str; 22] = [
     "nodes",
     "where",
     "move",
     "warm",
+    "map",
     "hot",
     "top",
     "run",

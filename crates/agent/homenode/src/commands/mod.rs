@@ -5,6 +5,7 @@ mod doctor;
 mod explain;
 mod hot;
 mod man;
+mod map;
 pub mod r#move;
 mod nodes;
 mod pace;
@@ -35,6 +36,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Warm(args) => warm::run(global, args),
         Command::Hot(args) => hot::run(global, args),
         Command::Top(args) => top::run(global, args),
+        Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),

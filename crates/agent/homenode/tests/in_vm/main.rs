@@ -14,6 +14,7 @@ mod file_users;
 mod files;
 mod four_nodes;
 mod lab_bench;
+mod map;
 mod masks;
 mod policies;
 mod process;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         return match role {
             [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
             [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
+            [reader, cpus, file] if reader == "map-reader" => lab::exit(map::be_reader(cpus, file)),
             role => file_users::play(role),
         };
     }
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         cpus::TESTS,
         files::TESTS,
         warm::TESTS,
+        map::TESTS,
         process::TESTS,
         back::TESTS,
         conditions::TESTS,

@@ -1,0 +1,189 @@
+//! `homenode map`: which services read file bytes from which node, over some windows.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use linux::cpuset;
+use linux::threads::Threads;
+use session::map::{Bytes, Map, Report};
+use topology::NodeId;
+
+use crate::cli::{Global, MapArgs};
+use crate::commands::plane::{self, PROC};
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::limits::Limits;
+use crate::output::table::Table;
+use crate::output::units::{bytes, count, percent, seconds, size};
+use crate::output::{self, escape, progress};
+use crate::signals::Stop;
+
+/// Observes, and prints one map.
+pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
+    let stop = Stop::or_killed()?;
+    let mut plane = plane::open(&config, &args.observe, None, false, false)?;
+    plane::observe_only()?;
+    let limits = Limits::of(plane.limits(), global.verbose);
+    let threads = Threads::new(Path::new(PROC));
+    let mut map = Map::default();
+    let bar = progress::bar(global.json, args.windows, "observing {wide_bar} window {pos} of {len}");
+    for done in 0..args.windows {
+        if stop.requested() {
+            break;
+        }
+        bar.set_position(done);
+        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| group(&threads, pid, start_ns));
+    }
+    bar.finish_and_clear();
+    let report = map.report(args.top);
+    match global.json {
+        true => output::print_json(&report)?,
+        false => output::print(&text(&report, &limits))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// The control group of a process: `/` for the root group; `None` if it has ended or cannot be
+/// asked.
+fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
+    let groups = threads.cgroups(pid).ok().filter(|groups| !groups.is_empty())?;
+    // Another process may have its id by now.
+    if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
+        return None;
+    }
+    match cpuset::family_name(&groups) {
+        name if name.is_empty() => Some("/".to_owned()),
+        name => Some(name),
+    }
+}
+
+/// A group as systemd or a container's manager calls it: the last part of the path that is a unit,
+/// or else the path.
+fn unit(cgroup: &str) -> String {
+    let unit = cgroup.rsplit('/').find(|part| part.ends_with(".service") || part.ends_with(".scope"));
+    match unit {
+        Some(unit) => unit.to_owned(),
+        None if cgroup.is_empty() => "(ended)".to_owned(),
+        None => cgroup.to_owned(),
+    }
+}
+
+fn share(part: u64, all: u64) -> String {
+    if all == 0 { "-".to_owned() } else { percent(part as f64 / all as f64) }
+}
+
+/// The map as tables.
+fn text(report: &Report, limits: &Limits) -> String {
+    let sum = &report.sum;
+    let mut text = format!("{} · {}", seconds(report.seconds), count(report.units.len(), "control group"));
+    text.push_str(&match sum.read_bytes {
+        0 => " · no file data was read\n".to_owned(),
+        read => format!(
+            " read {} of file data, {} of it from another node; {} would be local if threads ran at their home nodes\n",
+            bytes(read),
+            share(sum.remote_bytes, read),
+            share(sum.could_be_local_bytes, read)
+        ),
+    });
+    let others = report.other_read_bytes.total();
+    if others > 0 {
+        text.push_str(&format!(
+            "{} more were read by threads that ended within a window, or are out of scope\n",
+            bytes(others)
+        ));
+    }
+    let nodes: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.data_node).collect();
+    let from = |head: &str| nodes.iter().map(|node| format!(">{head} node {node}")).collect::<Vec<_>>();
+    if !report.units.is_empty() {
+        let mut heads = ["control group", ">processes", ">read", ">remote", ">could be local", "run on"]
+            .map(str::to_owned)
+            .to_vec();
+        heads.extend(from("from"));
+        heads.push(">written".to_owned());
+        let mut table = Table::new(&heads);
+        for row in &report.units {
+            group_rows(&mut table, &[unit(&row.cgroup), row.processes.to_string()], &row.bytes, &nodes);
+        }
+        text = text + "\n" + &table.render();
+    }
+    if !report.processes.is_empty() {
+        let mut table = Table::new(&["process", "control group", ">read", ">remote", ">could be local", ">written"]);
+        for row in &report.processes {
+            let b = &row.bytes;
+            table.row([
+                format!("{} ({})", row.comm, row.pid),
+                unit(&row.cgroup),
+                bytes(b.read_bytes),
+                share(b.remote_bytes, b.read_bytes),
+                share(b.could_be_local_bytes, b.read_bytes),
+                bytes(b.write_bytes),
+            ]);
+        }
+        text = text + "\n" + &table.render();
+    }
+    if !report.files.is_empty() {
+        let mut heads = ["file", ">size"].map(str::to_owned).to_vec();
+        heads.extend(from("on"));
+        heads.extend([">read", ">remote", ">written"].map(str::to_owned));
+        let mut table = Table::new(&heads);
+        for row in &report.files {
+            let b = &row.bytes;
+            let mut cells =
+                vec![row.path.clone().unwrap_or_else(|| row.file.clone()), row.size.map_or("?".to_owned(), size)];
+            cells.extend(nodes.iter().map(|node| share(row.nodes.get(*node), row.nodes.total())));
+            cells.extend([bytes(b.read_bytes), share(b.remote_bytes, b.read_bytes), bytes(b.write_bytes)]);
+            table.row(cells);
+        }
+        text = text + "\n" + &table.render();
+    }
+    for note in limits.lines(&report.notes) {
+        text.push_str(&format!("note: {}\n", escape(&note)));
+    }
+    text
+}
+
+/// A row for each node on which the threads of a group ran; the first has the sums.
+fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeSet<NodeId>) {
+    let ran: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.cpu_node).collect();
+    for (i, cpu_node) in ran.iter().enumerate() {
+        let here = || sum.pairs.iter().filter(|pair| pair.cpu_node == *cpu_node);
+        let read: u64 = here().map(|pair| pair.read_bytes).sum();
+        let written: u64 = here().map(|pair| pair.write_bytes).sum();
+        let mut cells = match i {
+            0 => name.to_vec(),
+            _ => vec![String::new(); 2],
+        };
+        cells.push(bytes(read));
+        cells.extend(match i {
+            0 => [share(sum.remote_bytes, sum.read_bytes), share(sum.could_be_local_bytes, sum.read_bytes)],
+            _ => [String::new(), String::new()],
+        });
+        cells.push(format!("node {cpu_node}"));
+        let from = |node: &NodeId| here().filter(|pair| pair.data_node == *node).map(|pair| pair.read_bytes).sum();
+        cells.extend(nodes.iter().map(|node| share(from(node), read)));
+        cells.push(bytes(written));
+        table.row(cells);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_called_by_its_unit() {
+        for (cgroup, called) in [
+            ("/system.slice/postgresql.service", "postgresql.service"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "app-x.scope"),
+            ("/system.slice/docker-3f2a.scope/inner", "docker-3f2a.scope"),
+            ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
+            ("/", "/"),
+            ("", "(ended)"),
+        ] {
+            assert_eq!(unit(cgroup), called);
+        }
+    }
+}

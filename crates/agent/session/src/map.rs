@@ -1,0 +1,409 @@
+//! The map of file bytes: which control groups, processes and files they go to and come from, by
+//! pair of nodes.
+//!
+//! **Problem.** A person who asks whether locality matters on a machine thinks in services, not in
+//! threads, and in minutes, not in windows.
+//!
+//! **Approach.** Windows are added up. A row has the bytes of each pair of a node that read (or
+//! wrote) and the node that the bytes came from (or went to). Control groups stand for services:
+//! systemd, containers and pods each have one. What could become local is counted thread by thread:
+//! the bytes from its home node, less those of the node where it runs, if it may run at its home.
+//!
+//! **Limits.** A thread that ended within a window is in no row: nothing is known of it but its
+//! bytes, which are in `other_read_bytes`, as are those of threads out of scope. Programs that live
+//! for less than a window are found there. The bytes of a window are put down to the node where the thread ran at its end;
+//! `remote_bytes` is counted as they are read. Where threads could run says nothing of whether they
+//! would find CPUs and bandwidth there: that is a policy's question. At most [`MOST`] rows of each
+//! kind are kept, those with the fewest bytes go first; their bytes still count in the sums.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use placement::{NodeBytes, Snapshot, Thread};
+use serde::Serialize;
+use topology::NodeId;
+
+/// Rows of each kind that are kept between windows.
+pub const MOST: usize = 10_000;
+
+/// Processes that are asked again for their control group in a window: a service's manager puts
+/// them there after they have started. One takes some 20 µs.
+const ASKED_AGAIN: usize = 500;
+
+/// Bytes of one pair of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pair {
+    /// The node where the threads ran.
+    pub cpu_node: NodeId,
+    /// The node that holds the bytes.
+    pub data_node: NodeId,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+}
+
+/// Bytes of one group, process or file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Bytes {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Of these, bytes from another node than the reader's.
+    pub remote_bytes: u64,
+    /// Of these, bytes that would be local if threads ran at their home nodes.
+    pub could_be_local_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// By pair of nodes, those without bytes left out.
+    pub pairs: Vec<Pair>,
+}
+
+impl Bytes {
+    fn add(&mut self, cpu_node: NodeId, read: &NodeBytes, written: &NodeBytes) {
+        for (bytes, is_read) in [(read, true), (written, false)] {
+            for (data_node, bytes) in bytes.iter().filter(|(_, bytes)| *bytes > 0) {
+                let at = self.pairs.binary_search_by_key(&(cpu_node, data_node), |p| (p.cpu_node, p.data_node));
+                let at = at.unwrap_or_else(|at| {
+                    self.pairs.insert(at, Pair { cpu_node, data_node, ..Pair::default() });
+                    at
+                });
+                let Some(pair) = self.pairs.get_mut(at) else { continue };
+                let (sum, part) = match is_read {
+                    true => (&mut self.read_bytes, &mut pair.read_bytes),
+                    false => (&mut self.write_bytes, &mut pair.write_bytes),
+                };
+                *sum = sum.saturating_add(bytes);
+                *part = part.saturating_add(bytes);
+            }
+        }
+    }
+
+    fn thread(&mut self, thread: &Thread) {
+        self.add(thread.node, &thread.read_bytes, &thread.write_bytes);
+        self.remote_bytes = self.remote_bytes.saturating_add(thread.remote_bytes());
+        self.could_be_local_bytes = self.could_be_local_bytes.saturating_add(could_be_local(thread));
+    }
+
+    fn total(&self) -> u64 {
+        self.read_bytes.saturating_add(self.write_bytes)
+    }
+}
+
+/// Remote bytes of a thread that would be local at its home node.
+fn could_be_local(thread: &Thread) -> u64 {
+    match thread.home() {
+        Some(home) if thread.held.is_none() && thread.allowed_nodes.contains(&home) => {
+            let gain = thread.read_bytes.get(home).saturating_sub(thread.read_bytes.get(thread.node));
+            gain.min(thread.remote_bytes())
+        }
+        _ => 0,
+    }
+}
+
+/// One control group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Unit {
+    /// Path of the group; empty if its processes ended before they could be asked.
+    pub cgroup: String,
+    /// How many of its processes used file bytes.
+    pub processes: usize,
+    /// Its bytes.
+    #[serde(flatten)]
+    pub bytes: Bytes,
+}
+
+/// One process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Name of the thread that was seen first.
+    pub comm: String,
+    /// Its control group.
+    pub cgroup: String,
+    /// Its bytes.
+    #[serde(flatten)]
+    pub bytes: Bytes,
+}
+
+/// One file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct File {
+    /// File id: `major:minor:inode`.
+    pub file: String,
+    /// Its path, if it is known.
+    pub path: Option<String>,
+    /// Its length, if it is known.
+    pub size: Option<u64>,
+    /// Its bytes in memory by node, as last seen.
+    pub nodes: NodeBytes,
+    /// Its bytes.
+    #[serde(flatten)]
+    pub bytes: Bytes,
+}
+
+/// Windows added up.
+#[derive(Clone, Debug, Default)]
+pub struct Map {
+    windows: u32,
+    seconds: f64,
+    sum: Bytes,
+    others: NodeBytes,
+    units: BTreeMap<String, (Unit, BTreeSet<(u32, u64)>)>,
+    /// With the window in which its group was asked last.
+    processes: BTreeMap<(u32, u64), (Process, u32)>,
+    files: BTreeMap<String, File>,
+    /// The last note on each subject, which stands before its colon.
+    notes: BTreeMap<String, String>,
+}
+
+/// A map for people and programs: rows by falling bytes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Format version, 1.
+    pub version: u32,
+    /// Windows that were added up.
+    pub windows: u32,
+    /// Their length together, in seconds.
+    pub seconds: f64,
+    /// All bytes of the listed threads.
+    #[serde(flatten)]
+    pub sum: Bytes,
+    /// Bytes that others read, by node: threads that ended within a window, or are out of scope.
+    pub other_read_bytes: NodeBytes,
+    /// The control groups.
+    pub units: Vec<Unit>,
+    /// The processes with most bytes.
+    pub processes: Vec<Process>,
+    /// The files with most bytes.
+    pub files: Vec<File>,
+    /// Limits of these observations.
+    pub notes: Vec<String>,
+}
+
+impl Map {
+    /// Adds a window. `cgroup` gives the control group of a process, by id and start time; it is
+    /// asked for each new one, and for some again. `None`: it has ended, or cannot be asked.
+    pub fn add(&mut self, snapshot: &Snapshot, cgroup: &mut dyn FnMut(u32, Option<u64>) -> Option<String>) {
+        self.windows += 1;
+        let (window, mut again) = (self.windows, ASKED_AGAIN);
+        self.seconds += snapshot.window_s;
+        let subject = |note: &str| note.split(':').next().unwrap_or_default().to_owned();
+        self.notes.extend(snapshot.notes.iter().map(|note| (subject(note), note.clone())));
+        for node in &snapshot.nodes {
+            let listed = snapshot.threads.iter().map(|thread| thread.read_bytes.get(node.id)).sum();
+            let others = node.read_bytes.saturating_sub(listed);
+            if others > 0 {
+                self.others.add(node.id, others);
+            }
+        }
+        for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
+            self.sum.thread(thread);
+            let id = (thread.pid, thread.process_start_ns.unwrap_or(0));
+            let (process, asked) = self.processes.entry(id).or_insert_with(|| {
+                again += 1;
+                (Process { pid: thread.pid, comm: thread.comm.clone(), ..Process::default() }, 0)
+            });
+            if *asked < window && again > 0 {
+                (again, *asked) = (again - 1, window);
+                if let Some(group) = cgroup(thread.pid, thread.process_start_ns) {
+                    process.cgroup = group;
+                }
+            }
+            process.bytes.thread(thread);
+            let (unit, seen) = self.units.entry(process.cgroup.clone()).or_default();
+            unit.bytes.thread(thread);
+            seen.insert(id);
+            for used in &thread.files {
+                let file = self.files.entry(used.file.clone()).or_default();
+                file.bytes.add(thread.node, &used.read_bytes, &used.write_bytes);
+                let local = used.read_bytes.get(thread.node);
+                let remote = used.read_bytes.total().saturating_sub(local);
+                file.bytes.remote_bytes = file.bytes.remote_bytes.saturating_add(remote);
+            }
+        }
+        for seen in &snapshot.files {
+            if let Some(file) = self.files.get_mut(&seen.file) {
+                file.path = seen.path.clone().or_else(|| file.path.take());
+                file.size = seen.size.or(file.size);
+                if seen.bytes.total() > 0 {
+                    file.nodes = seen.bytes.clone();
+                }
+            }
+        }
+        keep_most(&mut self.units, |unit| unit.0.bytes.total());
+        keep_most(&mut self.processes, |process| process.0.bytes.total());
+        keep_most(&mut self.files, |file| file.bytes.total());
+    }
+
+    /// What has been added so far, with at most `most` processes and files.
+    pub fn report(&self, most: usize) -> Report {
+        let units = self.units.iter().map(|(cgroup, (unit, seen))| Unit {
+            cgroup: cgroup.clone(),
+            processes: seen.len(),
+            bytes: unit.bytes.clone(),
+        });
+        let files = self.files.iter().map(|(id, file)| File { file: id.clone(), ..file.clone() });
+        Report {
+            version: 1,
+            windows: self.windows,
+            seconds: self.seconds,
+            sum: self.sum.clone(),
+            other_read_bytes: self.others.clone(),
+            units: falling(units, usize::MAX, |unit| &unit.bytes),
+            processes: falling(self.processes.values().map(|process| process.0.clone()), most, |process| {
+                &process.bytes
+            }),
+            files: falling(files, most, |file| &file.bytes),
+            notes: self.notes.values().cloned().collect(),
+        }
+    }
+}
+
+/// The first `most` of these by falling bytes.
+fn falling<T>(rows: impl Iterator<Item = T>, most: usize, bytes: impl Fn(&T) -> &Bytes) -> Vec<T> {
+    let mut rows: Vec<T> = rows.collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(bytes(row).total()));
+    rows.truncate(most);
+    rows
+}
+
+/// Forgets the rows with the fewest bytes once there are a half too many, so that it seldom has to.
+fn keep_most<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, bytes: impl Fn(&V) -> u64) {
+    if rows.len() <= MOST + MOST / 2 {
+        return;
+    }
+    let mut all: Vec<(u64, K)> = rows.iter().map(|(key, row)| (bytes(row), key.clone())).collect();
+    all.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    for (_, key) in all.split_off(MOST) {
+        rows.remove(&key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::{FileUse, NodeLoad, ObservedFile};
+
+    use super::*;
+
+    fn bytes(of: &[(u32, u64)]) -> NodeBytes {
+        of.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect()
+    }
+
+    /// Thread `tid` of process `pid`, which runs on a node and read these bytes of file `f<pid>`.
+    fn thread(pid: u32, tid: u32, node: u32, read: &[(u32, u64)]) -> Thread {
+        Thread {
+            tid,
+            pid,
+            comm: format!("p{pid}"),
+            process_start_ns: Some(1),
+            node: NodeId(node),
+            allowed_nodes: vec![NodeId(0), NodeId(1)],
+            read_bytes: bytes(read),
+            files: vec![FileUse { file: format!("f{pid}"), read_bytes: bytes(read), ..FileUse::default() }],
+            ..Thread::default()
+        }
+    }
+
+    fn snapshot(threads: Vec<Thread>) -> Snapshot {
+        Snapshot { version: 1, window_s: 1.0, threads, ..Snapshot::default() }
+    }
+
+    #[test]
+    fn bytes_are_added_up_by_group_process_file_and_pair_of_nodes() {
+        let mut map = Map::default();
+        let mut asked = Vec::new();
+        let mut cgroup = |pid, _| {
+            asked.push(pid);
+            Some(format!("/g{}", pid / 10))
+        };
+        // Processes 1 and 2 in one group, 11 in another. Of thread 3, nothing.
+        let first = vec![
+            thread(1, 1, 0, &[(0, 10), (1, 30)]),
+            thread(2, 2, 1, &[(1, 5)]),
+            thread(11, 11, 1, &[(0, 7)]),
+            thread(3, 3, 0, &[]),
+        ];
+        map.add(&snapshot(first), &mut cgroup);
+        map.add(&snapshot(vec![thread(1, 1, 1, &[(1, 100)])]), &mut cgroup);
+        let report = map.report(2);
+        assert_eq!(asked, [1, 2, 11, 1], "once in a window for each process");
+        assert_eq!((report.windows, report.seconds, report.sum.read_bytes), (2, 2.0, 152));
+        // 30 of thread 1 and 7 of thread 11; at its home, thread 1 would have read 10 remotely.
+        assert_eq!((report.sum.remote_bytes, report.sum.could_be_local_bytes), (37, 20 + 7));
+        let units: Vec<_> = report.units.iter().map(|u| (u.cgroup.as_str(), u.processes, u.bytes.read_bytes)).collect();
+        assert_eq!(units, [("/g0", 2, 145), ("/g1", 1, 7)]);
+        let pairs: Vec<_> =
+            report.units[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
+        assert_eq!(pairs, [(0, 0, 10), (0, 1, 30), (1, 1, 105)]);
+        assert_eq!(report.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [1, 11], "the largest two");
+        assert_eq!((report.files[0].file.as_str(), report.files[0].bytes.remote_bytes), ("f1", 30));
+    }
+
+    /// A shell puts itself into a service's group and then becomes the service.
+    #[test]
+    fn a_process_counts_for_the_group_that_it_is_in_and_for_its_last_once_it_has_ended() {
+        let mut map = Map::default();
+        for group in [Some("/"), Some("/db.service"), None] {
+            map.add(&snapshot(vec![thread(1, 1, 0, &[(0, 10)])]), &mut |_, _| group.map(str::to_owned));
+        }
+        let report = map.report(1);
+        let units: Vec<_> = report.units.iter().map(|u| (u.cgroup.as_str(), u.bytes.read_bytes)).collect();
+        assert_eq!(units, [("/db.service", 20), ("/", 10)]);
+        assert_eq!(report.processes[0].cgroup, "/db.service");
+    }
+
+    #[test]
+    fn bytes_of_threads_that_ended_are_told_apart() {
+        let mut map = Map::default();
+        let node = |id, read_bytes| NodeLoad { id: NodeId(id), read_bytes, ..NodeLoad::default() };
+        let window = snapshot(vec![thread(1, 1, 0, &[(0, 10), (1, 30)])]);
+        for _ in 0..2 {
+            map.add(&Snapshot { nodes: vec![node(0, 10), node(1, 34)], ..window.clone() }, &mut |_, _| None);
+        }
+        let report = map.report(1);
+        assert_eq!((report.sum.read_bytes, report.other_read_bytes), (80, bytes(&[(1, 8)])));
+    }
+
+    #[test]
+    fn what_may_not_move_could_not_become_local() {
+        let away = thread(1, 1, 0, &[(1, 8)]);
+        let held = Thread { held: Some("has a custom affinity: 0".to_owned()), ..away.clone() };
+        let confined = Thread { allowed_nodes: vec![NodeId(0)], ..away.clone() };
+        let of = |thread: Thread| {
+            let mut map = Map::default();
+            map.add(&snapshot(vec![thread]), &mut |_, _| None);
+            map.report(1).sum.could_be_local_bytes
+        };
+        assert_eq!([of(away), of(held), of(confined)], [8, 0, 0]);
+    }
+
+    #[test]
+    fn a_file_keeps_its_path_and_the_last_count_of_its_nodes() {
+        let mut map = Map::default();
+        let seen = |path: Option<&str>, nodes: &[(u32, u64)]| Snapshot {
+            files: vec![ObservedFile {
+                file: "f1".to_owned(),
+                path: path.map(str::to_owned),
+                bytes: bytes(nodes),
+                ..ObservedFile::default()
+            }],
+            ..snapshot(vec![thread(1, 1, 0, &[(0, 1)])])
+        };
+        for (path, nodes) in [(Some("/a"), [(0, 5)].as_slice()), (None, &[]), (None, &[(1, 6)])] {
+            map.add(&seen(path, nodes), &mut |_, _| None);
+        }
+        let file = &map.report(1).files[0];
+        assert_eq!((file.path.as_deref(), file.nodes.get(NodeId(0)), file.nodes.get(NodeId(1))), (Some("/a"), 0, 6));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_sums_are_not_cut() {
+        let mut map = Map::default();
+        for window in 0..4u32 {
+            let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
+            map.add(&snapshot(threads), &mut |pid, _| Some(format!("/g{pid}")));
+        }
+        assert!(map.units.len() <= MOST * 3 / 2 && map.files.len() <= MOST * 3 / 2);
+        assert_eq!(map.report(10).sum.read_bytes, 24_000);
+    }
+}
