@@ -205,7 +205,7 @@ impl HostPlane {
             true => Some(Watcher::start(&settings.observe.proc_root, &topology, budget)?),
             false => None,
         };
-        let meter = Meter::open(&settings.sys_root, &topology);
+        let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
         let plane = Self::with_hands(settings, topology, Some(Box::new(observer)), hands)?;
         Ok(Self { facts: Some(facts), mapped, meter, ..plane })
     }
@@ -270,7 +270,7 @@ impl HostPlane {
             Ok(meter) => match meter.window() {
                 Ok(window) => {
                     measured = window;
-                    format!("controllers: measured by {}", meter.name())
+                    format!("controllers: {}", meter.said())
                 }
                 Err(why) => format!("controllers: counted file bytes only, in this window: {why}"),
             },
