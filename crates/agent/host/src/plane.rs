@@ -26,7 +26,7 @@ use facts::Facts;
 use linux::births::Kin;
 use observe::mapped::{self, Watcher};
 use observe::{FileSeen, ObserveError, Observed, ObservedThread, Observer};
-use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
+use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
 use rustc_hash::FxHashMap;
 use topology::{NodeId, ThreadId, Topology};
 
@@ -46,9 +46,10 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also bind threads while a sched_ext scheduler runs. Default false.
     pub beside_sched_ext: bool,
-    /// Also observe which pages of mapped files processes use. Default false: only some policies
-    /// look at it.
-    pub mapped: bool,
+    /// Also observe which pages of mapped files processes use. Default: no, as only some policies
+    /// look at it. One that can do without looks at programs that read files by loads alone, and
+    /// every [`mapped::EPOCH`] after the first samples.
+    pub mapped: Wish,
     /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
     pub dax: bool,
     /// Processes that map such a file shared and writable may be stopped while a part of it moves.
@@ -73,7 +74,7 @@ impl Default for Settings {
             sys_root: PathBuf::from("/sys"),
             touch_own_affinity: false,
             beside_sched_ext: false,
-            mapped: false,
+            mapped: Wish::No,
             dax: false,
             freeze: false,
             move_back: false,
@@ -188,6 +189,8 @@ pub struct HostPlane {
     stretch: u32,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
+    /// Why nothing does, where the policy would look at it.
+    unmapped: Option<String>,
 }
 
 impl HostPlane {
@@ -201,13 +204,19 @@ impl HostPlane {
             false => None,
         };
         observer.ignore_own_program();
-        let mapped = match settings.mapped {
-            true => Some(Watcher::start(&settings.observe.proc_root, &topology, budget)?),
-            false => None,
+        let pause = if settings.mapped == Wish::Needed { Duration::ZERO } else { mapped::EPOCH };
+        let start = || Watcher::start(&settings.observe.proc_root, &topology, budget, pause);
+        let (mapped, unmapped) = match settings.mapped {
+            Wish::No => (None, None),
+            Wish::Needed => (Some(start()?), None),
+            Wish::IfPossible => match start() {
+                Ok(watcher) => (Some(watcher), None),
+                Err(error) => (None, Some(format!("mapped files are not observed: {error}"))),
+            },
         };
         let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
         let plane = Self::with_hands(settings, topology, Some(Box::new(observer)), hands)?;
-        Ok(Self { facts: Some(facts), mapped, meter, ..plane })
+        Ok(Self { facts: Some(facts), mapped, unmapped, meter, ..plane })
     }
 
     /// Opens the host with the given observer.
@@ -234,12 +243,14 @@ impl HostPlane {
             meter: Err("not looked for".to_owned()),
             stretch: 1,
             mapped: None,
+            unmapped: None,
         })
     }
 
     /// Lists the limits of this kernel: the notes that every window has.
     pub fn limits(&self) -> Vec<String> {
-        self.actor.births().map(|observer| observer.limits()).unwrap_or_default()
+        let limits = self.actor.births().map(|observer| observer.limits()).unwrap_or_default();
+        limits.into_iter().chain(self.unmapped.clone()).collect()
     }
 
     /// The file with what tells it from an earlier one with its inode number. How often others have
@@ -252,8 +263,12 @@ impl HostPlane {
 
     /// Adds the mapped files of busy processes that could be moved.
     fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
+        notes.extend(self.unmapped.clone());
         let Some(watcher) = &self.mapped else { return };
-        let (mapped, limits) = watcher.window(mapped::to_sample(threads, window_s));
+        // What a thread reads by calls says more about it than what it has mapped.
+        let all = self.settings.mapped == Wish::Needed;
+        let loads = threads.iter().filter(|thread| all || thread.file_bytes() == 0);
+        let (mapped, limits) = watcher.window(mapped::to_sample(loads, window_s));
         notes.extend(limits);
         for of in mapped {
             match processes.iter_mut().find(|process| process.pid == of.pid) {

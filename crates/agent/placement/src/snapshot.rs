@@ -346,6 +346,14 @@ impl NodeLoad {
         }
     }
 
+    /// Bytes read and written of all the memory traffic of the node's controllers, if a counter shows
+    /// it.
+    pub fn whole(&self) -> Option<(f64, f64)> {
+        self.measured.as_ref()?;
+        let (read, written) = self.controller_bytes();
+        Some((read as f64, written as f64))
+    }
+
     /// Bytes read and written that count as the load of the node's controllers: those measured, or
     /// else the file bytes. Where reads were not measured apart from writes, they are shared out as
     /// the file bytes are.
