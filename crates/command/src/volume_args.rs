@@ -48,8 +48,8 @@ Examples:
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
     /// emulate-nodes=, profile= and scale=. Without a policy the server counts nothing and moves
-    /// nothing, and the kernel may keep file data in its page cache; with one it asks for every read
-    /// (cache=direct).
+    /// nothing, and the kernel may keep file data in its page cache; with one it asks for every
+    /// read (cache=direct).
     #[command(after_help = "\
 Examples:
   sudo homenode mount /dev/shm/a /mnt
@@ -228,8 +228,8 @@ impl NodesArgs {
         Some(taken)
     }
 
-    /// The first option that needs another one, which is missing, and that other one. On the command
-    /// line clap sees to this.
+    /// The first option that needs another one, which is missing, and that other one. On the
+    /// command line clap sees to this.
     pub fn lacks(&self) -> Option<(&'static str, &'static str)> {
         let of_policy = [
             ("margin", self.margin.is_some()),

@@ -93,8 +93,8 @@ pub struct NodeLoad {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLoad {
-    /// The counter: `uncore_imc`, `uncore_imc_pmm` (persistent memory), `cxl_pmu`, `amd_umc`, `amd_df`
-    /// or `resctrl`.
+    /// The counter: `uncore_imc`, `uncore_imc_pmm` (persistent memory), `cxl_pmu`, `amd_umc`,
+    /// `amd_df` or `resctrl`.
     pub source: String,
     /// Bytes read and written.
     pub bytes: u64,
@@ -346,8 +346,8 @@ impl NodeLoad {
         }
     }
 
-    /// Bytes read and written of all the memory traffic of the node's controllers, if a counter shows
-    /// it.
+    /// Bytes read and written of all the memory traffic of the node's controllers, if a counter
+    /// shows it.
     pub fn whole(&self) -> Option<(f64, f64)> {
         self.measured.as_ref()?;
         let (read, written) = self.controller_bytes();

@@ -78,7 +78,7 @@ fn both_follow_a_large_file() {
     assert_eq!(moves(&decide(Variant::Greedy, &simpleread())), [(7, 0, 1)]);
     let plan = decide(Variant::Guarded, &simpleread());
     assert_eq!(moves(&plan), [(7, 0, 1)]);
-    // 500 MB in 0.5 s of CPU time, copies of 1.31 GB/s: R = 0.76; 0.15 − 1 MB / 15.5 GB × R = 15.0 %.
+    // 500 MB in 0.5 s of CPU time, copies of 1.31 GB/s: R = 0.76; 0.15 − 1 MB / 15.5 GB × R.
     // The threads alone: 0.15 / (1 − 66.8 / 108.8) = 0.39 of the time waits for the file, and
     // 0.61 × 0.2 × 0.63 = 7.7 % more time for the program's own memory.
     assert_eq!(

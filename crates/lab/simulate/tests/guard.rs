@@ -77,9 +77,9 @@ fn promised(plan: &Plan) -> f64 {
     gain.split_once(" %").unwrap().0.parse::<f64>().unwrap() / 100.0
 }
 
-/// 1 GiB of process and a file of 4 GiB: the guard promised 3.5 % and the process lost 6.6 %. Today's
-/// plans are within half a percent of what they promise, and moving the memory would never have been
-/// better.
+/// 1 GiB of process and a file of 4 GiB: the guard promised 3.5 % and the process lost 6.6 %.
+/// Today's plans are within a percent of what they promise, and moving the memory would never have
+/// been better.
 #[test]
 fn the_guards_promise_is_what_the_simulated_process_gains() {
     let policy = |name| placement::policy(name, &placement::nthread::Settings::default()).unwrap();

@@ -78,8 +78,8 @@ fn auto_moves_a_program_to_the_file_that_it_maps() -> Outcome {
     Ok(())
 }
 
-/// Starts the program on node 0 with these files, and waits until the policy has bound it to node 1.
-/// Returns the line of the journal.
+/// Starts the program on node 0 with these files, and waits until the policy has bound it to node
+/// 1. Returns the line of the journal.
 fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> {
     let bench = Bench::new()?;
     let file = |(kind, node, mib): &(&str, u32, u64)| -> Result<String> {

@@ -20,8 +20,9 @@ use topology::{NodeId, Region, Topology};
 
 use super::uncore::{Pmu, Spec, What, named, node_of};
 
-/// Kernel names, and the event codes `UNC_M_PMM_RPQ_INSERTS` and `UNC_M_PMM_WPQ_INSERTS` of the
-/// kernel's tools/perf/pmu-events/arch/x86/{cascadelakex,icelakex,sapphirerapids}/uncore-memory.json.
+/// Kernel names, and the event codes `UNC_M_PMM_RPQ_INSERTS` and `UNC_M_PMM_WPQ_INSERTS` of
+/// `uncore-memory.json` in the kernel's tools/perf/pmu-events/arch/x86/{cascadelakex, icelakex,
+/// sapphirerapids}.
 const INSERTS: [(What, &str, u64); 2] =
     [(What::Read, "unc_m_pmm_rpq_inserts", 0xe3), (What::Written, "unc_m_pmm_wpq_inserts", 0xe7)];
 

@@ -6,9 +6,9 @@
 //! **Approach.** The default group and every other control group are added up (each includes its
 //! monitoring groups). What is not local to one node of two must go to the other.
 //!
-//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there, nor where
-//! a node has persistent memory beside DRAM. homenode mounts nothing: mounting resctrl is a decision
-//! about the whole machine.
+//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there, nor
+//! where a node has persistent memory beside DRAM. homenode mounts nothing: mounting resctrl is a
+//! decision about the whole machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -12,8 +12,8 @@
 //! memory grows with the distance.
 //!
 //! **Limits.** One hop between the nodes, whatever the machine. On a real kernel a process does not
-//! stand still for all of the copy, so moving with the memory is dearer here than there. How much of
-//! a program's time waits for its own memory is a guess ([`OWN_MEMORY`]).
+//! stand still for all of the copy, so moving with the memory is dearer here than there. How much
+//! of a program's time waits for its own memory is a guess ([`OWN_MEMORY`]).
 
 use memory_model::figures::{COPY_BYTES, COPY_S, DRAM_COPY_GAIN, DRAM_REMOTE_LATENCY, OWN_MEMORY};
 use serde::{Deserialize, Serialize};
