@@ -166,9 +166,12 @@ fn policy_names() -> clap::builder::PossibleValuesParser {
     clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
 }
 
+/// The policy of a mount that has none.
+pub const MOUNT_OFF: &str = "off";
+
 /// The policies that can decide on a mount, and `off`.
 pub fn mount_policies() -> clap::builder::PossibleValuesParser {
-    let all = [("off", "nothing moves")].iter().chain(placement::POLICIES);
+    let all = [(MOUNT_OFF, "nothing moves")].iter().chain(placement::POLICIES);
     clap::builder::PossibleValuesParser::new(
         all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
     )

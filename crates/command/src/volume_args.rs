@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::args::{mount_policies, seconds};
+use crate::args::{MOUNT_OFF, mount_policies, seconds};
 use crate::exit::Exit;
 use crate::output::units;
 
@@ -45,6 +45,11 @@ Examples:
     /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
     /// region= equal the options of these names. The kernel checks permissions, as for a local file
     /// system, and all users may use the mount. Reading never changes the access time.
+    ///
+    /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
+    /// emulate-nodes=, profile= and scale=. Without a policy the server counts nothing and moves
+    /// nothing, and the kernel may keep file data in its page cache; with one it asks for every
+    /// read (cache=direct).
     #[command(after_help = "\
 Examples:
   sudo homenode mount /dev/shm/a /mnt
@@ -53,7 +58,8 @@ Examples:
   sudo umount /mnt
 
 In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
-  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail  0  0
+  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail              0  0
+  /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail,policy=auto  0  0
 
 As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
     Mount(MountArgs),
@@ -133,8 +139,8 @@ pub struct MountArgs {
     /// Stay in the foreground, until the volume is unmounted
     #[arg(short, long)]
     pub foreground: bool,
-    /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=… and
-    /// placement=…
+    /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=…, placement=…,
+    /// policy=… and the other options that mount --help lists
     #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads
@@ -199,6 +205,53 @@ impl NodesArgs {
     /// Whether a policy is to decide.
     pub fn policy(&self) -> bool {
         self.policy.as_deref().is_some_and(|policy| policy != "off")
+    }
+
+    /// Takes an option of mount(8) that equals one of these. `None`: there is no such option; the
+    /// error says what its value should be.
+    pub fn take(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
+        let given = |what: &str| if value.is_empty() { Err(what.to_owned()) } else { Ok(value) };
+        let taken = match name {
+            "policy" => one_of_policies(value).map(|policy| self.policy = Some(policy)),
+            "margin" => units::parse_rate(value).map(|margin| self.margin = Some(margin)),
+            "min-bytes" => units::parse_bytes(value).map(|bytes| self.min_bytes = Some(bytes)),
+            "window" => seconds(value).map(|window| self.window = Some(window)),
+            "record" => given("a file").map(|file| self.record = Some(PathBuf::from(file))),
+            "emulate-nodes" => {
+                let nodes = value.parse().ok().filter(|nodes| (1..=64).contains(nodes));
+                nodes.ok_or_else(|| "a number from 1 to 64".to_owned()).map(|nodes| self.emulate_nodes = Some(nodes))
+            }
+            "profile" => given("optane, cxl or a file").map(|profile| self.profile = Some(profile.to_owned())),
+            "scale" => value.parse().map(|scale| self.scale = Some(scale)).map_err(|_| "a number".to_owned()),
+            _ => return None,
+        };
+        Some(taken)
+    }
+
+    /// The first option that needs another one, which is missing, and that other one. On the
+    /// command line clap sees to this.
+    pub fn lacks(&self) -> Option<(&'static str, &'static str)> {
+        let of_policy = [
+            ("margin", self.margin.is_some()),
+            ("min-bytes", self.min_bytes.is_some()),
+            ("window", self.window.is_some()),
+            ("record", self.record.is_some()),
+        ];
+        let of_emulation = [("profile", self.profile.is_some()), ("scale", self.scale.is_some())];
+        let lacking =
+            |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
+        let policy = lacking(&of_policy).filter(|_| self.policy.is_none()).map(|name| (name, "policy"));
+        let nodes = || lacking(&of_emulation).filter(|_| self.emulate_nodes.is_none());
+        policy.or_else(|| nodes().map(|name| (name, "emulate-nodes")))
+    }
+}
+
+/// A policy that a mount can have, or `off`.
+fn one_of_policies(name: &str) -> Result<String, String> {
+    let names = || [MOUNT_OFF].into_iter().chain(placement::POLICIES.iter().map(|(name, _)| *name));
+    match names().find(|known| *known == name) {
+        Some(name) => Ok(name.to_owned()),
+        None => Err(format!("one of {}", names().collect::<Vec<_>>().join(", "))),
     }
 }
 

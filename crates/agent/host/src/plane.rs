@@ -24,7 +24,7 @@ use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
-use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread};
+use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
 use rustc_hash::FxHashMap;
 use topology::{Node, Topology};
 
@@ -44,6 +44,8 @@ pub struct HostPlane {
     pub(crate) facts: Option<Facts>,
     /// Samples mapped files, where the policy looks at them.
     mapped: Option<Watcher>,
+    /// Why nothing does, where the policy would look at it.
+    unmapped: Option<String>,
     /// Counts what the memory controllers carry; the error says why nothing does.
     meter: Result<Meter, String>,
     pub(crate) spent: Spent,
@@ -60,13 +62,19 @@ impl HostPlane {
             false => None,
         };
         observer.ignore_own_program();
-        let mapped = match settings.mapped {
-            true => Some(Watcher::start(&settings.observe.proc_root, &topology, budget)?),
-            false => None,
+        let pause = if settings.mapped == Wish::Needed { Duration::ZERO } else { mapped::EPOCH };
+        let start = || Watcher::start(&settings.observe.proc_root, &topology, budget, pause);
+        let (mapped, unmapped) = match settings.mapped {
+            Wish::No => (None, None),
+            Wish::Needed => (Some(start()?), None),
+            Wish::IfPossible => match start() {
+                Ok(watcher) => (Some(watcher), None),
+                Err(error) => (None, Some(format!("mapped files are not observed: {error}"))),
+            },
         };
-        let meter = Meter::open(&settings.sys_root, &topology);
+        let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
         let plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
-        Ok(Self { facts: Some(facts), mapped, meter, ..plane })
+        Ok(Self { facts: Some(facts), mapped, unmapped, meter, ..plane })
     }
 
     /// Opens the host with the given observer.
@@ -89,6 +97,7 @@ impl HostPlane {
             settings,
             facts: None,
             mapped: None,
+            unmapped: None,
             meter: Err("not looked for".to_owned()),
             spent: Spent::default(),
         })
@@ -96,7 +105,8 @@ impl HostPlane {
 
     /// Lists the limits of this kernel: the notes that every window has.
     pub fn limits(&self) -> Vec<String> {
-        self.actor.watcher().map(|observer| observer.limits()).unwrap_or_default()
+        let limits = self.actor.watcher().map(|observer| observer.limits()).unwrap_or_default();
+        limits.into_iter().chain(self.unmapped.clone()).collect()
     }
 
     fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
@@ -122,7 +132,7 @@ impl HostPlane {
     fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, String) {
         let (measured, note) = match &mut self.meter {
             Ok(meter) => match meter.window() {
-                Ok(window) => (window, format!("controllers: measured by {}", meter.name())),
+                Ok(window) => (window, format!("controllers: {}", meter.said())),
                 Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only, in this window: {why}")),
             },
             Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only: {why}")),
@@ -156,8 +166,12 @@ impl HostPlane {
 
     /// Adds the mapped files of busy processes that could be moved.
     fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
+        notes.extend(self.unmapped.clone());
         let Some(watcher) = &self.mapped else { return };
-        let (mapped, limits) = watcher.window(mapped::to_sample(threads, window_s));
+        // What a thread reads by calls says more about it than what it has mapped.
+        let all = self.settings.mapped == Wish::Needed;
+        let loads = threads.iter().filter(|thread| all || thread.file_bytes() == 0);
+        let (mapped, limits) = watcher.window(mapped::to_sample(loads, window_s));
         notes.extend(limits);
         for of in mapped {
             match processes.iter_mut().find(|process| process.pid == of.pid) {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use observe::ObserveError;
+use placement::Wish;
 
 /// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,9 +16,10 @@ pub struct Settings {
     pub touch_own_affinity: bool,
     /// Also bind threads while a sched_ext scheduler runs. Default false.
     pub beside_sched_ext: bool,
-    /// Also observe which pages of mapped files processes use. Default false: only some policies
-    /// look at it.
-    pub mapped: bool,
+    /// Also observe which pages of mapped files processes use. Default: no, as only some policies
+    /// look at it. One that can do without looks at programs that read files by loads alone, and
+    /// every [`observe::mapped::EPOCH`] after the first samples.
+    pub mapped: Wish,
     /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
     pub dax: bool,
     /// Processes that map such a file shared and writable may be stopped while a part of it moves.
@@ -42,7 +44,7 @@ impl Default for Settings {
             sys_root: PathBuf::from("/sys"),
             touch_own_affinity: false,
             beside_sched_ext: false,
-            mapped: false,
+            mapped: Wish::No,
             dax: false,
             freeze: false,
             move_back: false,

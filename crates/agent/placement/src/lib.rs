@@ -71,6 +71,18 @@ pub trait Policy: Send {
     }
 }
 
+/// Whether a policy wants something that not every plane can observe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wish {
+    /// It does not look at it.
+    #[default]
+    No,
+    /// It uses it where it is there.
+    IfPossible,
+    /// It can decide nothing without it.
+    Needed,
+}
+
 /// What a policy moves beside threads, and what it needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traits {
@@ -78,9 +90,9 @@ pub struct Traits {
     pub moves_files: bool,
     /// It moves processes with their memory.
     pub moves_processes: bool,
-    /// It looks at the mapped memory of processes ([`Process::mapped`]), which costs something to
-    /// observe.
-    pub wants_mapped: bool,
+    /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs
+    /// something to observe.
+    pub wants_mapped: Wish,
     /// What it leaves out where the bandwidth of a node is unknown.
     pub without_bandwidth: Option<&'static str>,
 }

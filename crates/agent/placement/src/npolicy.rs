@@ -28,7 +28,7 @@ use topology::{NodeId, Topology};
 
 use crate::numbers::{fraction, positive};
 use crate::processes::{by_pid, distance, nearest_to, node_of, other, sane, show, starts, utilisation};
-use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, plan};
+use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, Wish, plan};
 
 /// The settings of N-Policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -189,7 +189,7 @@ impl Policy for NPolicy {
     }
 
     fn traits(&self) -> Traits {
-        Traits { wants_mapped: true, ..Traits::default() }
+        Traits { wants_mapped: Wish::Needed, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

@@ -16,6 +16,11 @@ pub(crate) fn not_negative<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D:
     number(from, |value| value >= 0.0 && value.is_finite(), "zero or a positive number")
 }
 
+/// The same where there may be none.
+pub(crate) fn maybe<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    not_negative(from).map(Some)
+}
+
 /// A limit; `inf` is none.
 pub(crate) fn limit<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     number(from, |value| value >= 0.0, "a limit: zero, a positive number, or inf")

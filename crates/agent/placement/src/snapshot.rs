@@ -93,7 +93,8 @@ pub struct NodeLoad {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLoad {
-    /// The counter: `uncore_imc`, `amd_umc`, `amd_df` or `resctrl`.
+    /// The counter: `uncore_imc`, `uncore_imc_pmm` (persistent memory), `cxl_pmu`, `amd_umc`,
+    /// `amd_df` or `resctrl`.
     pub source: String,
     /// Bytes read and written.
     pub bytes: u64,
@@ -343,6 +344,14 @@ impl NodeLoad {
             write_bw_max: node.write_bw_max,
             ..Self::default()
         }
+    }
+
+    /// Bytes read and written of all the memory traffic of the node's controllers, if a counter
+    /// shows it.
+    pub fn whole(&self) -> Option<(f64, f64)> {
+        self.measured.as_ref()?;
+        let (read, written) = self.controller_bytes();
+        Some((read as f64, written as f64))
     }
 
     /// Bytes read and written that count as the load of the node's controllers: those measured, or

@@ -6,8 +6,8 @@ mod toy;
 use placement::auto::{Auto, Settings};
 use placement::testing::{MB, node, snapshot, thread};
 use placement::{
-    FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Pace, Policy, Snapshot, Thread, Writes,
-    nthread, policy,
+    FileUse, MappedMemory, MeasuredLoad, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Pace, Policy,
+    Process, Snapshot, Thread, Wish, Writes, nthread, policy,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -43,6 +43,40 @@ fn remote_readers_go_to_their_data() {
     assert!(toy.threads.iter().all(|t| t.node == 0), "{:?}", toy.moves);
     assert_eq!(toy.moves.len(), 2);
     assert!(after > 1.05 * before);
+}
+
+/// A program on node 0 goes over 64 MiB of a file that it has mapped on node 1. On a host no call
+/// shows that, and without counters nothing says how often.
+#[test]
+fn a_program_goes_to_the_file_that_it_maps() {
+    let moves = |measured: Option<u64>| {
+        let mut auto = auto();
+        let load = |id, bytes| NodeLoad {
+            measured: measured.map(|_| MeasuredLoad { source: "x".into(), bytes, read_bytes: Some(bytes) }),
+            ..node(id, 4)
+        };
+        let mapped =
+            MappedMemory { node: NodeId(1), hot_bytes: 64 << 20, cold_bytes: 0, touched_bytes: Some(64 << 20) };
+        let mut all = Vec::new();
+        for window in 1..=8 {
+            let t = Thread { pid: 1, cpu_s: 1.0, ..thread(1, 0, &[], 0) };
+            let process = Process {
+                pid: 1,
+                resident: [(NodeId(0), 8 << 20)].into_iter().collect(),
+                mapped: vec![mapped.clone()],
+                ..Process::default()
+            };
+            let nodes = vec![load(0, 0), load(1, measured.unwrap_or(0))];
+            let w = Snapshot { time_s: f64::from(window), processes: vec![process], ..snapshot(nodes, vec![t]) };
+            all.extend(auto.decide(&w.topology(), &w).moves);
+        }
+        all.iter().map(|mv| (mv.pid, mv.to.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(moves(None).first(), Some(&(1, 1)));
+    // Counters say that it reads them once a second: not worth a move.
+    assert_eq!(moves(Some(64 << 20)), []);
+    assert_eq!(moves(Some(6 << 30)).first(), Some(&(1, 1)));
+    assert_eq!(auto().traits().wants_mapped, Wish::IfPossible);
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Bytes {
 /// Remote bytes of a thread that would be local at its home node.
 fn could_be_local(thread: &Thread) -> u64 {
     match thread.home() {
-        Some(home) if thread.held.is_none() && thread.allowed_nodes.contains(&home) => {
+        Some(home) if thread.pinned.is_none() && thread.allowed_nodes.contains(&home) => {
             let gain = thread.read_bytes.get(home).saturating_sub(thread.read_bytes.get(thread.node));
             gain.min(thread.remote_bytes())
         }
@@ -367,14 +367,14 @@ mod tests {
     #[test]
     fn what_may_not_move_could_not_become_local() {
         let away = thread(1, 1, 0, &[(1, 8)]);
-        let held = Thread { held: Some("has a custom affinity: 0".to_owned()), ..away.clone() };
+        let pinned = Thread { pinned: Some("has a custom affinity: 0".to_owned()), ..away.clone() };
         let confined = Thread { allowed_nodes: vec![NodeId(0)], ..away.clone() };
         let of = |thread: Thread| {
             let mut map = Map::default();
             map.add(&snapshot(vec![thread]), &mut |_, _| None);
             map.report(1).sum.could_be_local_bytes
         };
-        assert_eq!([of(away), of(held), of(confined)], [8, 0, 0]);
+        assert_eq!([of(away), of(pinned), of(confined)], [8, 0, 0]);
     }
 
     #[test]

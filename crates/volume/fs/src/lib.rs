@@ -16,6 +16,68 @@
 //!
 //! **Limits.** Mounting after a crash reads all logs, and an inode's index stays in DRAM from its
 //! first use until the kernel forgets it.
+//!
+//! # Without a mount
+//!
+//! The library is the fast way into a volume: a call is a function call, where a request of a mount
+//! goes through the kernel to a server. One process at a time has a volume. Files are inode
+//! numbers, blocks go where the calling thread runs, and every operation is on the medium when it
+//! returns. The package is `homenode-fs`, in `crates/volume/fs` of homenode's sources (it is in no
+//! registry): `fs = { package = "homenode-fs", path = "…/crates/volume/fs" }`.
+//!
+//! ```
+//! use std::fs::File;
+//!
+//! use fs::format::Ino;
+//! use fs::medium::{Mapped, RegionFile};
+//! use fs::{Layout, NewFile, Options, Volume};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Two regions: DAX devices, or files on DAX, hugetlbfs or tmpfs. Here, files in a directory.
+//! let dir = tempfile::tempdir()?;
+//! let paths = [0, 1].map(|node| dir.path().join(format!("region{node}")));
+//! let mut regions = Vec::new();
+//! for path in &paths {
+//!     let file = File::options().read(true).write(true).create_new(true).open(path)?;
+//!     file.set_len(8 << 20)?;
+//!     fs::reserve(&file)?;
+//!     regions.push(RegionFile { file, bind: None });
+//! }
+//!
+//! // A volume with a region on node 0 and one on node 1, as by `homenode mkfs`.
+//! let layout = Layout {
+//!     volume: *b"a random number.",
+//!     created: 0,
+//!     nodes: vec![Some(0), Some(1)],
+//!     names: paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect(),
+//!     bytes_per_inode: 16 << 10,
+//!     journals: 2,
+//!     data_checksums: false,
+//!     owner: (0, 0),
+//! };
+//! fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
+//! drop(regions);
+//!
+//! // Any one region names the others.
+//! let volume = Volume::mount(Box::new(fs::open_files(&paths[..1])?), Options::default())?;
+//! let new = NewFile { mode: 0o644, ..NewFile::default() };
+//! let file = volume.create(Ino::ROOT, b"data", new)?.ino;
+//! fs::on_node(0, || volume.write(file, 0, b"where the writer runs"))?;
+//! assert_eq!(volume.bytes_by_node(file)?.get(&Some(0)), Some(&4096));
+//!
+//! // Moved while others may use it; the closure is asked before each step whether to go on.
+//! volume.migrate_file(file, 1, None, |_| true)?;
+//! assert_eq!(volume.bytes_by_node(file)?.get(&Some(1)), Some(&4096));
+//!
+//! let mut data = [0; 32];
+//! let len = volume.read(volume.resolve(b"/data")?, 0, &mut data)?;
+//! assert_eq!(&data[..len], b"where the writer runs");
+//!
+//! // Without it the next mount reads all logs, as after a crash.
+//! volume.unmount()?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod acl;
 mod alloc;

@@ -22,7 +22,7 @@ use std::thread;
 use ::mount::{Cache, Error, Flags, Options, Unmounted};
 use clap::ValueEnum;
 use command::volume_args::{
-    CacheArg, HELPER_USAGE, MountArgs, PlacementArg, VolumeArgs, command_line, parse_placement,
+    CacheArg, HELPER_USAGE, MountArgs, NodesArgs, PlacementArg, VolumeArgs, command_line, parse_placement,
 };
 
 use crate::fs_volume::{self, map, map_to_look, unmount};
@@ -116,7 +116,7 @@ pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
 }
 
 fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Failure> {
-    if args.nodes.dry_run && !args.foreground {
+    if wanted.nodes.dry_run && !args.foreground {
         let why = "it prints what it would move, and in the background nobody sees that";
         return Err(Failure::new(Exit::Usage, "--dry-run", why).hint("add --foreground"));
     }
@@ -130,7 +130,12 @@ fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Fai
     } else if std::env::var_os(BACKGROUND).is_some() {
         serve(global, args, wanted, true)
     } else {
-        start(args)
+        let started = start(args)?;
+        // mount(8) and its users expect silence.
+        if started == Exit::Done && !args.helper {
+            wanted.tell(global, &args.dir)?;
+        }
+        Ok(started)
     }
 }
 
@@ -152,6 +157,7 @@ struct Wanted {
     volume: VolumeArgs,
     options: Options,
     placement: ::fs::Placement,
+    nodes: NodesArgs,
     /// Whether the user says who keeps data, and how many threads serve.
     chosen: (bool, bool),
     remount: bool,
@@ -164,6 +170,7 @@ impl Wanted {
         let usage = |option: &str, why: &str| Failure::new(Exit::Usage, format!("option {option:?}"), why);
         let (mut cache, mut placement, mut remount) = (args.cache, args.placement, false);
         let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
+        let mut nodes = args.nodes.clone();
         let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
         options.workers = args.workers.map_or(options.workers, usize::from);
         let joined = joined(&args.options);
@@ -208,11 +215,14 @@ impl Wanted {
                     return Err(usage(option, "is for mount(8)").hint(hint));
                 }
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
-                _ => {
-                    let hint = "homenode mount --help lists them at -o; policies and emulated nodes are options of that command only";
-                    return Err(usage(option, "unknown").hint(hint));
-                }
+                _ => match nodes.take(name, value) {
+                    Some(taken) => taken.map_err(|why| usage(option, &why))?,
+                    None => return Err(usage(option, "unknown").hint("homenode mount --help lists them at -o")),
+                },
             }
+        }
+        if let Some((name, other)) = nodes.lacks() {
+            return Err(usage(name, &format!("means something only with {other}=")));
         }
         let chosen = (cache.is_some(), workers_chosen);
         options.cache = match cache {
@@ -226,7 +236,25 @@ impl Wanted {
             PlacementArg::Node(node) => ::fs::Placement::Node(node),
         };
         let may_be_missing = !remount && given().any(|option| option == "nofail");
-        Ok(Self { volume, options, placement, chosen, remount, may_be_missing })
+        Ok(Self { volume, options, placement, nodes, chosen, remount, may_be_missing })
+    }
+
+    /// What moves threads and files of the mount, for a person.
+    fn tell(&self, global: &Global, dir: &Path) -> Result<(), Failure> {
+        if global.json {
+            return Ok(());
+        }
+        let dir = dir.display().to_string();
+        let dir = output::escape(&dir);
+        let text = match self.nodes.policy.as_deref().filter(|_| self.nodes.policy()) {
+            Some(policy) => format!("mounted on {dir}: policy {policy} decides; homenode top shows it"),
+            None => {
+                format!(
+                    "mounted on {dir}: no policy, so threads and files stay where they are (-o policy=auto starts one)"
+                )
+            }
+        };
+        output::print(&format!("{text}\n")).map_err(|e| Failure::from_error(Exit::Io, "stdout", &e))
     }
 }
 
@@ -281,8 +309,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     let looks = wanted.options.flags.contains(Flags::RDONLY);
     let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
-    let nodes = Nodes::of(global, &args.nodes, &mapped)?;
-    let prepared = Prepared::new(global, &args.nodes, &nodes, &args.dir)?;
+    let nodes = Nodes::of(global, &wanted.nodes, &mapped)?;
+    let prepared = Prepared::new(global, &wanted.nodes, &nodes, &args.dir)?;
     let mut options = wanted.options.clone();
     let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
     let with = ::fs::Options { topology, placement: wanted.placement, ..::fs::Options::default() };
@@ -297,7 +325,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
         }
     })?;
     fs_volume::damage_lines(&volume, &wanted.volume.volume).iter().for_each(|line| say(line));
-    nodes.serve(&mut options, &args.nodes, wanted.chosen);
+    nodes.serve(&mut options, &wanted.nodes, wanted.chosen);
     let volume = Arc::new(volume);
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {
         Ok(session) => session,
@@ -321,6 +349,9 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
         }
     };
     notify::ready(None);
+    if !background && !wanted.nodes.policy() {
+        wanted.tell(global, &args.dir)?;
+    }
     let session = Arc::new(session);
     let (waited, waiting) = (Arc::clone(&session), thread::current());
     let watcher = thread::spawn(move || {

@@ -16,6 +16,8 @@ const TESTS: &[(&str, fn())] = &[
     ("it_returns_when_the_mount_works", it_returns_when_the_mount_works),
     ("refusals_are_one_line_with_their_exit_code", refusals_are_one_line_with_their_exit_code),
     ("mount_8_finds_what_it_expects", mount_8_finds_what_it_expects),
+    ("a_policy_starts_with_a_mount_of_mount_8", a_policy_starts_with_a_mount_of_mount_8),
+    ("a_mount_by_hand_says_what_decides", a_mount_by_hand_says_what_decides),
     ("a_signal_unmounts", a_signal_unmounts),
     ("a_server_serves_on_when_nobody_reads_what_it_says", a_server_serves_on_when_nobody_reads_what_it_says),
     ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
@@ -198,7 +200,7 @@ fn mount_8_finds_what_it_expects() {
             Command::new(&helper).args(args).output().unwrap()
         };
         assert_eq!(ends(&call(&["-f"])), (0, String::new()));
-        assert_eq!(ends(&call(&["-o", "policy=auto"])).0, 1, "the codes of mount(8)");
+        assert_eq!(ends(&call(&["-o", "cache=maybe"])).0, 1, "the codes of mount(8)");
         let missing = |options: &str| Command::new(&helper).args(["/nowhere/v", &*place.dir, "-o", options]).output();
         assert_eq!(ends(&missing("rw").unwrap()).0, 32);
         assert_eq!(ends(&missing("nofail").unwrap()), (0, String::new()));
@@ -215,6 +217,63 @@ fn mount_8_finds_what_it_expects() {
         assert_eq!(fs::write(place.path("g"), b"").unwrap_err().raw_os_error(), Some(libc::EROFS));
         place.unmount();
     }
+}
+
+/// `fstab` could not start one.
+fn a_policy_starts_with_a_mount_of_mount_8() {
+    let place = Place::on_two_nodes();
+    let helper = place.place.path().join("mount.homenode");
+    symlink(env!("CARGO_BIN_EXE_homenode-fs"), &helper).unwrap();
+    let record = place.place.path().join("windows.jsonl");
+    let call =
+        |options: &str| Command::new(&helper).args([&*place.volume, &*place.dir, "-o", options]).output().unwrap();
+    for (wrong, why) in [
+        ("policy=best", "option \"policy=best\": one of off, "),
+        ("policy=auto,window=0", "option \"window=0\": must be between 0.01 and 3600 seconds"),
+        ("policy=auto,margin=much", "option \"margin=much\": "),
+        ("policy=auto,min-bytes=-1", "option \"min-bytes=-1\": "),
+        ("window=1", "option \"window\": means something only with policy="),
+        ("scale=10", "option \"scale\": means something only with emulate-nodes="),
+        ("emulate-nodes=0", "option \"emulate-nodes=0\": a number from 1 to 64"),
+        ("polic=auto", "option \"polic=auto\": unknown"),
+    ] {
+        let (code, said) = ends(&call(wrong));
+        let mut lines = said.lines().filter(|line| !line.trim_start().starts_with("hint:"));
+        assert_eq!((code, lines.clone().count()), (1, 1), "{wrong}: {said}");
+        assert!(lines.next().unwrap().contains(why), "{wrong}: {said}");
+    }
+    let options =
+        format!("policy=auto,window=0.1,margin=1MB/s,min-bytes=1,emulate-nodes=2,record={}", record.display());
+    let mounted = call(&format!("nosuid,{options}"));
+    assert_eq!((ends(&mounted), mounted.stdout), ((0, String::new()), Vec::new()));
+    assert!(shown(&place).contains("nosuid"), "{}", shown(&place));
+    fs::write(place.path("f"), vec![1; 1 << 16]).unwrap();
+    // The policy's windows are its own recording, which the server writes.
+    while fs::read_to_string(&record).unwrap_or_default().lines().count() < 2 {
+        std::thread::yield_now();
+    }
+    // mount(8) hands all options back for a remount.
+    assert_eq!(ends(&call(&format!("remount,ro,{options}"))), (0, String::new()));
+    place.unmount();
+}
+
+fn a_mount_by_hand_says_what_decides() {
+    let place = Place::new();
+    let mounted = homenode(&["mount", &place.volume, &place.dir]);
+    let said = String::from_utf8(mounted.stdout).unwrap();
+    assert_eq!(
+        said,
+        format!(
+            "mounted on {}: no policy, so threads and files stay where they are (-o policy=auto starts one)\n",
+            place.dir
+        )
+    );
+    place.unmount();
+    let mounted = homenode(&["mount", &place.volume, &place.dir, "-o", "policy=auto"]);
+    assert_eq!(ends(&mounted), (0, String::new()));
+    let said = String::from_utf8(mounted.stdout).unwrap();
+    assert_eq!(said, format!("mounted on {}: policy auto decides; homenode top shows it\n", place.dir));
+    place.unmount();
 }
 
 fn a_signal_unmounts() {

@@ -211,7 +211,10 @@ fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding>
         },
         Finding::new(
             "counters of the memory controllers",
-            host::bandwidth::Meter::open(Path::new(machine::SYS), topology).err(),
+            match host::bandwidth::Meter::open(Path::new(machine::SYS), Path::new("/proc"), topology) {
+                Ok(meter) => meter.gap(),
+                Err(why) => Some(why),
+            },
             false,
             "the file bytes that homenode counts are used instead; virtual machines seldom have such counters",
         ),

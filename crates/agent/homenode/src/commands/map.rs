@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use linux::cpuset;
 use linux::threads::Threads;
+use placement::Wish;
 use session::map::{Bytes, Map, Report};
 use topology::NodeId;
 
@@ -24,7 +25,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, false, false)?;
+    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
     let threads = Threads::new(Path::new(PROC));
@@ -54,10 +55,7 @@ fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
     if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
         return None;
     }
-    match cpuset::family_name(&groups) {
-        name if name.is_empty() => Some("/".to_owned()),
-        name => Some(name),
-    }
+    Some(cpuset::group_name(&groups).unwrap_or_else(|| "/".to_owned()))
 }
 
 /// A group as systemd or a container's manager calls it: the last part of the path that is a unit,

@@ -8,7 +8,7 @@ use host::HostPlane;
 use linux::interference::{self, Interference};
 use linux::privileges;
 use observe::Scope;
-use placement::{Snapshot, Traits};
+use placement::{Snapshot, Traits, Wish};
 use rustix::thread::CapabilitySet;
 
 use crate::cli::ObserveArgs;
@@ -26,7 +26,7 @@ pub fn open(
     config: &Config,
     args: &ObserveArgs,
     root: Option<u32>,
-    mapped: bool,
+    mapped: Wish,
     move_back: bool,
 ) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use placement::Wish;
+
 use crate::cli::{Global, RecordArgs};
 use crate::commands::plane;
 use crate::config::Config;
@@ -15,7 +17,7 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, false, false)?;
+    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
     // Where nothing can be observed no file is left behind.
     let mut writer = Writer::open(&args.file)?;
     plane::observe_only()?;

@@ -25,6 +25,11 @@ pub const TESTS: &[Test] = &[
     Test { name: "conditions::nothing_touched_is_near", nodes: &[2], run: nothing_touched_is_near },
     Test { name: "conditions::most_touched_is_on_one_node", nodes: &[2], run: most_touched_is_on_one_node },
     Test { name: "conditions::hotter_pages_are_on_another_node", nodes: &[2], run: hotter_pages_are_on_another_node },
+    Test {
+        name: "conditions::auto_moves_a_program_to_the_file_that_it_maps",
+        nodes: &[2],
+        run: auto_moves_a_program_to_the_file_that_it_maps,
+    },
 ];
 
 /// In which the program reads each cold page once. Samples are 1 to 10 s apart, the longer the
@@ -60,6 +65,22 @@ fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
         let why = "a long test, of a minute and a half: set HOMENODE_CONDITIONS";
         return Err(Skip(why.to_owned()).into());
     }
+    let moved = moved("npolicy", files)?;
+    ensure!(moved["reason"] == reason, "{moved}");
+    Ok(())
+}
+
+/// It reads the file by loads alone, which no call shows: `auto` asks for accessed bits.
+fn auto_moves_a_program_to_the_file_that_it_maps() -> Outcome {
+    let moved = moved("auto", &[("hot", 1, 32)])?;
+    // Near to its data, with its memory or without.
+    ensure!(moved["reason"] == "read_locality" || moved["reason"] == "cache_affinity", "{moved}");
+    Ok(())
+}
+
+/// Starts the program on node 0 with these files, and waits until the policy has bound it to node
+/// 1. Returns the line of the journal.
+fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> {
     let bench = Bench::new()?;
     let file = |(kind, node, mib): &(&str, u32, u64)| -> Result<String> {
         let path = bench.dir().join(format!("{kind}-{node}"));
@@ -70,7 +91,7 @@ fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
     let program = Program::start(&files)?;
     set_mask(program.pid(), cpus(&bench.machine, 0)?)?;
     let before = masks(program.pid());
-    let mut daemon = bench.daemon_for(&[program.pid()], &["--policy", "npolicy", "--touch-own-affinity"])?;
+    let mut daemon = bench.daemon_for(&[program.pid()], &["--policy", policy, "--touch-own-affinity"])?;
     let target = bench.machine.list_of(1);
     windows_until(&mut daemon, 90, "process on node 1", |_| {
         Ok(masks(program.pid()).get(&program.pid()) == Some(&target))
@@ -82,8 +103,9 @@ fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
     let moved: Vec<_> = lines.iter().filter(|line| line["event"] == "moved").collect();
     let [moved] = moved[..] else { anyhow::bail!("{} moves: {journal}", moved.len()) };
     say!("{}: {}", moved["reason"], moved["why"]);
-    ensure!(moved["reason"] == reason && moved["to"] == 1 && moved["tid"] == program.pid(), "{moved}");
-    Ok(())
+    let whose = if moved["kind"] == "process" { &moved["pid"] } else { &moved["tid"] };
+    ensure!(moved["to"] == 1 && *whose == program.pid(), "{moved}");
+    Ok((*moved).clone())
 }
 
 struct Program(Child);

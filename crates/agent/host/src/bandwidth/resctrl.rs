@@ -6,15 +6,17 @@
 //! **Approach.** The default group and every other control group are added up (each includes its
 //! monitoring groups). What is not local to one node of two must go to the other.
 //!
-//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there. homenode
-//! mounts nothing: mounting resctrl is a decision about the whole machine.
+//! **Limits.** With more nodes, the node that answers is unknown, so it is not used there, nor
+//! where a node has persistent memory beside DRAM. homenode mounts nothing: mounting resctrl is a
+//! decision about the whole machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use topology::{NodeId, Topology};
 
-use super::Carried;
+use super::uncore::named;
+use super::{Carried, pmem};
 
 /// The mounted resctrl.
 pub(super) struct Groups {
@@ -28,6 +30,11 @@ impl Groups {
         let root = sys_root.join("fs/resctrl");
         if !root.join("mon_data").is_dir() {
             return Err("resctrl is not mounted, or monitors nothing".to_owned());
+        }
+        let persistent = pmem::nodes(topology);
+        if !persistent.is_empty() {
+            let nodes = named(persistent.into_iter());
+            return Err(format!("resctrl does not tell persistent memory of {nodes} from DRAM"));
         }
         let with_memory = topology.nodes.iter().filter(|node| node.memory_bytes > 0).count();
         if with_memory > 2 {
@@ -72,7 +79,7 @@ impl Groups {
         let all: f64 = asked.values().map(|(total, local)| (total - local).max(0.0)).sum();
         let answered = |(node, (total, local)): (&NodeId, &(f64, f64))| {
             let others = all - (total - local).max(0.0);
-            (*node, Carried { either: local + others, ..Carried::default() })
+            (*node, Carried { source: "resctrl", either: local + others, ..Carried::default() })
         };
         Ok(asked.iter().map(answered).collect())
     }

@@ -1,26 +1,38 @@
 //! Counters of memory controllers, through perf.
 //!
 //! **Problem.** Each vendor has its own devices in `/sys/bus/event_source/devices`, one for each
-//! channel or one for all of a socket, and some say nothing about their events.
+//! channel or one for all of a socket, and some say nothing about their events. What counts a
+//! node's memory depends on its kind: the DRAM counters of a socket see nothing of the persistent
+//! memory on the same channels, nor of CXL memory.
 //!
 //! **Approach.** A table of devices and events. The codes of an event are put where the device's
 //! `format` says; `type` and `cpumask` say how and where to open it. A counter that shares its
-//! hardware with others is scaled by the time it ran.
+//! hardware with others is scaled by the time it ran. Which counter a node gets:
 //!
-//! **Limits.** A socket's counters are its node's only where the socket is one node.
+//! | node | counter |
+//! |---|---|
+//! | with a region of NVDIMMs | inserts into the queues of persistent memory (`PMM`), 64 bytes each |
+//! | without CPUs, of CXL memory | the PMUs of all its devices ([`super::cxl`]) |
+//! | others with CPUs | the DRAM counters of its socket |
+//!
+//! A node that has no counter of its kind is not measured, and a sentence says why.
+//!
+//! **Limits.** A socket's counters are its node's only where the socket is one node. DRAM of a
+//! node with persistent memory is not counted. NVDIMMs that the kernel runs as memory of a node
+//! without CPUs (dax kmem) count for the node of their socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::FromRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology};
 
-use super::Carried;
+use super::{Carried, cxl, pmem};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     Read,
     Written,
     Either,
@@ -89,13 +101,15 @@ const DEVICES: [Device; 4] = [
 
 /// A counter to open.
 #[derive(Clone, Debug, PartialEq)]
-struct Spec {
-    what: What,
-    kind: u32,
-    config: u64,
-    cpu: u32,
-    node: NodeId,
-    bytes: f64,
+pub(super) struct Spec {
+    pub source: &'static str,
+    pub what: What,
+    pub kind: u32,
+    pub config: u64,
+    pub cpu: u32,
+    pub node: NodeId,
+    /// Bytes that one count stands for.
+    pub bytes: f64,
 }
 
 /// An open counter.
@@ -107,40 +121,36 @@ struct Counter {
     sum: f64,
 }
 
-/// The counters of all nodes.
+/// The counters of all nodes that have some.
 pub(super) struct Counters {
-    name: &'static str,
     all: Vec<Counter>,
+    /// Why the other nodes have none.
+    pub gaps: Vec<String>,
 }
 
 impl Counters {
-    pub fn open(sys_root: &Path, topology: &Topology) -> Result<Self, String> {
-        let (name, specs) = specs(sys_root, topology)?;
+    pub fn open(sys_root: &Path, cpuinfo: &str, topology: &Topology) -> Result<Self, String> {
+        let Found { specs, gaps } = found(sys_root, cpuinfo, topology)?;
         let opened = |spec: Spec| {
-            let file = open(&spec).map_err(|error| format!("{name} on CPU {}: {error}", spec.cpu))?;
+            let file = open(&spec).map_err(|error| format!("{} on CPU {}: {error}", spec.source, spec.cpu))?;
             Ok::<_, String>(Counter { spec, file, last: [0; 3], sum: 0.0 })
         };
-        Ok(Self { name, all: specs.into_iter().map(opened).collect::<Result<_, _>>()? })
-    }
-
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Whether reads are told from writes.
-    pub fn apart(&self) -> bool {
-        self.all.iter().all(|counter| counter.spec.what != Either)
+        Ok(Self { all: specs.into_iter().map(opened).collect::<Result<_, _>>()?, gaps })
     }
 
     pub fn carried(&mut self) -> Result<BTreeMap<NodeId, Carried>, String> {
         let mut carried: BTreeMap<NodeId, Carried> = BTreeMap::new();
         for counter in &mut self.all {
-            counter.read().map_err(|error| format!("{} on CPU {}: {error}", self.name, counter.spec.cpu))?;
-            let node = carried.entry(counter.spec.node).or_default();
+            let Spec { source, cpu, node, .. } = counter.spec;
+            counter.read().map_err(|error| format!("{source} on CPU {cpu}: {error}"))?;
+            let node = carried.entry(node).or_insert(Carried { source, apart: true, ..Carried::default() });
             match counter.spec.what {
                 Reads => node.read += counter.sum,
                 Written => node.written += counter.sum,
-                Either => node.either += counter.sum,
+                Either => {
+                    node.either += counter.sum;
+                    node.apart = false;
+                }
             }
         }
         Ok(carried)
@@ -167,26 +177,68 @@ fn scaled(last: [u64; 3], now: [u64; 3]) -> f64 {
     if running > 0.0 { count * (enabled / running).max(1.0) } else { 0.0 }
 }
 
-/// The counters of the first kind of device that this machine has.
-fn specs(sys_root: &Path, topology: &Topology) -> Result<(&'static str, Vec<Spec>), String> {
+/// The counters of a machine, and why some of its nodes have none.
+#[derive(Debug, Default, PartialEq)]
+struct Found {
+    specs: Vec<Spec>,
+    gaps: Vec<String>,
+}
+
+/// The counters of all nodes with memory. The error says why no node has any.
+fn found(sys_root: &Path, cpuinfo: &str, topology: &Topology) -> Result<Found, String> {
     let devices = sys_root.join("bus/event_source/devices");
     let mut names: Vec<String> = std::fs::read_dir(&devices)
         .map(|entries| entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
         .unwrap_or_default();
     names.sort();
+    let persistent = pmem::nodes(topology);
+    let (sockets, cpuless): (Vec<&Node>, Vec<&Node>) =
+        topology.nodes.iter().filter(|node| node.memory_bytes > 0).partition(|node| !node.cpus.is_empty());
+    let mut found = Found::default();
+    match of_sockets(&devices, &names, &sockets) {
+        Ok((device, specs)) => {
+            found.specs.extend(specs.into_iter().filter(|spec| !persistent.contains(&spec.node)));
+            if !persistent.is_empty() {
+                match pmem::specs(sys_root, cpuinfo, topology, &pmus(&devices, &names, "uncore_imc_")) {
+                    Ok(specs) => found.specs.extend(specs),
+                    Err(why) => found.gaps.push(format!(
+                        "{}: persistent memory is not counted ({why}), and {device} counts DRAM",
+                        named(persistent.iter().copied())
+                    )),
+                }
+            }
+        }
+        Err(why) => found.gaps.push(why),
+    }
+    for node in cpuless {
+        match cxl::specs(sys_root, topology, node.id, &pmus(&devices, &names, "cxl_pmu_mem")) {
+            Ok(specs) => found.specs.extend(specs),
+            Err(why) => found.gaps.push(format!("node {}: {why}", node.id)),
+        }
+    }
+    if found.specs.is_empty() { Err(found.gaps.join("; ")) } else { Ok(found) }
+}
+
+/// `node 0` or `nodes 0 and 1`.
+pub(super) fn named(nodes: impl Iterator<Item = NodeId>) -> String {
+    let nodes: Vec<String> = nodes.map(|node| node.to_string()).collect();
+    format!("node{} {}", if nodes.len() == 1 { "" } else { "s" }, nodes.join(" and "))
+}
+
+/// The counters of the first kind of device that counts the DRAM of all sockets.
+fn of_sockets(devices: &Path, names: &[String], sockets: &[&Node]) -> Result<(&'static str, Vec<Spec>), String> {
     let mut trouble = None;
     for device in &DEVICES {
         let mut specs = Vec::new();
         // `uncore_imc_free_running_0` and others like it have other events.
         for name in names.iter().filter(|name| numbered(name, device.prefix)) {
-            match of_device(&devices.join(name), device, topology) {
+            match of_device(&devices.join(name), device, sockets) {
                 Ok(found) => specs.extend(found),
                 Err(why) => _ = trouble.get_or_insert(format!("{name}: {why}")),
             }
         }
         let counted: BTreeSet<NodeId> = specs.iter().map(|spec: &Spec| spec.node).collect();
-        let nodes: BTreeSet<NodeId> =
-            topology.nodes.iter().filter(|node| node.memory_bytes > 0).map(|node| node.id).collect();
+        let nodes: BTreeSet<NodeId> = sockets.iter().map(|node| node.id).collect();
         match () {
             () if specs.is_empty() => {}
             () if counted == nodes => return Ok((device.name, specs)),
@@ -209,35 +261,85 @@ fn numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
-fn of_device(dir: &Path, device: &Device, topology: &Topology) -> Result<Vec<Spec>, String> {
-    let read = |name: &str| {
-        std::fs::read_to_string(dir.join(name)).map(|text| text.trim().to_owned()).map_err(|e| format!("{name}: {e}"))
-    };
-    let kind: u32 = read("type")?.parse().map_err(|_| "an odd type".to_owned())?;
-    let cpus: CpuSet = read("cpumask")?.parse().map_err(|_| "an odd cpumask".to_owned())?;
+/// The readable devices whose names are the prefix and a number, which may have a part after a dot.
+fn pmus(devices: &Path, names: &[String], prefix: &str) -> Vec<(String, Pmu)> {
+    let rest = |name: &String| name.strip_prefix(prefix).map(|rest| rest.to_owned());
+    let numbers = |rest: &String| rest.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    names.iter().filter_map(|name| Some((rest(name).filter(numbers)?, Pmu::read(&devices.join(name)).ok()?))).collect()
+}
+
+/// A device that counts.
+pub(super) struct Pmu {
+    dir: PathBuf,
+    pub kind: u32,
+    /// The CPUs on which its events are opened, one for each socket.
+    pub cpus: CpuSet,
+}
+
+impl Pmu {
+    fn read(dir: &Path) -> Result<Self, String> {
+        let mut pmu = Self { dir: dir.to_owned(), kind: 0, cpus: CpuSet::default() };
+        pmu.kind = pmu.text("type")?.parse().map_err(|_| "an odd type".to_owned())?;
+        pmu.cpus = pmu.text("cpumask")?.parse().map_err(|_| "an odd cpumask".to_owned())?;
+        Ok(pmu)
+    }
+
+    fn text(&self, name: &str) -> Result<String, String> {
+        let text = std::fs::read_to_string(self.dir.join(name)).map_err(|e| format!("{name}: {e}"))?;
+        Ok(text.trim().to_owned())
+    }
+
+    /// Whether the kernel names this event.
+    pub fn lists(&self, event: &str) -> bool {
+        self.dir.join("events").join(event).exists()
+    }
+
+    /// The event that the kernel lists under a name, and the bytes of one count: 64 unless it has a
+    /// scale.
+    pub fn listed(&self, event: &str) -> Result<(u64, f64), String> {
+        let config = self.config(terms(&self.text(&format!("events/{event}"))?)?)?;
+        if !self.lists(&format!("{event}.scale")) {
+            return Ok((config, 64.0));
+        }
+        let scale: f64 = self.text(&format!("events/{event}.scale"))?.parse().map_err(|_| "an odd scale".to_owned())?;
+        let unit = self.text(&format!("events/{event}.unit"))?;
+        let unit = if unit == "MiB" { 1 << 20 } else { return Err(format!("unit {unit}")) };
+        Ok((config, scale * f64::from(unit)))
+    }
+
+    /// The codes, put where the device's formats say. A code named `config` is all of it.
+    pub fn config(&self, codes: impl IntoIterator<Item = (String, u64)>) -> Result<u64, String> {
+        let mut config = 0;
+        for (field, code) in codes {
+            config |= match &*field {
+                "config" => code,
+                _ => placed(&self.text(&format!("format/{field}"))?, code).ok_or_else(|| format!("field {field}"))?,
+            };
+        }
+        Ok(config)
+    }
+}
+
+fn of_device(dir: &Path, device: &Device, sockets: &[&Node]) -> Result<Vec<Spec>, String> {
+    let pmu = Pmu::read(dir)?;
     let mut specs = Vec::new();
     for (what, codes) in device.events {
-        let (fields, bytes) = match codes {
-            Known(fields) => (fields.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect(), 64.0),
-            Listed(name) => {
-                let scale: f64 =
-                    read(&format!("events/{name}.scale"))?.parse().map_err(|_| "an odd scale".to_owned())?;
-                let unit = read(&format!("events/{name}.unit"))?;
-                let unit = if unit == "MiB" { 1 << 20 } else { return Err(format!("unit {unit}")) };
-                (terms(&read(&format!("events/{name}"))?)?, scale * f64::from(unit))
-            }
+        let (config, bytes) = match codes {
+            Known(fields) => (pmu.config(fields.iter().map(|(name, code)| ((*name).to_owned(), *code)))?, 64.0),
+            Listed(name) => pmu.listed(name)?,
         };
-        let mut config = 0;
-        for (field, code) in fields {
-            config |= placed(&read(&format!("format/{field}"))?, code).ok_or_else(|| format!("field {field}"))?;
-        }
-        for cpu in cpus.iter() {
-            let node = topology.nodes.iter().find(|node| node.cpus.contains(cpu)).map(|node| node.id);
-            let node = node.ok_or_else(|| format!("CPU {cpu} is on no node"))?;
-            specs.push(Spec { what: *what, kind, config, cpu, node, bytes });
+        for cpu in pmu.cpus.iter() {
+            let node = node_of(sockets.iter().copied(), cpu)?;
+            specs.push(Spec { source: device.name, what: *what, kind: pmu.kind, config, cpu, node, bytes });
         }
     }
     Ok(specs)
+}
+
+/// The node of a CPU.
+pub(super) fn node_of<'a>(nodes: impl IntoIterator<Item = &'a Node>, cpu: u32) -> Result<NodeId, String> {
+    let node = nodes.into_iter().find(|node| node.cpus.contains(cpu)).map(|node| node.id);
+    node.ok_or_else(|| format!("CPU {cpu} is on no node"))
 }
 
 /// `event=0x04,umask=0x03`
@@ -354,20 +456,181 @@ pub(super) mod tests {
 
     #[test]
     fn intel_channels_count_for_the_node_of_their_socket() {
-        let (name, specs) = specs(intel("0,2\n").path(), &machine(2)).unwrap();
-        assert_eq!((name, specs.len()), ("uncore_imc", 8));
-        let spec = |what, kind, config, cpu, node| Spec { what, kind, config, cpu, node: NodeId(node), bytes: 64.0 };
+        let Found { specs, gaps } = found(intel("0,2\n").path(), "", &machine(2)).unwrap();
+        assert_eq!((specs.len(), gaps.len()), (8, 0));
+        let spec = |what, kind, config, cpu, node| Spec {
+            source: "uncore_imc",
+            what,
+            kind,
+            config,
+            cpu,
+            node: NodeId(node),
+            bytes: 64.0,
+        };
         assert_eq!(specs[0], spec(Reads, 13, 0x304, 0, 0));
         assert_eq!(specs[1], spec(Reads, 13, 0x304, 2, 1));
         assert_eq!(specs[2], spec(Written, 13, 0xc04, 0, 0));
         assert_eq!(specs[4], spec(Reads, 14, 0x304, 0, 0));
     }
 
+    /// As the kernel shows a Cascade Lake (`/proc/cpuinfo`, arch/x86/kernel/cpu/proc.c).
+    const CASCADE_LAKE: &str = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\nstepping\t: 7\n\n";
+
+    fn region(name: &str, node: u32) -> topology::Region {
+        topology::Region {
+            name: name.into(),
+            node: Some(NodeId(node)),
+            start: None,
+            size: 1 << 30,
+            devices: Vec::new(),
+        }
+    }
+
+    /// Adds a region of NVDIMMs to each node.
+    fn with_nvdimms(sys: &tempfile::TempDir, nodes: u32, interface: &str) -> Topology {
+        let mut topology = machine(nodes);
+        for node in 0..nodes {
+            topology.regions.push(region(&format!("region{node}"), node));
+            write(sys, &format!("bus/nd/devices/region{node}/mapping0"), &format!("nmem{node},0,1073741824,0\n"));
+            write(sys, &format!("bus/nd/devices/nmem{node}/nfit/format"), interface);
+        }
+        topology
+    }
+
+    #[test]
+    fn persistent_memory_is_counted_by_its_own_queues() {
+        let sys = intel("0,2\n");
+        let topology = with_nvdimms(&sys, 2, "0x0301\n");
+        let Found { specs, gaps } = found(sys.path(), CASCADE_LAKE, &topology).unwrap();
+        assert_eq!(gaps, [""; 0]);
+        let of = |node| {
+            let of_node = specs.iter().filter(|spec| spec.node == NodeId(node));
+            of_node.map(|spec| (spec.source, spec.what, spec.kind, spec.config, spec.bytes)).collect::<Vec<_>>()
+        };
+        // UNC_M_PMM_RPQ_INSERTS and UNC_M_PMM_WPQ_INSERTS of two channels: no DRAM command.
+        let pmm = |what, kind, config| ("uncore_imc_pmm", what, kind, config, 64.0);
+        let queues = [pmm(Reads, 13, 0xe3), pmm(Written, 13, 0xe7), pmm(Reads, 14, 0xe3), pmm(Written, 14, 0xe7)];
+        assert_eq!((of(0), of(1)), (queues.to_vec(), queues.to_vec()));
+        // Where the kernel names the events, no processor needs to be known.
+        for channel in ["uncore_imc_0", "uncore_imc_1"] {
+            device(
+                &sys,
+                channel,
+                &[
+                    ("events/unc_m_pmm_rpq_inserts", "event=0xe3,umask=0x01\n"),
+                    ("events/unc_m_pmm_wpq_inserts", "event=0xe7\n"),
+                ],
+            );
+        }
+        let specs = found(sys.path(), "", &topology).unwrap().specs;
+        assert_eq!((specs.len(), specs[0].config, specs[0].source), (8, 0x1e3, "uncore_imc_pmm"));
+    }
+
+    #[test]
+    fn a_node_without_nvdimms_keeps_its_dram_counters() {
+        let sys = intel("0,2\n");
+        let mut topology = with_nvdimms(&sys, 1, "0x0301\n");
+        topology.nodes = machine(2).nodes;
+        let specs = found(sys.path(), CASCADE_LAKE, &topology).unwrap().specs;
+        let of = |node| specs.iter().filter(|s| s.node == NodeId(node)).map(|s| s.source).collect::<BTreeSet<_>>();
+        assert_eq!((of(0), of(1)), (BTreeSet::from(["uncore_imc_pmm"]), BTreeSet::from(["uncore_imc"])));
+    }
+
+    #[test]
+    fn dram_counters_are_no_measurement_of_persistent_memory() {
+        let sys = intel("0,2\n");
+        let topology = with_nvdimms(&sys, 2, "0x0301\n");
+        let why = found(sys.path(), "vendor_id\t: GenuineIntel\n", &topology).unwrap_err();
+        assert_eq!(
+            why,
+            "nodes 0 and 1: persistent memory is not counted (no event of this processor is known for it), \
+             and uncore_imc counts DRAM"
+        );
+        // NVDIMMs of DRAM with a battery, and DRAM that memmap= makes look like persistent memory.
+        let topology = with_nvdimms(&sys, 2, "0x0101\n");
+        let why = found(sys.path(), CASCADE_LAKE, &topology).unwrap_err();
+        assert!(why.contains("region0: nmem0 has interface 0x0101, Optane has 0x0301"), "{why}");
+        std::fs::remove_file(sys.path().join("bus/nd/devices/region0/mapping0")).unwrap();
+        let why = found(sys.path(), CASCADE_LAKE, &topology).unwrap_err();
+        assert!(why.contains("region0 is not on NVDIMMs"), "{why}");
+        // AMD's counters, too.
+        let sys = tempfile::tempdir().unwrap();
+        let umc = [
+            ("type", "20\n"),
+            ("cpumask", "0,2\n"),
+            ("format/event", "config:0-7\n"),
+            ("format/rdwrmask", "config:8-9\n"),
+        ];
+        device(&sys, "amd_umc_0", &umc);
+        let why = found(sys.path(), "", &with_nvdimms(&sys, 2, "0x0101\n")).unwrap_err();
+        assert!(why.ends_with("and amd_umc counts DRAM"), "{why}");
+    }
+
+    /// Node 2: CXL memory of two devices, as `drivers/cxl/core` and `drivers/perf/cxl_pmu.c` show
+    /// it.
+    fn with_cxl(sys: &tempfile::TempDir) -> Topology {
+        let mut topology = machine(2);
+        topology.nodes.push(Node::new(NodeId(2), CpuSet::default(), 1 << 30));
+        topology.regions.push(region("cxl-region0", 2));
+        write(sys, "bus/cxl/devices/region0/interleave_ways", "2\n");
+        for (target, port) in [(0, 3), (1, 5)] {
+            write(sys, &format!("bus/cxl/devices/region0/target{target}"), &format!("decoder{port}.0\n"));
+            write(sys, &format!("bus/cxl/devices/mem{target}/numa_node"), "0\n");
+            std::fs::create_dir_all(sys.path().join(format!("bus/cxl/devices/endpoint{port}"))).unwrap();
+            let uport = sys.path().join(format!("bus/cxl/devices/endpoint{port}/uport"));
+            std::os::unix::fs::symlink(format!("../mem{target}"), uport).unwrap();
+            device(
+                sys,
+                &format!("cxl_pmu_mem{target}.0"),
+                &[
+                    ("type", &*format!("{}\n", 40 + target)),
+                    ("cpumask", "1\n"),
+                    ("format/mask", "config:0-31\n"),
+                    ("format/gid", "config:32-47\n"),
+                    ("format/vid", "config:48-63\n"),
+                    ("events/clock_ticks", "config=0x1e98000000000001\n"),
+                    ("events/s2m_drs_memdata", "config=0x1e98002500000001\n"),
+                    ("events/m2s_rwd_memwr", "config=0x1e98002100000002\n"),
+                ],
+            );
+        }
+        topology
+    }
+
+    #[test]
+    fn cxl_memory_is_counted_by_its_devices() {
+        let sys = intel("0,2\n");
+        let topology = with_cxl(&sys);
+        let Found { specs, gaps } = found(sys.path(), "", &topology).unwrap();
+        assert_eq!(gaps, [""; 0]);
+        let cxl: Vec<_> =
+            specs.iter().filter(|s| s.node == NodeId(2)).map(|s| (s.what, s.kind, s.config, s.cpu)).collect();
+        let (data, request) = (0x1e98_0025_0000_0001, 0x1e98_0021_0000_0002);
+        assert_eq!(
+            cxl,
+            [(Reads, 40, data, 1), (Written, 40, request, 1), (Reads, 41, data, 1), (Written, 41, request, 1)]
+        );
+        assert_eq!(specs.iter().filter(|s| s.source == "uncore_imc").count(), 8, "the sockets as before");
+        // One device without counters: the node is not measured, the others are.
+        std::fs::remove_file(sys.path().join("bus/event_source/devices/cxl_pmu_mem1.0/events/m2s_rwd_memwr")).unwrap();
+        let Found { specs, gaps } = found(sys.path(), "", &topology).unwrap();
+        assert_eq!(specs.len(), 8);
+        assert_eq!(gaps, ["node 2: mem1 has no PMU that counts m2s_rwd_memwr or m2s_rwd_memwrptl"]);
+    }
+
+    #[test]
+    fn memory_without_cpus_or_counters_leaves_the_sockets_measured() {
+        let mut topology = machine(2);
+        topology.nodes.push(Node::new(NodeId(2), CpuSet::default(), 1 << 30));
+        let Found { specs, gaps } = found(intel("0,2\n").path(), "", &topology).unwrap();
+        assert_eq!((specs.len(), gaps), (8, vec!["node 2: no counter is known for its memory".to_owned()]));
+    }
+
     #[test]
     fn sockets_of_several_nodes_are_not_guessed_at() {
-        let why = specs(intel("0\n").path(), &machine(2)).unwrap_err();
+        let why = found(intel("0\n").path(), "", &machine(2)).unwrap_err();
         assert_eq!(why, "uncore_imc: counts 1 sockets, but there are 2 nodes with memory");
-        let why = specs(intel("9\n").path(), &machine(2)).unwrap_err();
+        let why = found(intel("9\n").path(), "", &machine(2)).unwrap_err();
         assert_eq!(why, "uncore_imc_0: CPU 9 is on no node");
     }
 
@@ -381,10 +644,10 @@ pub(super) mod tests {
             ("format/umask", "config:8-15\n"),
         ];
         device(&sys, "amd_df", &format);
-        let (name, found) = specs(sys.path(), &machine(2)).unwrap();
-        assert_eq!((name, found.len()), ("amd_df", 16));
+        let specs = found(sys.path(), "", &machine(2)).unwrap().specs;
+        assert_eq!((specs[0].source, specs.len()), ("amd_df", 16));
         // Event 0x107: its ninth bit is bit 32.
-        assert!(found.iter().any(|s| s.config == 1 << 32 | 0x3807 && s.what == Either && s.bytes == 64.0), "{found:?}");
+        assert!(specs.iter().any(|s| s.config == 1 << 32 | 0x3807 && s.what == Either && s.bytes == 64.0), "{specs:?}");
         device(
             &sys,
             "amd_umc_0",
@@ -395,9 +658,9 @@ pub(super) mod tests {
                 ("format/rdwrmask", "config:8-9\n"),
             ],
         );
-        let (name, found) = specs(sys.path(), &machine(2)).unwrap();
-        let configs: Vec<_> = found.iter().map(|s| (s.what, s.config)).collect();
-        assert_eq!(name, "amd_umc");
+        let specs = found(sys.path(), "", &machine(2)).unwrap().specs;
+        let configs: Vec<_> = specs.iter().map(|s| (s.what, s.config)).collect();
+        assert_eq!(specs[0].source, "amd_umc");
         assert_eq!(configs, [(Reads, 0x10a), (Reads, 0x10a), (Written, 0x20a), (Written, 0x20a)]);
     }
 

@@ -32,7 +32,7 @@ mod rows;
 mod watcher;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use placement::MappedMemory;
 use rustc_hash::FxHashMap;
@@ -64,8 +64,11 @@ const SHARE: f64 = 1.0 / 3.0;
 /// Share of its time that a process may lose by being sampled.
 const LOST: f64 = 0.01;
 
-/// Seconds for which an unused share is kept: N-Policy's epoch.
-const KEPT_S: f64 = 10.0;
+/// N-Policy's epoch.
+pub const EPOCH: Duration = Duration::from_secs(10);
+
+/// Seconds for which an unused share is kept: an epoch.
+const KEPT_S: f64 = EPOCH.as_secs() as f64;
 
 /// Most processes that are remembered, and most pages of all of them together: 16 MiB. What has no
 /// room is said in a note.
@@ -79,6 +82,8 @@ pub struct Mapped {
     places: Places,
     proc_root: PathBuf,
     clears_dax: bool,
+    /// How long a process is left alone once it has had the samples of [`RULE`].
+    pause: Duration,
     processes: FxHashMap<u32, Process>,
     /// CPU seconds that may be spent now. Negative after a dear sample.
     credit_s: f64,
@@ -118,10 +123,18 @@ impl Mapped {
             places,
             proc_root: proc_root.to_owned(),
             clears_dax: at_least(&rustix::system::uname().release().to_string_lossy(), 6, 16),
+            pause: Duration::ZERO,
             processes: FxHashMap::default(),
             credit_s: 0.0,
             credited: Instant::now(),
         })
+    }
+
+    /// The same, for whoever looks at it less often: once a process has had as many samples as it
+    /// takes to tell what is hot, it is left alone for this long between two.
+    #[must_use]
+    pub fn pausing(self, pause: Duration) -> Self {
+        Self { pause, ..self }
     }
 
     /// Samples these processes, those first that have waited longest, until the budget is used up.
@@ -142,7 +155,9 @@ impl Mapped {
                 break;
             }
             let later = match self.processes.get(&pid) {
-                Some(process) => process.sampled.is_some_and(|at| at.elapsed().as_secs_f64() * LOST < process.lost_s),
+                Some(process) => process.sampled.is_some_and(|at| {
+                    at.elapsed() < self.pause(process.samples) || at.elapsed().as_secs_f64() * LOST < process.lost_s
+                }),
                 None => self.processes.len() >= PROCESSES_MOST,
             };
             if !later {
@@ -162,6 +177,11 @@ impl Mapped {
         all.sort_by_key(|process| process.pid);
         notes.sort();
         Ok((all, notes))
+    }
+
+    /// How long a process with so many samples is left alone.
+    fn pause(&self, samples: u32) -> Duration {
+        if samples < RULE.of { Duration::ZERO } else { self.pause }
     }
 
     /// Samples one process now, whatever the budget. Returns what it cost, or `None` if there is no

@@ -83,6 +83,8 @@ pub struct Process {
     directory: PathBuf,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
+    /// How often.
+    pub samples: u32,
     /// Seconds that the last sample has cost the process: its processors have set so many bits
     /// again since the sample before.
     pub lost_s: f64,
@@ -109,6 +111,7 @@ impl Process {
             room: SLOTS_MOST,
             directory,
             sampled: None,
+            samples: 0,
             lost_s: 0.0,
             mapped: Vec::new(),
             notes: Vec::new(),
@@ -233,6 +236,7 @@ impl Process {
         self.mapped = sums.listed();
         self.notes = self.limits();
         self.sampled = Some(Instant::now());
+        self.samples = self.samples.saturating_add(1);
         Ok(true)
     }
 

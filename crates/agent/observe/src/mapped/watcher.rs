@@ -49,12 +49,12 @@ pub struct Watcher {
 
 impl Watcher {
     /// Starts the thread and waits until it can sample. `budget`: what the daemon may use, as a
-    /// share of one CPU.
+    /// share of one CPU. `pause`: see [`Mapped::pausing`].
     ///
     /// # Errors
     ///
     /// As [`Mapped::open`].
-    pub fn start(proc_root: &Path, topology: &Topology, budget: f64) -> Result<Self, ObserveError> {
+    pub fn start(proc_root: &Path, topology: &Topology, budget: f64, pause: Duration) -> Result<Self, ObserveError> {
         // One question may wait; a newer one is worth no more.
         let (ask, asked) = mpsc::sync_channel::<Vec<u32>>(1);
         let (tell, told) = mpsc::channel();
@@ -64,7 +64,7 @@ impl Watcher {
             .name("hotness".to_owned())
             .spawn(move || {
                 let mut mapped = match Mapped::open(&proc_root, &topology) {
-                    Ok(mapped) => mapped,
+                    Ok(mapped) => mapped.pausing(pause),
                     Err(error) => return drop(tell.send(Err(error))),
                 };
                 if let Err(error) =
@@ -118,7 +118,7 @@ impl Watcher {
 /// Processes whose mapped files are worth sampling: those with a thread that may be moved, and that
 /// used at least a hundredth of a CPU, because loads from memory take CPU time. The busiest come
 /// first.
-pub fn to_sample(threads: &[Thread], window_s: f64) -> Vec<u32> {
+pub fn to_sample<'a>(threads: impl IntoIterator<Item = &'a Thread>, window_s: f64) -> Vec<u32> {
     let mut processes: BTreeMap<u32, (f64, bool)> = BTreeMap::new();
     for thread in threads {
         let (cpu_s, movable) = processes.entry(thread.pid).or_default();
@@ -162,6 +162,6 @@ mod tests {
         ];
         assert_eq!(to_sample(&threads, 1.0), [4, 5, 2]);
         assert_eq!(to_sample(&threads, 2.0), [4]);
-        assert!(to_sample(&[], 1.0).is_empty());
+        assert!(to_sample([], 1.0).is_empty());
     }
 }

@@ -157,7 +157,7 @@ fn in_a_thread_of_its_own() -> Outcome {
     let mut program = Program::start(&file)?;
     program.tell("map")?;
     let pid = program.pid();
-    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
+    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03, Duration::ZERO)?;
     let until = |there: bool| loop {
         let (seen, notes) = watcher.window(vec![pid]);
         if seen.is_empty() != there {
@@ -198,7 +198,7 @@ fn a_process_of_another_user() -> Outcome {
         }
         started => started?,
     };
-    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
+    let watcher = Watcher::start(Path::new("/proc"), &topology::sysfs::read(Path::new("/sys"))?, 0.03, Duration::ZERO)?;
     let patience = Instant::now() + Duration::from_secs(60);
     let all = |seen: &[observe::mapped::MappedProcess]| -> u64 {
         seen.iter().flat_map(|p| &p.mapped).map(|m| m.hot_bytes + m.cold_bytes).sum()
@@ -235,7 +235,7 @@ fn one_that_does_not_answer() -> Outcome {
     // Nobody reads from it, so that it cannot be opened.
     let made = Command::new("mkfifo").arg(proc.join(format!("{silent}/clear_refs"))).status()?;
     ensure!(made.success(), "mkfifo: {made}");
-    let watcher = Watcher::start(&proc, &topology::sysfs::read(Path::new("/sys"))?, 0.03)?;
+    let watcher = Watcher::start(&proc, &topology::sysfs::read(Path::new("/sys"))?, 0.03, Duration::ZERO)?;
     let patience = Instant::now() + Duration::from_secs(20);
     let notes = loop {
         let (seen, notes) = watcher.window(vec![silent, other]);

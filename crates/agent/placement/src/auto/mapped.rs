@@ -8,9 +8,16 @@
 //! processes whose hot pages are there, in proportion to the CPU time of their threads. It never
 //! exceeds what these threads could have moved in that time if they were next to the node.
 //!
+//! Where no counter shows a controller's traffic, a program waits for its own memory for a share of
+//! its CPU time ([`Settings::own_memory`](super::Settings::own_memory)), and what it touches of
+//! mapped files is a part of that memory, beside what else it has resident. The traffic is what it
+//! could move in that part of its time from where it runs.
+//!
 //! **Limits.** Other memory traffic counts as mapped-file traffic too, as far as controllers are
-//! observed. Reads and writes are told apart by node only.
+//! observed. Without counters the share is a guess, the same for all programs. Reads and writes are
+//! told apart by node only. Mapped files do not move, unless they are read by calls as well.
 
+use memory_model::{Shares, add};
 use rustc_hash::FxHashMap;
 use topology::NodeId;
 
@@ -26,6 +33,10 @@ pub(super) struct Mapped {
     /// CPU time of its threads that use no calls, and the number of these threads.
     pub cpu_s: f64,
     pub threads: f64,
+    /// Of this, by the node where it was used.
+    at: Shares,
+    /// Bytes of its own memory.
+    resident: f64,
 }
 
 impl Mapped {
@@ -36,13 +47,15 @@ impl Mapped {
 }
 
 /// By process.
-pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32, Mapped> {
+pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot, own_memory: f64) -> FxHashMap<u32, Mapped> {
     let mut mapped: FxHashMap<u32, Mapped> = FxHashMap::default();
     for process in &snapshot.processes {
         let touched = process.mapped.iter().map(|m| (m.node, m.touched_bytes.unwrap_or(m.hot_bytes)));
         let nodes: Vec<_> = touched.filter(|m| m.1 > 0).map(|(node, bytes)| (node, bytes as f64, 0.0)).collect();
         if !nodes.is_empty() {
-            mapped.insert(process.pid, Mapped { nodes, total: 0, cpu_s: 0.0, threads: 0.0 });
+            let resident = process.resident.total() as f64;
+            let (total, cpu_s, threads, at) = Default::default();
+            mapped.insert(process.pid, Mapped { nodes, total, cpu_s, threads, at, resident });
         }
     }
     if mapped.is_empty() {
@@ -55,6 +68,7 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
         if let Some(m) = mapped.get_mut(&t.pid).filter(|_| t.file_bytes() == 0) {
             m.cpu_s += sane(t.cpu_s);
             m.threads += 1.0;
+            hardware.index(t.node).into_iter().for_each(|at| add(&mut m.at, at, sane(t.cpu_s)));
         }
     }
     // CPU time spent on each node's mapped pages.
@@ -73,8 +87,16 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot) -> FxHashMap<u32,
             };
             let (by_calls, all_s) =
                 (called.get(id).copied().unwrap_or_default(), users.get(id).copied().unwrap_or(0.0));
-            let (reads, writes) =
-                ((load.read_bytes as f64 - by_calls.0).max(0.0), (load.write_bytes as f64 - by_calls.1).max(0.0));
+            let Some((all_read, all_written)) = load.whole() else {
+                // Seconds of its time there, and seconds per byte from where its threads run.
+                let waits_s = own_memory * m.cpu_s * *read / (hot + m.resident);
+                let far_s: f64 = m.at.iter().map(|(at, cpu_s)| cpu_s * hardware.read_s(*at, node)).sum();
+                if far_s > 0.0 {
+                    *read = (waits_s * m.cpu_s / far_s).max(*read);
+                }
+                continue;
+            };
+            let (reads, writes) = ((all_read - by_calls.0).max(0.0), (all_written - by_calls.1).max(0.0));
             let cpu_s = m.cpu_s * *read / hot;
             let needs_s = reads * hardware.read_s(node, node) + writes * hardware.write_s(node, node);
             if all_s <= 0.0 || needs_s <= 0.0 {
@@ -101,7 +123,7 @@ pub(super) fn mapped_of<'a>(mapped: &'a FxHashMap<u32, Mapped>, t: &Thread) -> O
 mod tests {
     use super::super::Settings;
     use super::*;
-    use crate::{MappedMemory, NodeLoad, Process};
+    use crate::{MappedMemory, MeasuredLoad, NodeLoad, Process, testing};
 
     /// Seen on a simulated machine: all touched bytes counted as read when the controller served no
     /// more than was touched.
@@ -109,17 +131,43 @@ mod tests {
     fn touched_bytes_split_into_reads_and_writes_like_the_controllers() {
         let of = |hot_bytes: u64| {
             let node = NodeId(0);
-            let nodes =
-                vec![NodeLoad { id: node, cpus: vec![0], read_bytes: 300, write_bytes: 100, ..NodeLoad::default() }];
+            let measured = MeasuredLoad { source: "x".into(), bytes: 400, read_bytes: Some(300) };
+            let nodes = vec![NodeLoad { measured: Some(measured), ..testing::node(0, 1) }];
             let mapped = vec![MappedMemory { node, hot_bytes, cold_bytes: 0, touched_bytes: None }];
             let processes = vec![Process { pid: 1, mapped, ..Process::default() }];
             let threads = vec![Thread { tid: 1, pid: 1, cpu_s: 1.0, ..Thread::default() }];
             let snapshot = Snapshot { window_s: 1.0, nodes, threads, processes, ..Snapshot::default() };
             let hardware = Hardware::new(&snapshot.topology(), &snapshot, &Settings::default());
-            super::mapped(&hardware, &snapshot)[&1].nodes.clone()
+            super::mapped(&hardware, &snapshot, 0.2)[&1].nodes.clone()
         };
         assert_eq!(of(400), [(NodeId(0), 300.0, 100.0)]);
         assert_eq!(of(40), [(NodeId(0), 300.0, 100.0)]); // ten times over
         assert_eq!(of(800), [(NodeId(0), 600.0, 200.0)]); // half of it from caches
+    }
+    /// A program on node 1 goes over 64 MiB of a file on node 0, as fast as it can, and no counter
+    /// says how often.
+    #[test]
+    fn without_counters_traffic_follows_from_the_time_of_the_program() {
+        let of = |node: u32, resident: u64, hot_bytes: u64| {
+            let mapped = vec![MappedMemory { node: NodeId(0), hot_bytes, cold_bytes: 0, touched_bytes: None }];
+            let resident = [(NodeId(1), resident)].into_iter().collect();
+            let processes = vec![Process { pid: 1, mapped, resident, ..Process::default() }];
+            let threads = vec![Thread { tid: 1, pid: 1, node: NodeId(node), cpu_s: 1.0, ..Thread::default() }];
+            let nodes = vec![testing::node(0, 1), testing::node(1, 1)];
+            let snapshot = Snapshot { window_s: 1.0, nodes, threads, processes, ..Snapshot::default() };
+            let settings = Settings { dram_s: 1e-10, remote_dram: 1.5, ..Settings::default() };
+            let hardware = Hardware::new(&snapshot.topology(), &snapshot, &settings);
+            let (read_s, far_s) = (hardware.read_s(0, 0), hardware.read_s(1, 0));
+            (super::mapped(&hardware, &snapshot, 0.2)[&1].nodes[0].1, read_s, far_s)
+        };
+        // A fifth of its time.
+        let (near, read_s, _) = of(0, 0, 64 << 20);
+        assert!((near / (0.2 / read_s) - 1.0).abs() < 1e-9, "{near}");
+        let (far, _, far_s) = of(1, 0, 64 << 20);
+        assert!((far / (0.2 / far_s) - 1.0).abs() < 1e-9 && far_s > read_s, "{far}");
+        // As much memory of its own: half of that.
+        assert!((of(0, 64 << 20, 64 << 20).0 / near - 0.5).abs() < 1e-9);
+        // It touched more than that: at least so much was read.
+        assert_eq!(of(0, 0, 1 << 40).0, (1_u64 << 40) as f64);
     }
 }

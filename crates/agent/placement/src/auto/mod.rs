@@ -47,7 +47,7 @@ pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
-use crate::{Declined, Plan, Policy, Snapshot, Subject, Traits};
+use crate::{Declined, Plan, Policy, Snapshot, Subject, Traits, Wish};
 use assignment::{Model, Scratch};
 use demand::Demands;
 use hardware::Hardware;
@@ -79,7 +79,7 @@ impl Auto {
     /// this many windows.
     fn examine(&self, topology: &Topology, snapshot: &Snapshot, windows: u32) -> (Hardware, Demands, f64) {
         let mut hardware = Hardware::new(topology, snapshot, &self.settings);
-        let mapped = mapped::mapped(&hardware, snapshot);
+        let mapped = mapped::mapped(&hardware, snapshot, self.settings.own_memory);
         let least = self.settings.min_bytes.saturating_mul(u64::from(windows));
         let listed = demand::listed(&hardware, snapshot, least, &mapped);
         let busy = take_others(&mut hardware, snapshot, &listed);
@@ -94,7 +94,7 @@ impl Policy for Auto {
     }
 
     fn traits(&self) -> Traits {
-        Traits { moves_files: true, moves_processes: true, ..Traits::default() }
+        Traits { moves_files: true, moves_processes: true, wants_mapped: Wish::IfPossible, ..Traits::default() }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {

@@ -64,6 +64,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
         }
         if going(part) {
             let reason = reasons[i];
+            let why = why + &stays_behind(model, part);
             for member in &part.members {
                 let t = &snapshot.threads[model.demands.threads[*member].thread];
                 moves.push(Move::thread(t, model.hardware.nodes[part.to.node].id, reason, why.as_str()));
@@ -200,6 +201,14 @@ fn why(model: &Model, found: &Found, part: &Part, explained: bool, scratch: &mut
     let part_s = saved_s(found, found.worth.net, stays);
     why.push_str(&format!("; this move of {} thread(s) saves {part_s:.2} s of it", part.to.count));
     why
+}
+
+/// That threads move and the memory of their process does not, which is a choice of its own.
+fn stays_behind(model: &Model, part: &Part) -> String {
+    let home = model.hardware.nodes[part.to.node].home;
+    let memory = &model.demands.processes[model.classes[part.class].process].memory;
+    let bytes: f64 = memory.iter().filter(|m| m.0 != home).map(|m| m.1).sum();
+    if bytes > 0.0 { format!("; without {} of its process's memory", show(bytes)) } else { String::new() }
 }
 
 /// The main reason of each move.

@@ -61,6 +61,7 @@ pub(super) struct History {
     start: Option<u64>,
     pub files: BTreeMap<String, Reading>,
     last_s: f64,
+    windows: u32,
     /// The latest requested move, and how often it was requested.
     asked: Option<(NodeId, u32)>,
     /// Moves made since the reading last changed, and the profile at that change.
@@ -89,6 +90,7 @@ impl History {
     /// `home` the node the process is on.
     pub fn observe(&mut self, now_s: f64, files: &BTreeMap<&str, f64>, profile: &Profile, home: NodeId) {
         self.last_s = now_s;
+        self.windows = self.windows.saturating_add(1);
         for (file, bytes) in files {
             let reading = self.files.entry((*file).to_owned()).or_default();
             reading.total += bytes;
@@ -121,6 +123,11 @@ impl History {
             as_few -= usize::from(stays && reading.total == least);
             stays
         });
+    }
+
+    /// Windows in which it read.
+    pub fn windows(&self) -> u32 {
+        self.windows
     }
 
     /// Moves made since the reading last changed.

@@ -8,9 +8,10 @@
 //! **Approach.** There are two policies. `arc` is the thesis's: "greedy, considering only one block
 //! at a time" (section 9.1.6). The first remote block of a file moves the process. `arc-guarded` is
 //! what the thesis's future work asks for. It requires reads of 128 KiB or more (8.2), a sequential
-//! reader with much left to read or one that starts over, a file of 1 GiB or more, and a process
-//! that is small against it by `I = M − (P / F) × R` (8.1). M counts only as far as the process
-//! reads more there than here.
+//! reader with much left to read or one that starts over, a file of 1 GiB or more, and a gain by
+//! `I = M − (P / F) × R` (8.1), where R follows from the speed of the copy ([`Settings`]). M counts
+//! only as far as the process reads more there than here. A process whose memory costs more than
+//! its threads lose without it moves without it: `why` says which, and what the other would bring.
 //!
 //! **Limits.** A snapshot is a window, not a block: if a process reads from several remote nodes in
 //! one window, the node with most bytes wins. The thesis's prototype would follow files on two
@@ -18,11 +19,13 @@
 //! more, and after two moves it stays until its reading has changed. Like the thesis, neither
 //! policy considers the load of CPUs or controllers.
 
+mod copies;
 mod history;
 mod model;
 
 use std::collections::BTreeMap;
 
+use copies::Copies;
 use history::{History, Profile};
 pub use model::Settings;
 use topology::{NodeId, Topology};
@@ -49,6 +52,15 @@ pub struct CacheAffinity {
     variant: Variant,
     settings: Settings,
     histories: BTreeMap<u32, History>,
+    copies: Copies,
+}
+
+/// Where a process goes.
+struct Verdict {
+    to: NodeId,
+    why: String,
+    /// Whether its memory goes, too.
+    memory: bool,
 }
 
 /// The reads of one process in one window.
@@ -60,13 +72,14 @@ struct Reads<'a> {
     uses: BTreeMap<&'a str, Vec<&'a FileUse>>,
     nodes: BTreeMap<NodeId, f64>,
     total: f64,
+    window_s: f64,
 }
 
 impl<'a> Reads<'a> {
-    fn of(threads: &'a [&'a Thread]) -> Option<Self> {
+    fn of(threads: &'a [&'a Thread], window_s: f64) -> Option<Self> {
         let home = node_of(threads)?;
-        let mut reads =
-            Self { home, threads, files: BTreeMap::new(), uses: BTreeMap::new(), nodes: BTreeMap::new(), total: 0.0 };
+        let (files, uses, nodes) = Default::default();
+        let mut reads = Self { home, threads, files, uses, nodes, total: 0.0, window_s };
         for used in threads.iter().flat_map(|t| &t.files) {
             for (node, bytes) in used.read_bytes.iter().filter(|(_, bytes)| *bytes > 0) {
                 let bytes = bytes as f64;
@@ -88,9 +101,22 @@ impl<'a> Reads<'a> {
         remote.max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0))).map(|(node, bytes)| (*node, *bytes))
     }
 
+    /// Bytes/s that it reads. In the first window of a process only the time of its busiest thread
+    /// counts, as it may have begun in the middle.
+    fn rate(&self, first: bool) -> f64 {
+        let busy_s = self.threads.iter().map(|t| sane(t.cpu_s) + sane(t.served_s.unwrap_or(0.0))).fold(0.0, f64::max);
+        let seconds = if first && busy_s > 0.0 { busy_s.min(self.window_s) } else { self.window_s };
+        if seconds > 0.0 { self.total / seconds } else { f64::INFINITY }
+    }
+
     fn profile(&self) -> Profile {
         self.nodes.iter().map(|(node, bytes)| (*node, bytes / self.total)).collect()
     }
+}
+
+/// `+3.5 %`
+fn gain(fraction: f64) -> String {
+    format!("{:+.1} %", 100.0 * fraction)
 }
 
 /// The guard's verdict on one file.
@@ -102,24 +128,25 @@ enum Guard {
 impl CacheAffinity {
     /// Creates a policy without history.
     pub fn new(variant: Variant, settings: Settings) -> Self {
-        Self { variant, settings, histories: BTreeMap::new() }
+        Self { variant, settings, histories: BTreeMap::new(), copies: Copies::default() }
     }
 
     /// Greedy: any remote block suffices; of several remote nodes, the one with most bytes wins.
-    fn greedy(reads: &Reads) -> Option<(NodeId, String)> {
+    fn greedy(reads: &Reads) -> Option<Verdict> {
         let (to, bytes) = reads.most_remote()?;
-        Some((to, format!("reads {} of {} from node {to}", show(bytes), show(reads.total))))
+        let why = format!("reads {} of {} from node {to}", show(bytes), show(reads.total));
+        Some(Verdict { to, why, memory: true })
     }
 
     /// Guarded: the node whose large files, with much left to read, outweigh moving the process's
-    /// memory.
+    /// memory, or leaving it behind.
     fn guarded(
         &self,
         reads: &Reads,
         history: &History,
         sizes: &BTreeMap<&str, f64>,
         memory: Option<&Process>,
-    ) -> Result<(NodeId, String), Option<(&'static str, String)>> {
+    ) -> Result<Verdict, Option<(&'static str, String)>> {
         let here = reads.on(reads.home);
         let (to, bytes) = reads.most_remote().ok_or(None)?;
         let (share, all) = (show(bytes), show(reads.total));
@@ -155,14 +182,28 @@ impl CacheAffinity {
         let weight = ((bytes - here) / reads.total).clamp(0.0, 1.0);
         let mut model = self.settings.clone();
         model.max_improvement *= weight;
-        let gain = model.improvement(process, remaining);
-        let figures = format!(
-            "{share} of {all} from node {to}, {} still to be read, {} of process memory: {:+.1} %",
-            show(remaining),
-            show(process),
-            100.0 * gain
-        );
-        if gain > 0.0 { Ok((to, figures)) } else { Err(Some(("no_gain", figures))) }
+        let reduction = model.reduction(reads.rate(history.windows() < 2), self.copies.bandwidth());
+        // Memory that is away from the process costs it something, wherever the file is.
+        let share_on = |node| memory.resident.get(node) as f64 / memory.resident.total().max(1) as f64;
+        let (own, here, there) = (self.settings.own_memory(), share_on(reads.home), share_on(to));
+        let with = model.improvement(process, remaining, reduction) + own * (1.0 - here);
+        let alone = model.max_improvement + own * (there - here);
+        let figures = format!("{share} of {all} from node {to}, {} still to be read", show(remaining));
+        let (own, with_gain, alone_gain) = (show(process), gain(with), gain(alone));
+        match () {
+            () if with.max(alone) <= 0.0 => {
+                let why = format!("{figures}: {with_gain} with its {own} of memory, {alone_gain} without");
+                Err(Some(("no_gain", why)))
+            }
+            () if with >= alone => {
+                let why = format!("{figures}: moves with its {own} of memory, {with_gain} (without: {alone_gain})");
+                Ok(Verdict { to, why, memory: true })
+            }
+            () => {
+                let why = format!("{figures}: moves without its {own} of memory, {alone_gain} (with: {with_gain})");
+                Ok(Verdict { to, why, memory: false })
+            }
+        }
     }
 
     fn guard(&self, reads: &Reads, history: &History, file: &str, size: Option<f64>) -> Guard {
@@ -198,7 +239,7 @@ impl CacheAffinity {
         reads: &Reads,
         sizes: &BTreeMap<&str, f64>,
         memory: Option<&Process>,
-    ) -> Option<Result<Move, Declined>> {
+    ) -> Option<Result<Vec<Move>, Declined>> {
         let mut history = self.histories.remove(&pid).unwrap_or_default();
         history.of(start);
         let files = reads.files.iter().map(|(file, nodes)| (*file, nodes.values().sum())).collect();
@@ -206,9 +247,13 @@ impl CacheAffinity {
         let decided = self.choose(topology, reads, &mut history, sizes, memory);
         self.histories.insert(pid, history);
         match decided {
-            Ok((to, why)) => {
+            Ok(Verdict { to, why, memory: true }) => {
                 let (subject, reason, why) = (Subject::process(pid, start), Reason::CacheAffinity, why.into());
-                Some(Ok(Move { subject, pid, from: reads.home, to, reason, why }))
+                Some(Ok(vec![Move { subject, pid, from: reads.home, to, reason, why }]))
+            }
+            Ok(Verdict { to, why, memory: false }) => {
+                let threads = reads.threads.iter().filter(|thread| thread.node != to);
+                Some(Ok(threads.map(|thread| Move::thread(thread, to, Reason::CacheAffinity, why.as_str())).collect()))
             }
             Err(Some((reason, why))) => {
                 let tid = reads.threads.first()?.tid;
@@ -225,8 +270,8 @@ impl CacheAffinity {
         history: &mut History,
         sizes: &BTreeMap<&str, f64>,
         memory: Option<&Process>,
-    ) -> Result<(NodeId, String), Option<(&'static str, String)>> {
-        let (to, why) = match self.variant {
+    ) -> Result<Verdict, Option<(&'static str, String)>> {
+        let Verdict { to, why, memory } = match self.variant {
             Variant::Greedy => Self::greedy(reads).ok_or(None)?,
             Variant::Guarded => self.guarded(reads, history, sizes, memory)?,
         };
@@ -249,7 +294,7 @@ impl CacheAffinity {
             return Err(Some(("below_margin", format!("{why}, {} from its own node", show(reads.on(reads.home))))));
         }
         if history.ask(to) {
-            Ok((to, why))
+            Ok(Verdict { to, why, memory })
         } else {
             Err(Some(("not_made", format!("{why}, but the move was not made"))))
         }
@@ -271,16 +316,17 @@ impl Policy for CacheAffinity {
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let now_s = sane(snapshot.time_s);
         let mut plan = Plan::new(self.name());
+        self.copies.observe(now_s, &snapshot.outcomes);
         let sizes: BTreeMap<&str, f64> = (snapshot.files.iter())
             .map(|f| (f.file.as_str(), f.size.unwrap_or_else(|| f.bytes.total()) as f64))
             .collect();
         let memory: BTreeMap<u32, &Process> = snapshot.processes.iter().map(|p| (p.pid, p)).collect();
         let starts = starts(snapshot);
         for (pid, threads) in &by_pid(snapshot) {
-            let Some(reads) = Reads::of(threads) else { continue };
+            let Some(reads) = Reads::of(threads, sane(snapshot.window_s)) else { continue };
             let process = (*pid, starts.get(pid).copied());
             match self.decide_one(topology, now_s, process, &reads, &sizes, memory.get(pid).copied()) {
-                Some(Ok(mv)) => plan.moves.push(mv),
+                Some(Ok(moves)) => plan.moves.extend(moves),
                 Some(Err(declined)) => plan.declined.push(declined),
                 None => {}
             }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, Writes, snapshot};
+use placement::{
+    FileUse, MeasuredLoad, NodeBytes, NodeLoad, ObservedFile, Process, Snapshot, Thread, Writes, snapshot,
+};
 use rand::RngExt;
 use topology::NodeId;
 
@@ -188,14 +190,19 @@ impl World {
 
     fn nodes(&mut self) -> Vec<NodeLoad> {
         let topology = self.machine.topology().clone();
-        let nodes = topology.nodes.iter().enumerate().map(|(i, node)| NodeLoad {
-            read_bytes: std::mem::take(&mut self.node_read[i]) as u64,
-            write_bytes: std::mem::take(&mut self.node_written[i]) as u64,
-            cpu_s: Some(std::mem::take(&mut self.node_cpu_s[i])),
-            memory_free: self.free(i).max(0.0) as u64,
-            // What is counted here is exact.
-            measured: None,
-            ..NodeLoad::of(node)
+        let nodes = topology.nodes.iter().enumerate().map(|(i, node)| {
+            let read_bytes = std::mem::take(&mut self.node_read[i]) as u64;
+            let write_bytes = std::mem::take(&mut self.node_written[i]) as u64;
+            // What is counted here is exact, and all there is.
+            let (source, bytes) = ("simulation".to_owned(), read_bytes.saturating_add(write_bytes));
+            NodeLoad {
+                read_bytes,
+                write_bytes,
+                cpu_s: Some(std::mem::take(&mut self.node_cpu_s[i])),
+                memory_free: self.free(i).max(0.0) as u64,
+                measured: Some(MeasuredLoad { source, bytes, read_bytes: Some(read_bytes) }),
+                ..NodeLoad::of(node)
+            }
         });
         nodes.collect()
     }
