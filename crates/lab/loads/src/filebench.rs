@@ -7,15 +7,15 @@
 //! (`simulate::workload::filebench`): what is simulated and what is measured cannot differ.
 //! [`fill`] makes the files, [`run`] lets threads go through the rounds. As in filebench, a thread
 //! picks a file at random under the lock of the file set. Where the software is emulated, too
-//! ([`Slow`]), each pick holds that lock for the scaled time of filebench's, and longer if the last
-//! holder ran on another node. Its order is that of arrival; the locks that a thread waits for are
-//! reckoned with, not held. The time of one pick that meets nobody is a part of what the mount
-//! charges for the program (`--program-us`), so only what is above that is waited for. simpleread of the ARC thesis is a
-//! videoserver of one thread and one file.
+//! ([`Slow`]), each pick holds that lock for the scaled time of filebench's, and longer the more of
+//! the other threads run on another node. Its order is that of arrival, its times are reckoned with. The time of one pick that meets nobody is a part of what the mount
+//! charges for the program (`--program-us`), so only what is above that is waited for. simpleread
+//! of the ARC thesis is a videoserver of one thread and one file.
 //!
 //! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one
 //! directory. webserver's log grows.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -54,13 +54,13 @@ pub struct Slow {
     pub node_of_cpu: Vec<usize>,
 }
 
-/// Times of the lock of a file set.
+/// The lock of a file set, in times of the clock.
 #[derive(Default)]
 struct PickLock {
     /// Nanoseconds at which its last holder is done.
     free: u64,
-    /// Node of that holder.
-    holder: Option<usize>,
+    /// How many threads were on each node when they last asked for it.
+    threads: BTreeMap<usize, u32>,
 }
 
 impl Slow {
@@ -71,14 +71,22 @@ impl Slow {
 }
 
 impl PickLock {
-    /// A thread on `node` asks for the lock at `now`, and holds it for `pick_ns`, or longer where
-    /// the last holder was on another node. Returns when it is to go on, to be charged `pick_ns`
-    /// after that.
-    fn take(&mut self, now: u64, node: Option<usize>, pick_ns: f64) -> u64 {
-        let crosses = self.holder.zip(node).is_some_and(|(holder, node)| holder != node);
-        let hold = if crosses { pick_ns * CROSS_LOCK } else { pick_ns };
-        self.free = self.free.max(now) + hold as u64;
-        self.holder = node;
+    /// A thread asks for the lock at `now`, and holds it for `pick_ns`, or longer as the holder
+    /// before it may be on another node: any other thread is as likely to be that, as in the
+    /// simulator. (Who it was here depends on whom the few real CPUs let run after whom.) `before`
+    /// is the thread's node when it last asked. Returns when it is to go on, to be charged
+    /// `pick_ns` after that.
+    fn take(&mut self, now: u64, (before, node): (Option<usize>, Option<usize>), pick_ns: f64) -> u64 {
+        if let Some(left) = before.and_then(|before| self.threads.get_mut(&before)) {
+            *left -= 1;
+        }
+        let others: u32 = self.threads.values().sum();
+        let here = node.map_or(0, |node| self.threads.get(&node).copied().unwrap_or_default());
+        let crossing = f64::from(others - here) / f64::from(others.max(1));
+        if let Some(node) = node {
+            *self.threads.entry(node).or_default() += 1;
+        }
+        self.free = self.free.max(now) + (pick_ns * (1.0 + (CROSS_LOCK - 1.0) * crossing)) as u64;
         self.free - pick_ns as u64
     }
 }
@@ -131,7 +139,7 @@ pub fn run(
             // Any number but 0 will do for the first one of xorshift.
             let random = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let (set, stop) = (&set, &stop);
-            let mut one = Worker { dir, what, slow, set, stop, open: None, random, done: Done::default() };
+            let mut one = Worker { dir, what, slow, set, stop, node: None, open: None, random, done: Done::default() };
             scope.spawn(move || one.work().map(|()| one.done))
         };
         let workers: Vec<_> = (0..what.threads).map(start).collect();
@@ -161,6 +169,8 @@ struct Worker<'a> {
     slow: Option<&'a Slow>,
     set: &'a Mutex<Set>,
     stop: &'a AtomicBool,
+    /// Where it was when it last picked a file.
+    node: Option<usize>,
     open: Option<File>,
     random: u64,
     done: Done,
@@ -299,9 +309,10 @@ impl Worker<'_> {
     /// The same to pick a file, which takes its time.
     fn picking<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
         let Some(slow) = self.slow else { return self.with(act) };
-        let now = Monotonic.now_ns();
-        let (done, until) =
-            self.with(|set, random| (act(set, random), set.lock.take(now, slow.node(), PICK_S * slow.scale * 1e9)));
+        let (now, node) = (Monotonic.now_ns(), slow.node());
+        let nodes = (std::mem::replace(&mut self.node, node), node);
+        let pick_ns = PICK_S * slow.scale * 1e9;
+        let (done, until) = self.with(|set, random| (act(set, random), set.lock.take(now, nodes, pick_ns)));
         if until >= now + LEAST_SLEEP_NS {
             Monotonic.sleep_until_ns(until);
         }
@@ -325,7 +336,8 @@ mod tests {
             let stop = AtomicBool::new(false);
             let (dir, what) = (dir.path(), &what);
             let (set, stop) = (&set, &stop);
-            let mut one = Worker { dir, what, slow: None, set, stop, open: None, random: 1, done: Done::default() };
+            let mut one =
+                Worker { dir, what, slow: None, set, stop, node: None, open: None, random: 1, done: Done::default() };
             let mut buffer = vec![1; 4096];
             for op in personality.round() {
                 assert!(one.step(op, &mut buffer).unwrap(), "{op:?}");
@@ -367,17 +379,19 @@ mod tests {
     }
 
     #[test]
-    fn a_pick_waits_for_those_before_it_and_longer_if_they_are_on_another_node() {
+    fn a_pick_waits_for_those_before_it_and_longer_where_others_are_on_another_node() {
         let mut lock = PickLock::default();
-        let take = |lock: &mut PickLock, now, node| lock.take(now, Some(node), 100.0);
         // Nobody has it: only what the mount charges.
-        assert_eq!(take(&mut lock, 1000, 0), 1000);
+        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1000);
         // Behind that one, which has it until 1,100.
-        assert_eq!(take(&mut lock, 1000, 0), 1100);
-        // From afar until 1,200 + 570.
-        assert_eq!(take(&mut lock, 1050, 1), 1200 + 470);
-        assert_eq!(take(&mut lock, 1050, 1), 1770);
-        assert_eq!(take(&mut lock, 5000, 0), 5470, "also if nobody waits");
-        assert_eq!(take(&mut lock, 6000, 0), 6000);
+        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1100);
+        // Both others are elsewhere: from 1,200 on for 570.
+        assert_eq!(lock.take(1050, (None, Some(1)), 100.0), 1200 + 470);
+        // One of two others is: for 335. Also if nobody waits.
+        assert_eq!(lock.take(5000, (Some(0), Some(0)), 100.0), 5235);
+        // All come together.
+        assert_eq!(lock.take(6000, (Some(1), Some(0)), 100.0), 6000);
+        assert_eq!(lock.take(7000, (Some(0), Some(0)), 100.0), 7000);
+        assert_eq!(lock.threads, [(0, 3), (1, 0)].into());
     }
 }
