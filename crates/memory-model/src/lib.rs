@@ -5,7 +5,8 @@
 //! threads for each other.
 //!
 //! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), one solver for the
-//! [`queues`], and the [`Profile`]s of emulated memory that are made of the figures.
+//! [`queues`], and the [`Profile`]s of emulated memory and the [`Software`] of a file system that are
+//! made of the figures.
 //!
 //! **Limits.** The `auto` policy and the simulator share these equations and figures. So an error
 //! of the model misleads both in the same way, and the regret that a simulation measures is a lower
@@ -15,9 +16,11 @@ pub mod figures;
 mod profile;
 pub mod queues;
 mod shares;
+mod software;
 
 pub use profile::{Cost, Direction, Memory, Profile};
 pub use shares::{Shares, add, total};
+pub use software::{Call, Software};
 
 /// SLIT distance of a node to itself.
 const LOCAL: u32 = 10;
@@ -42,6 +45,16 @@ pub fn at_hops(one_hop: f64, hops: f64) -> f64 {
     1.0 + (one_hop - 1.0) * hops
 }
 
+/// Factor by which so many threads that write to one Optane module lengthen the write of a byte
+/// ([`figures::OPTANE_CROWDED`], straight between its points): 1 for up to four.
+pub fn crowded(writers: f64) -> f64 {
+    let table = &figures::OPTANE_CROWDED;
+    let above = table.partition_point(|point| point.0 <= writers).max(1);
+    let (from, low) = table.get(above - 1).copied().unwrap_or((0.0, 1.0));
+    let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
+    table.get(above).map_or(low, times)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,5 +64,12 @@ mod tests {
         assert_eq!((hops(Some(21)), hops(None)), (1.0, 1.0));
         assert_eq!((hops(Some(0)), hops(Some(10)), hops(Some(u32::MAX))), (0.1, 0.1, 245.0 / 11.0));
         assert_eq!((at_hops(1.655, 0.0), at_hops(1.655, 1.0)), (1.0, 1.655));
+    }
+
+    #[test]
+    fn more_than_four_writers_crowd_a_module() {
+        assert_eq!([0.0, 1.0, 4.0].map(crowded), [1.0; 3]);
+        assert_eq!((crowded(8.0), crowded(24.0), crowded(100.0)), (2.20 / 1.53, 2.20 / 0.80, 2.20 / 0.80));
+        assert!((crowded(5.0) - (1.0 + 2.20 / 1.96) / 2.0).abs() < 1e-12);
     }
 }

@@ -9,8 +9,8 @@
 //! processor is the limit. The figures are those of [`figures`](crate::figures), but for the
 //! bandwidths of `cxl`.
 //!
-//! **Limits.** Only times that memory takes are scaled. The processors, and so the software, are as
-//! fast as they are: relative to the memory they are `scale` times too fast.
+//! **Limits.** The processors are as fast as they are: relative to the memory, software is `scale`
+//! times too fast, unless a volume charges its time ([`Software`](crate::Software)).
 
 use std::collections::BTreeMap;
 
@@ -54,6 +54,13 @@ pub struct Memory {
     /// Bytes of the smallest access: smaller ones cost as much.
     #[serde(default = "one_line")]
     pub line: u64,
+    /// Modules of a node, among which writers are spread evenly.
+    #[serde(default = "one")]
+    pub modules: f64,
+    /// How strongly many writers crowd a module's buffer: 0, it has none; 1, as
+    /// [`crowded`](crate::crowded) has it.
+    #[serde(default)]
+    pub crowding: f64,
 }
 
 fn one() -> f64 {
@@ -97,6 +104,15 @@ pub struct Cost {
     pub alone_ns: u64,
 }
 
+impl Cost {
+    /// The cost if the controller takes this many times as long.
+    #[must_use]
+    pub fn crowded(self, times: f64) -> Self {
+        let service_ns = (self.service_ns as f64 * times) as u64;
+        Self { service_ns, alone_ns: self.alone_ns.max(service_ns) }
+    }
+}
+
 impl Memory {
     /// One module of Optane DC persistent memory of 128 GB.
     pub const OPTANE: Self = Self {
@@ -112,6 +128,8 @@ impl Memory {
         remote_write: REMOTE_WRITE_LATENCY,
         remote_load: REMOTE_LOAD,
         line: OPTANE_LINE as u64,
+        modules: 1.0,
+        crowding: 1.0,
     };
 
     /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
@@ -129,6 +147,8 @@ impl Memory {
         remote_write: DRAM_REMOTE_LATENCY,
         remote_load: 1.0,
         line: 64,
+        modules: 1.0,
+        crowding: 0.0,
     };
 
     /// Cost of an access to so many bytes from `hops` away, everything taking `scale` times as
@@ -145,7 +165,18 @@ impl Memory {
         Cost { service_ns: ns(service), alone_ns: ns(alone.max(service)) }
     }
 
+    /// Factor by which this many writers lengthen the write of a byte.
+    pub fn crowded(&self, writers: u32) -> f64 {
+        1.0 + self.crowding * (crate::crowded(f64::from(writers) / self.modules) - 1.0)
+    }
+
     fn check(&self) -> Result<(), String> {
+        if !((1.0..=1000.0).contains(&self.modules) && (0.0..=1000.0).contains(&self.crowding)) {
+            return Err(format!(
+                "modules is {}, it must be 1 to 1000, and crowding is {}, it must be 0 to 1000",
+                self.modules, self.crowding
+            ));
+        }
         let positive = [("read_bw", self.read_bw), ("write_bw", self.write_bw)];
         let peaks = [("read_peak", self.read_peak), ("write_peak", self.write_peak)];
         let peaks = peaks.into_iter().filter_map(|(name, peak)| Some((name, peak?)));

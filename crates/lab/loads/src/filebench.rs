@@ -6,12 +6,16 @@
 //! **Approach.** The rounds of operations and the papers' sizes are those that the simulator has
 //! (`simulate::workload::filebench`): what is simulated and what is measured cannot differ.
 //! [`fill`] makes the files, [`run`] lets threads go through the rounds. As in filebench, a thread
-//! picks a file at random under the lock of the file set. simpleread of the ARC thesis is a
-//! videoserver of one thread and one file.
+//! picks a file at random under the lock of the file set. Where the software is emulated, too
+//! ([`Slow`]), each pick holds that lock for the scaled time of filebench's, and longer the more of
+//! the other threads run on another node. Its order is that of arrival, its times are reckoned with. The time of one pick that meets nobody is a part of what the mount
+//! charges for the program (`--program-us`), so only what is above that is waited for. simpleread
+//! of the ARC thesis is a videoserver of one thread and one file.
 //!
 //! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one
 //! directory. webserver's log grows.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -20,10 +24,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use ::fs::medium::{Clock, Monotonic};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
+use simulate::calibration::{CROSS_LOCK, PICK_S};
 pub use simulate::workload::filebench::{DRAGONFLY, Filebench, NTHREAD, Personality, Rows};
 use simulate::workload::filebench::{FlowOp, LOG};
+
+/// Waits below this are not worth a sleep, which takes about as long.
+const LEAST_SLEEP_NS: u64 = 5_000;
 
 /// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,16 +45,64 @@ pub struct Done {
     pub written_bytes: u64,
 }
 
+/// Software that is as slow as emulated memory.
+#[derive(Clone, Debug)]
+pub struct Slow {
+    /// How many times as slow.
+    pub scale: f64,
+    /// The node of each CPU, by its number; CPUs beyond are on no node.
+    pub node_of_cpu: Vec<usize>,
+}
+
+/// The lock of a file set, in times of the clock.
+#[derive(Default)]
+struct PickLock {
+    /// Nanoseconds at which its last holder is done.
+    free: u64,
+    /// How many threads were on each node when they last asked for it.
+    threads: BTreeMap<usize, u32>,
+}
+
+impl Slow {
+    /// Where the calling thread runs.
+    fn node(&self) -> Option<usize> {
+        self.node_of_cpu.get(rustix::thread::sched_getcpu()).copied()
+    }
+}
+
+impl PickLock {
+    /// A thread asks for the lock at `now`, and holds it for `pick_ns`, or longer as the holder
+    /// before it may be on another node: any other thread is as likely to be that, as in the
+    /// simulator. (Who it was here depends on whom the few real CPUs let run after whom.) `before`
+    /// is the thread's node when it last asked. Returns when it is to go on, to be charged
+    /// `pick_ns` after that.
+    fn take(&mut self, now: u64, (before, node): (Option<usize>, Option<usize>), pick_ns: f64) -> u64 {
+        if let Some(left) = before.and_then(|before| self.threads.get_mut(&before)) {
+            *left -= 1;
+        }
+        let others: u32 = self.threads.values().sum();
+        let here = node.map_or(0, |node| self.threads.get(&node).copied().unwrap_or_default());
+        let crossing = f64::from(others - here) / f64::from(others.max(1));
+        if let Some(node) = node {
+            *self.threads.entry(node).or_default() += 1;
+        }
+        self.free = self.free.max(now) + (pick_ns * (1.0 + (CROSS_LOCK - 1.0) * crossing)) as u64;
+        self.free - pick_ns as u64
+    }
+}
+
 /// The numbers of files that exist, those that are free, and the first one that never was a file.
 struct Set {
     existing: Vec<u64>,
     free: Vec<u64>,
     next: u64,
+    lock: PickLock,
 }
 
 impl Set {
     fn filled(files: u64) -> Mutex<Self> {
-        Mutex::new(Self { existing: (0..files).collect(), free: Vec::new(), next: files })
+        let (existing, free) = ((0..files).collect(), Vec::new());
+        Mutex::new(Self { existing, free, next: files, lock: PickLock::default() })
     }
 }
 
@@ -68,14 +125,21 @@ pub fn fill(dir: &Path, what: &Filebench) -> Result<()> {
 
 /// Lets the threads work on files that [`fill`] made, for a time; `ready` is called when all of
 /// them have started.
-pub fn run(dir: &Path, what: &Filebench, time: Duration, ready: impl FnOnce() -> Result<()>) -> Result<Done> {
+pub fn run(
+    dir: &Path,
+    what: &Filebench,
+    slow: Option<&Slow>,
+    time: Duration,
+    ready: impl FnOnce() -> Result<()>,
+) -> Result<Done> {
     let set = Set::filled(what.files as u64);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let start = |i: u32| {
             // Any number but 0 will do for the first one of xorshift.
             let random = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mut one = Worker { dir, what, set: &set, stop: &stop, open: None, random, done: Done::default() };
+            let (set, stop) = (&set, &stop);
+            let mut one = Worker { dir, what, slow, set, stop, node: None, open: None, random, done: Done::default() };
             scope.spawn(move || one.work().map(|()| one.done))
         };
         let workers: Vec<_> = (0..what.threads).map(start).collect();
@@ -102,8 +166,11 @@ fn path(dir: &Path, number: u64) -> PathBuf {
 struct Worker<'a> {
     dir: &'a Path,
     what: &'a Filebench,
+    slow: Option<&'a Slow>,
     set: &'a Mutex<Set>,
     stop: &'a AtomicBool,
+    /// Where it was when it last picked a file.
+    node: Option<usize>,
     open: Option<File>,
     random: u64,
     done: Done,
@@ -130,7 +197,7 @@ impl Worker<'_> {
         match op {
             FlowOp::Open => self.open_one()?,
             FlowOp::Create => {
-                let number = self.with(|set, _| {
+                let number = self.picking(|set, _| {
                     set.free.pop().unwrap_or_else(|| {
                         set.next += 1;
                         set.next - 1
@@ -141,7 +208,7 @@ impl Worker<'_> {
                 self.with(|set, _| set.existing.push(number));
             }
             FlowOp::Delete => {
-                let picked = self.with(|set, random| {
+                let picked = self.picking(|set, random| {
                     let at = (!set.existing.is_empty()).then(|| random as usize % set.existing.len())?;
                     Some(set.existing.swap_remove(at))
                 });
@@ -227,7 +294,7 @@ impl Worker<'_> {
 
     /// A file that exists.
     fn pick(&mut self) -> Option<PathBuf> {
-        let number = self.with(|set, random| set.existing.get(random as usize % set.existing.len().max(1)).copied());
+        let number = self.picking(|set, random| set.existing.get(random as usize % set.existing.len().max(1)).copied());
         number.map(|number| path(self.dir, number))
     }
 
@@ -237,6 +304,19 @@ impl Worker<'_> {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         act(&mut self.set.lock().unwrap_or_else(PoisonError::into_inner), self.random >> 8)
+    }
+
+    /// The same to pick a file, which takes its time.
+    fn picking<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
+        let Some(slow) = self.slow else { return self.with(act) };
+        let (now, node) = (Monotonic.now_ns(), slow.node());
+        let nodes = (std::mem::replace(&mut self.node, node), node);
+        let pick_ns = PICK_S * slow.scale * 1e9;
+        let (done, until) = self.with(|set, random| (act(set, random), set.lock.take(now, nodes, pick_ns)));
+        if until >= now + LEAST_SLEEP_NS {
+            Monotonic.sleep_until_ns(until);
+        }
+        done
     }
 }
 
@@ -255,7 +335,9 @@ mod tests {
             let set = Set::filled(4);
             let stop = AtomicBool::new(false);
             let (dir, what) = (dir.path(), &what);
-            let mut one = Worker { dir, what, set: &set, stop: &stop, open: None, random: 1, done: Done::default() };
+            let (set, stop) = (&set, &stop);
+            let mut one =
+                Worker { dir, what, slow: None, set, stop, node: None, open: None, random: 1, done: Done::default() };
             let mut buffer = vec![1; 4096];
             for op in personality.round() {
                 assert!(one.step(op, &mut buffer).unwrap(), "{op:?}");
@@ -279,9 +361,9 @@ mod tests {
             // Fewer files than threads, so that all of them can be deleted at once.
             let what = Filebench { personality, threads: 6, files: 2.0, file_size: 4096.0, io_size: 4096.0 };
             fill(dir.path(), &what).unwrap();
-            let done = run(dir.path(), &what, Duration::from_millis(50), || Ok(())).unwrap();
+            let done = run(dir.path(), &what, None, Duration::from_millis(50), || Ok(())).unwrap();
             assert!(done.operations > 0, "{personality:?}");
-            assert!(run(dir.path(), &what, Duration::ZERO, || Err(anyhow!("no"))).is_err());
+            assert!(run(dir.path(), &what, None, Duration::ZERO, || Err(anyhow!("no"))).is_err());
         }
     }
 
@@ -293,6 +375,23 @@ mod tests {
         let what = Filebench { personality, threads: 2, files: 4.0, file_size: 4096.0, io_size: 4096.0 };
         fill(dir.path(), &what).unwrap();
         let take_away = || Ok((0..4).try_for_each(|number| fs::remove_file(path(dir.path(), number)))?);
-        run(dir.path(), &what, Duration::from_millis(50), take_away).unwrap();
+        run(dir.path(), &what, None, Duration::from_millis(50), take_away).unwrap();
+    }
+
+    #[test]
+    fn a_pick_waits_for_those_before_it_and_longer_where_others_are_on_another_node() {
+        let mut lock = PickLock::default();
+        // Nobody has it: only what the mount charges.
+        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1000);
+        // Behind that one, which has it until 1,100.
+        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1100);
+        // Both others are elsewhere: from 1,200 on for 570.
+        assert_eq!(lock.take(1050, (None, Some(1)), 100.0), 1200 + 470);
+        // One of two others is: for 335. Also if nobody waits.
+        assert_eq!(lock.take(5000, (Some(0), Some(0)), 100.0), 5235);
+        // All come together.
+        assert_eq!(lock.take(6000, (Some(1), Some(0)), 100.0), 6000);
+        assert_eq!(lock.take(7000, (Some(0), Some(0)), 100.0), 7000);
+        assert_eq!(lock.threads, [(0, 3), (1, 0)].into());
     }
 }

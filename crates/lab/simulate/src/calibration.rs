@@ -1,4 +1,5 @@
-//! Every constant of the model, with its source; those of memory are in [`memory_model::figures`].
+//! Every constant of the model, with its source; those of memory, and of calls that emulated
+//! volumes charge too, are in [`memory_model::figures`].
 //!
 //! **Problem.** A model with enough knobs reproduces anything.
 //!
@@ -20,27 +21,10 @@ pub use memory_model::figures::*;
 
 use crate::papers::Paper;
 
-// ---- of the papers ----
-
-/// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 −
-/// 1/1.315. NT III-D.
-pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;
-
 // ---- software, as measured elsewhere; guesses say so ----
 
-/// A system call and the VFS around one read: `pread` of one byte from the page cache, 0.47 µs as
-/// measured (Linux 6.18, EPYC).
-pub const CALL_S: f64 = 0.5e-6;
-/// Opening and closing a file: 1.54 µs + 0.34 µs. SplitFS table 6 (ext4 DAX), taken for all.
-pub const OPEN_S: f64 = 1.88e-6;
-/// Unlinking a file on ext4 DAX. SplitFS table 6; on the others in proportion to their appends.
-pub const NAME_S: f64 = 8.60e-6;
-/// Software of a 4 KiB append on ext4 DAX. SplitFS table 1.
-pub const EXT4_APPEND_S: f64 = 8.331e-6;
-/// The same on PMFS.
+/// Software of a 4 KiB append on PMFS. SplitFS table 1.
 pub const PMFS_APPEND_S: f64 = 3.479e-6;
-/// The same on NOVA.
-pub const NOVA_APPEND_S: f64 = 2.350e-6;
 /// An fsync on ext4 DAX. SplitFS table 6.
 pub const EXT4_FSYNC_S: f64 = 28.98e-6;
 

@@ -21,7 +21,6 @@ use std::collections::BTreeMap;
 use memory_model::{at_hops, hops};
 use topology::{CpuSet, MemoryKind, Node, NodeId, Topology};
 
-use crate::calibration::OPTANE_CROWDED;
 use crate::constants::Constants;
 
 /// Memory of one node: capacity of its controller, and speed for one thread.
@@ -98,11 +97,7 @@ impl Memory {
     /// Factor by which this many writers lengthen the write of a byte: 1 for up to four writers per
     /// module.
     pub fn crowded(&self, writers: f64) -> f64 {
-        let (writers, table) = (writers / self.modules, &OPTANE_CROWDED);
-        let above = table.partition_point(|point| point.0 <= writers).max(1);
-        let (from, low) = table[above - 1];
-        let times = |(to, high): &(f64, f64)| low + (high - low) * (writers - from).max(0.0) / (to - from);
-        1.0 + self.crowding * (table.get(above).map_or(low, times) - 1.0)
+        1.0 + self.crowding * (memory_model::crowded(writers / self.modules) - 1.0)
     }
 
     /// Load of a byte from `hops` away, relative to a local byte.

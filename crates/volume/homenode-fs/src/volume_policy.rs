@@ -23,7 +23,7 @@ use command::output::{self, limits::Limits};
 use command::recording::Writer;
 use command::volume_args::NodesArgs;
 use engine::{Engine, StateDir};
-use fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
+use fs::medium::{Cores, Emulated, Mapped, Medium, Monotonic, Profile, Software};
 use fs::{Placement, Volume};
 use linux::interference;
 use mount::Cache;
@@ -36,6 +36,9 @@ use topology::{FileId, Topology};
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
+/// The same where calls also wait for emulated cores: as many as there are threads in the papers'
+/// loads, so that those that wait for one node's cores keep no worker from others.
+const WAITERS: usize = 128;
 
 /// Longer names of state directories are hashed, in bytes: a file name has at most 255.
 const LONGEST_NAME: usize = 200;
@@ -73,7 +76,11 @@ impl Nodes {
         let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
         let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
-        let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
+        let mut medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
+        if let Some(cores) = args.emulate_cores {
+            let program_s = args.program_us.unwrap_or_default() * 1e-6;
+            medium = medium.with_cores(cores, Software { program_s, ..Software::NOVA });
+        }
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);
         Ok(Self { mapped: Arc::clone(mapped), topology, callers: Some(callers), emulated: Some(emulated) })
     }
@@ -99,17 +106,24 @@ impl Nodes {
         // it.
         options.ring = !workers_chosen && self.emulated.is_none();
         if !workers_chosen && self.emulated.is_some() {
-            options.workers = options.workers.max(SLEEPERS);
+            options.workers = options.workers.max(if self.cores().is_some() { WAITERS } else { SLEEPERS });
         }
+        options.cores = self.cores().cloned();
         if let Some(emulated) = &self.emulated {
             emulated.start();
         }
     }
 
+    /// Emulated cores.
+    fn cores(&self) -> Option<&Arc<Cores>> {
+        self.emulated.as_ref()?.cores()
+    }
+
     /// Label of the emulation, for every line that has a figure.
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
-        Some(format!("emulated {}, scale {}", profile.name, profile.scale))
+        let cores = self.cores().map_or(String::new(), |cores| format!(", {} cores a node", cores.count()));
+        Some(format!("emulated {}, scale {}{cores}", profile.name, profile.scale))
     }
 
     fn scale(&self) -> f64 {
@@ -120,8 +134,11 @@ impl Nodes {
         let Some(emulated) = &self.emulated else { return Vec::new() };
         let (profile, nodes) = (emulated.profile(), &self.topology.nodes);
         let groups: Vec<String> = nodes.iter().map(|n| format!("node {} is CPUs {}", n.id, n.cpus)).collect();
+        let cores = self.cores().map_or(String::new(), |cores| {
+            format!(", software as NOVA's on {} cores a node as slow, CPU time in CPUs of the node", cores.count())
+        });
         vec![format!(
-            "emulated: {}; memory as in profile {}, {} times as slow; all bandwidths and times are those of emulated memory",
+            "emulated: {}; memory as in profile {}, {} times as slow{cores}; all bandwidths and times are those of emulated memory",
             groups.join(", "),
             profile.name,
             profile.scale
@@ -228,7 +245,8 @@ impl Prepared {
         let device = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
         let emulated = nodes.emulated.is_some();
-        let plane = Settings { device, directory, notes: nodes.notes(), emulated, placement, ..Settings::default() };
+        let (notes, cores) = (nodes.notes(), nodes.cores().cloned());
+        let plane = Settings { device, directory, notes, emulated, placement, cores, ..Settings::default() };
         let unsupported =
             |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
         let callers = match &nodes.callers {
@@ -310,6 +328,8 @@ mod tests {
             emulate_nodes: Some(2),
             profile: Some(profile.to_owned()),
             scale: None,
+            emulate_cores: None,
+            program_us: None,
         }
     }
 

@@ -69,6 +69,8 @@ pub struct Options {
     pub labels: Vec<String>,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
     pub callers: Option<Arc<plane::Callers>>,
+    /// Emulated cores, which calls take: where memory is emulated, too.
+    pub cores: Option<Arc<fs::medium::Cores>>,
 }
 
 impl Default for Options {
@@ -83,6 +85,7 @@ impl Default for Options {
             counts_opens: false,
             labels: Vec::new(),
             callers: None,
+            cores: None,
         }
     }
 }

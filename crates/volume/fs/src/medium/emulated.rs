@@ -26,81 +26,31 @@
 //! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures
 //! are with [`Memory::OPTANE`] and [`Memory::CXL`].
 //!
-//! **Limits.** A waiting thread sleeps: on real memory it would occupy its CPU. So neither
-//! contention for CPUs nor the cost of a CPU's time shows. Caches, the links between nodes, and the
-//! buffer of an Optane module that many writers push each other out of are not modelled. Order
-//! within a controller is that of arrival, without a preference for reads. Loads and stores of
-//! single words take no time; a log entry does. Software takes the time that it takes here,
-//! unscaled.
+//! **Contention.** With emulated cores ([`Emulated::with_cores`]) calls also take the time of
+//! their software, and their memory time, of a core of their node ([`Cores`]); a file that several
+//! threads of a node read at a time is partly in that node's cache; and writes take longer while
+//! many threads write to one node ([`Memory::crowded`]). A thread is a writer from its first write
+//! to the end of its wait for it.
+//!
+//! **Limits.** Without cores a waiting thread only sleeps, software takes the time that it takes
+//! here, unscaled, and neither contention for CPUs nor caches nor crowds of writers show. The links
+//! between nodes are not modelled. Order within a controller is that of arrival, without a
+//! preference for reads. Loads and stores of single words take no time; a log entry does.
 
-use std::cell::Cell;
-use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 use topology::{NodeId, Topology};
 
+use super::clock::{Clock, Owed};
+use super::cores::Cores;
 use super::{At, Medium};
 use crate::caller;
 use crate::error::Result;
-use memory_model::{Cost, Direction, Memory, Profile};
+use memory_model::{Cost, Direction, Memory, Profile, Software};
 
-/// Waits below this are carried over to the next: a sleep takes about as long.
-const LEAST_SLEEP_NS: u64 = 5_000;
-/// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is
-/// the CPU's being busy.
-const MOST_LATE_NS: u64 = 200_000;
-
-static INSTANCES: AtomicU64 = AtomicU64::new(1);
-
-/// Time, and waiting for it.
-pub trait Clock: Send + Sync {
-    /// Nanoseconds since any moment that stays the same.
-    fn now_ns(&self) -> u64;
-    /// Returns at this time or later.
-    fn sleep_until_ns(&self, at: u64);
-}
-
-/// `CLOCK_MONOTONIC`, with timers as precise as the kernel has them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Monotonic;
-
-impl Clock for Monotonic {
-    fn now_ns(&self) -> u64 {
-        let now = rustix::time::clock_gettime(ClockId::Monotonic);
-        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-    }
-
-    fn sleep_until_ns(&self, at: u64) {
-        thread_local! {
-            static PRECISE: Cell<bool> = const { Cell::new(false) };
-        }
-        if !PRECISE.replace(true) {
-            // By default the kernel delays timers by up to 50 µs to save wake-ups. A refusal costs
-            // precision only.
-            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        }
-        let at = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
-        while matches!(clock_nanosleep_absolute(ClockId::Monotonic, &at), Err(rustix::io::Errno::INTR)) {}
-    }
-}
-
-/// Time that a thread still owes an emulated medium.
-#[derive(Clone, Copy, Default)]
-struct Owed {
-    /// Which medium.
-    instance: u64,
-    /// When all its accesses are done.
-    due: u64,
-    /// By how much its last sleep was late.
-    late: u64,
-}
-
-thread_local! {
-    static OWED: Cell<Owed> = const { Cell::new(Owed { instance: 0, due: 0, late: 0 }) };
-}
+static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
 /// The controller of one node.
 #[derive(Debug)]
@@ -111,6 +61,8 @@ struct Controller {
     busy: AtomicU64,
     read: AtomicU64,
     written: AtomicU64,
+    /// Threads whose writes are under way.
+    writers: AtomicU32,
 }
 
 impl Controller {
@@ -146,7 +98,16 @@ pub struct Emulated<M> {
     /// For each region, its controller.
     of_region: Vec<usize>,
     clock: Arc<dyn Clock>,
+    cores: Option<Arc<Cores>>,
     on: AtomicBool,
+}
+
+/// The node where the thread is that this one acts for.
+pub(super) fn here(topology: &Topology) -> Option<u32> {
+    caller::node().or_else(|| {
+        let cpu = u32::try_from(rustix::thread::sched_getcpu()).ok()?;
+        topology.node_of_cpu(cpu).map(|node| node.0)
+    })
 }
 
 impl<M: Medium> Emulated<M> {
@@ -168,13 +129,39 @@ impl<M: Medium> Emulated<M> {
                     busy: zero(),
                     read: zero(),
                     written: zero(),
+                    writers: AtomicU32::new(0),
                 });
                 controllers.len() - 1
             })
         });
         let of_region = of_region.collect();
         let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
-        Self { inner, instance, profile, topology, controllers, of_region, clock, on: AtomicBool::new(false) }
+        Self {
+            inner,
+            instance,
+            profile,
+            topology,
+            controllers,
+            of_region,
+            clock,
+            cores: None,
+            on: AtomicBool::new(false),
+        }
+    }
+
+    /// Emulates as many cores on each node, too: calls that come by [`Self::cores`] take their
+    /// time, with all that the module calls contention.
+    #[must_use]
+    pub fn with_cores(mut self, count: u32, software: Software) -> Self {
+        let (topology, clock) = (self.topology.clone(), Arc::clone(&self.clock));
+        let cores = Cores::new(self.instance, (count, software, self.profile.scale), topology, clock);
+        self.cores = Some(Arc::new(cores));
+        self
+    }
+
+    /// The emulated cores, if there are.
+    pub fn cores(&self) -> Option<&Arc<Cores>> {
+        self.cores.as_ref()
     }
 
     /// From now on accesses take their time. (Mounting does not have to.)
@@ -205,19 +192,10 @@ impl<M: Medium> Emulated<M> {
 
     /// Hops from the calling thread to a node.
     fn hops(&self, to: u32) -> f64 {
-        let here = caller::node().or_else(|| {
-            let cpu = u32::try_from(rustix::thread::sched_getcpu()).ok()?;
-            self.topology.node_of_cpu(cpu).map(|node| node.0)
-        });
-        match here {
+        match here(&self.topology) {
             Some(from) if from != to => memory_model::hops(self.topology.distance(NodeId(from), NodeId(to))),
             _ => 0.0,
         }
-    }
-
-    fn owed(&self) -> Owed {
-        let owed = OWED.get();
-        if owed.instance == self.instance { owed } else { Owed { instance: self.instance, ..Owed::default() } }
     }
 
     /// Enters an access. The thread owes the time until it is done.
@@ -225,31 +203,45 @@ impl<M: Medium> Emulated<M> {
         if !self.on.load(Ordering::Relaxed) {
             return;
         }
-        let Some(controller) = self.of_region.get(at.region).and_then(|c| self.controllers.get(*c)) else { return };
-        let bytes = bytes as u64;
+        let Some(index) = self.of_region.get(at.region).copied() else { return };
+        let Some(controller) = self.controllers.get(index) else { return };
+        let mut owed = Owed::to(self.instance);
+        let bytes = match direction {
+            Direction::Read => (bytes as f64 * (1.0 - owed.cached)) as u64,
+            Direction::Write => bytes as u64,
+        };
         match direction {
             Direction::Read => controller.read.fetch_add(bytes, Ordering::Relaxed),
             Direction::Write => controller.written.fetch_add(bytes, Ordering::Relaxed),
         };
-        let cost = controller.memory.cost(direction, bytes, self.hops(controller.node), self.profile.scale);
-        let mut owed = self.owed();
-        let now = self.clock.now_ns().saturating_sub(owed.late);
+        let mut cost = controller.memory.cost(direction, bytes, self.hops(controller.node), self.profile.scale);
+        if self.cores.is_some() && direction == Direction::Write {
+            let own = 1 << (index % 64);
+            let new = u32::from(owed.writes & own == 0);
+            owed.writes |= own;
+            let writers = controller.writers.fetch_add(new, Ordering::Relaxed) + new;
+            cost = cost.crowded(controller.memory.crowded(writers));
+        }
+        let now = self.clock.now_ns().saturating_sub(owed.late).max(owed.ready);
         // A reader that did not wait for its last access arrives when that is done.
         let now = if direction == Direction::Read { now.max(owed.due) } else { now };
         owed.late = 0;
+        let before = owed.due.max(now);
         owed.due = owed.due.max(controller.enter(now, cost));
-        OWED.set(owed);
+        owed.held += owed.due.saturating_sub(before);
+        owed.keep();
     }
 
     /// Waits until all accesses of this thread are done.
     fn wait(&self) {
-        let mut owed = self.owed();
-        let now = self.clock.now_ns();
-        if owed.due >= now + LEAST_SLEEP_NS {
-            self.clock.sleep_until_ns(owed.due);
-            owed.late = self.clock.now_ns().saturating_sub(owed.due).min(MOST_LATE_NS);
-            OWED.set(owed);
+        let mut owed = Owed::to(self.instance).wait(&*self.clock);
+        for (index, controller) in self.controllers.iter().enumerate() {
+            if owed.writes & (1 << (index % 64)) != 0 {
+                controller.writers.fetch_sub(1, Ordering::Relaxed);
+            }
         }
+        owed.writes = 0;
+        owed.keep();
     }
 }
 

@@ -10,6 +10,8 @@
 //!
 //! **Limits.** Memory that fails is EIO on x86-64 alone; see `fault`.
 
+mod clock;
+mod cores;
 mod durability;
 mod emulated;
 mod exclusive;
@@ -19,11 +21,13 @@ mod mapped;
 mod overlay;
 mod persist;
 
+pub use clock::{Clock, Monotonic};
+pub use cores::{CoreTime, Cores};
 pub use durability::Durability;
-pub use emulated::{Carried, Clock, Emulated, Monotonic};
+pub use emulated::{Carried, Emulated};
 pub use fault::log_failures_to;
 pub use mapped::{Mapped, RegionFile};
-pub use memory_model::{Cost, Direction, Memory, Profile};
+pub use memory_model::{Call, Cost, Direction, Memory, Profile, Software};
 pub use overlay::Overlay;
 pub use persist::Persistence;
 

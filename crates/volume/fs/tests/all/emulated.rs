@@ -12,10 +12,16 @@ use crate::{format, options};
 
 /// A clock that stands still but for sleeps, which are late by what was asked for.
 #[derive(Default)]
-struct Virtual {
+pub struct Virtual {
     now: AtomicU64,
     late: AtomicU64,
     slept: Mutex<Vec<u64>>,
+}
+
+impl Virtual {
+    pub fn sleeps(&self) -> usize {
+        self.slept.lock().unwrap().len()
+    }
 }
 
 impl Clock for Virtual {
@@ -43,13 +49,15 @@ const MEMORY: Memory = Memory {
     remote_write: 2.0,
     remote_load: 1.5,
     line: 64,
+    modules: 1.0,
+    crowding: 1.0,
 };
 
-fn profile(scale: f64) -> Profile {
+pub fn profile(scale: f64) -> Profile {
     Profile { name: "test".into(), scale, memory: MEMORY, node: [].into() }
 }
 
-fn two_nodes(profile: &Profile) -> Topology {
+pub fn two_nodes(profile: &Profile) -> Topology {
     profile.topology(&(0..2).collect(), 2, 1 << 30)
 }
 
@@ -216,6 +224,7 @@ fn impossible_profiles_are_refused_with_the_figure() {
     };
     assert_eq!(bad(|p| p.scale = 0.0), "scale is 0, it must be 1 to 1000000");
     assert_eq!(bad(|p| p.memory.write_bw = 0.0), "write_bw is 0, it must be at least a million bytes per second");
+    assert!(bad(|p| p.memory.modules = 0.5).starts_with("modules is 0.5"));
     assert!(bad(|p| p.memory.remote_read = f64::NAN).starts_with("remote_read is NaN"));
     assert!(
         bad(|p| {

@@ -5,6 +5,7 @@
 mod checksums;
 mod clean;
 mod concurrent;
+mod cores;
 mod crash;
 mod damage;
 mod emulated;

@@ -11,6 +11,9 @@
 //! `fs::Volume::migrate`, as jobs of the actor. The nodes are those of the machine, or emulated
 //! ones: then a move of a thread to a node binds it to the CPUs of the node's group.
 //!
+//! Emulated cores have the CPU time of threads and nodes: what these use of them, not what the
+//! requests take here.
+//!
 //! **Limits.** Threads that reached the volume through the page cache are not seen: mount with the
 //! direct cache for exact sums. Of processes nothing is observed, so no policy moves them. CPU time
 //! is that of the caller alone; what the server spends on a request counts for the node where the
@@ -32,6 +35,7 @@ use act::watched::Unwatched;
 use act::{Actor, Seen};
 use engine::Copies as _;
 use engine::{Inherited, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use fs::medium::Cores;
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
 use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
@@ -65,6 +69,9 @@ pub struct Settings {
     pub own_threads: bool,
     /// How the volume places what is written.
     pub placement: Placement,
+    /// Emulated cores: the CPU time of threads and nodes is theirs. A node has its CPUs, and each
+    /// core is its share of them.
+    pub cores: Option<Arc<Cores>>,
 }
 
 /// A mounted volume.
@@ -108,9 +115,9 @@ impl VolumePlane {
         volume.watch_files();
         callers.watch();
         volume.take_uses();
-        Ok(Self {
+        let mut plane = Self {
             before: traffic(&volume),
-            cpu_before: cpu_seconds().into_iter().collect(),
+            cpu_before: FxHashMap::default(),
             began: Instant::now(),
             copies: Copies::default(),
             prepared: FxHashMap::default(),
@@ -119,7 +126,9 @@ impl VolumePlane {
             actor,
             settings,
             tell: None,
-        })
+        };
+        plane.cpu_before = plane.cpu_seconds();
+        Ok(plane)
     }
 
     /// Also tells each window to `tell`, such as to record it. An error ends the loop.
@@ -204,9 +213,17 @@ impl VolumePlane {
         let now = self.callers.ask(tid, move || of.watched.now()).ok().flatten()?;
         let time = caller.watched.time().ok().flatten()?;
         let mask = affinity::get(tid).ok()?;
+        let node = self.callers.topology().node_of_cpu(now.cpu)?;
         let mut counted = caller.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *counted, time);
         let seconds = |now: u64, before: u64| now.saturating_sub(before) as f64 * 1e-9;
+        let (cpu_s, wait_s) = match &self.settings.cores {
+            Some(cores) => {
+                let (used, share) = (cores.take(tid), self.share_of_core(node, cores));
+                (used.busy_s * share, used.waited_s * share)
+            }
+            None => (seconds(time.ran_ns, before.ran_ns), seconds(time.waited_ns, before.waited_ns)),
+        };
         let files: Vec<FileUse> = uses.iter().map(|one| self.file_use(one)).collect();
         let sum = |of: fn(&FileUse) -> &NodeBytes| -> NodeBytes { files.iter().flat_map(|f| of(f).iter()).collect() };
         let thread = Thread {
@@ -215,9 +232,9 @@ impl VolumePlane {
             comm: now.comm,
             start_ns: Some(caller.watched.start_ns),
             process_start_ns: caller.watched.process_start_ns,
-            node: self.callers.topology().node_of_cpu(now.cpu)?,
-            cpu_s: seconds(time.ran_ns, before.ran_ns),
-            wait_s: Some(seconds(time.waited_ns, before.waited_ns)),
+            node,
+            cpu_s,
+            wait_s: Some(wait_s),
             served_s: Some(caller.take_served()),
             read_bytes: sum(|f| &f.read_bytes),
             write_bytes: sum(|f| &f.write_bytes),
@@ -226,6 +243,12 @@ impl VolumePlane {
             ..Thread::default()
         };
         Some(Seen { thread, mask, asked: None, kernel_thread: false })
+    }
+
+    /// CPUs of a node for each of its emulated cores.
+    fn share_of_core(&self, node: NodeId, cores: &Cores) -> f64 {
+        let cpus = self.callers.topology().node(node).map_or(0, |node| node.cpus.len());
+        cpus as f64 / f64::from(cores.count())
     }
 
     fn file_use(&self, one: &Use) -> FileUse {
@@ -304,7 +327,7 @@ impl VolumePlane {
         let usage = self.volume.usage();
         let now: Vec<Traffic> = usage.regions.iter().map(|region| region.traffic).collect();
         let before = std::mem::replace(&mut self.before, now);
-        let cpu_now: FxHashMap<u32, f64> = cpu_seconds().into_iter().collect();
+        let cpu_now: FxHashMap<u32, f64> = self.cpu_seconds();
         let cpu_before = std::mem::replace(&mut self.cpu_before, cpu_now);
         let load = |node: &topology::Node| {
             let mut load = NodeLoad::of(node);
@@ -319,6 +342,17 @@ impl VolumePlane {
             load
         };
         self.callers.topology().nodes.iter().map(load).collect()
+    }
+
+    /// CPU seconds that each CPU has worked so far: of emulated cores, in equal parts of its node's.
+    fn cpu_seconds(&self) -> FxHashMap<u32, f64> {
+        let Some(cores) = &self.settings.cores else { return cpu_seconds().into_iter().collect() };
+        let topology = self.callers.topology();
+        let of = |node: &topology::Node| {
+            let each = cores.busy_s(node.id.0) / f64::from(cores.count());
+            node.cpus.iter().map(move |cpu| (cpu, each)).collect::<Vec<_>>()
+        };
+        topology.nodes.iter().flat_map(of).collect()
     }
 
     /// Starts to move a file, or those of its blocks that a layout has.

@@ -11,8 +11,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use lab::filebench::{DRAGONFLY, Done, Filebench, NTHREAD, Personality};
+use simulate::calibration::{DB_GET_BLOCKS, DB_GET_S, DB_PUT_S, FLOWOP_S};
 use simulate::papers::Paper;
 use simulate::reproduce::measured::Ratio;
+use simulate::workload::filebench::FlowOp;
 
 /// Seconds of a run in the papers (Dragonfly Fig. 6; NThread names none: as in the simulator).
 const PAPER_SECONDS: f64 = 60.0;
@@ -31,6 +33,9 @@ const ROCKSDB: (f64, u32, u32) = (10e6, 4096, 10);
 const LEAST_TABLE: u64 = 4 << 20;
 /// A file set has at least so many files.
 const LEAST_FILES: f64 = 10.0;
+
+/// Bytes that one request of a mount carries at most.
+const LARGEST_CALL: f64 = 1048576.0;
 
 /// A load.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +84,22 @@ pub struct Figure {
     pub base: &'static str,
     pub ratios: &'static [Ratio],
     pub unit: &'static str,
+}
+
+impl Figure {
+    /// CPUs of a node of the paper's machine, as it was for this figure: as the simulator has them.
+    pub fn cores(&self) -> u32 {
+        match (self.paper, self.id) {
+            // V-C: all others are offline.
+            (Paper::NThread, "5a" | "5b") => 4,
+            // Table I.
+            (Paper::Dragonfly, _) => 28,
+            // 4.1.
+            (Paper::Arc, _) => 8,
+            // V-A.
+            _ => 10,
+        }
+    }
 }
 
 const fn ratio(of: &'static str, over: &'static str) -> Ratio {
@@ -190,6 +211,35 @@ fn scaled(what: Filebench, factor: f64) -> Filebench {
     Filebench { files, file_size: (what.file_size / smaller).round(), ..what }
 }
 
+/// CPU seconds of the program itself for each call of a load that takes an emulated core.
+pub fn program_s(load: &Load) -> f64 {
+    match load.program {
+        // A part of the calls' time, as in the simulator.
+        Program::Fio(..) | Program::Light(..) => 0.0,
+        // To the log, and to the table.
+        Program::Db("fillseq") => DB_PUT_S / 2.0,
+        Program::Db(_) => DB_GET_S / DB_GET_BLOCKS,
+        Program::Filebench(what) => {
+            let round = what.personality.round();
+            let pieces = |bytes: f64| (bytes / what.io_size.min(LARGEST_CALL)).ceil();
+            let calls: f64 = round
+                .iter()
+                .map(|op| match op {
+                    FlowOp::Open | FlowOp::Create | FlowOp::Delete => 1.0,
+                    // Another one finds the end.
+                    FlowOp::Read => pieces(what.file_size) + 1.0,
+                    FlowOp::Write => pieces(what.file_size),
+                    FlowOp::Append(bytes) => pieces(*bytes),
+                    FlowOp::Log(bytes) => 1.0 + pieces(*bytes),
+                    // The kernel answers these by itself.
+                    FlowOp::Stat | FlowOp::Close | FlowOp::Fsync => 0.0,
+                })
+                .sum();
+            FLOWOP_S * round.len() as f64 / calls.max(1.0)
+        }
+    }
+}
+
 /// Makes and runs loads.
 pub struct Runner<'a> {
     /// The directory of our programs.
@@ -198,6 +248,8 @@ pub struct Runner<'a> {
     pub factor: f64,
     /// The CPUs of each node.
     pub cpus: [String; 2],
+    /// How many times as slow software is, where it is emulated, too.
+    pub slow: Option<f64>,
 }
 
 impl Runner<'_> {
@@ -286,6 +338,10 @@ impl Runner<'_> {
                 command.arg(format!("--files={}", what.files)).arg(format!("--file-size={}", what.file_size));
                 command.arg(format!("--io-size={}", what.io_size)).arg(format!("--threads={}", what.threads));
                 command.arg(format!("--seconds={}", self.seconds));
+                if let Some(slow) = self.slow {
+                    command.arg(format!("--scale={slow}"));
+                    command.args(self.cpus.iter().map(|cpus| format!("--node={cpus}")));
+                }
                 if load.placed {
                     // One application alone begins away from its data.
                     let node = if load.applications == 1 { 1 } else { (2 * i / load.applications) as usize };
@@ -379,6 +435,16 @@ mod tests {
         let webserver = scaled(NTHREAD[1], 1000.0);
         assert_eq!((webserver.files, webserver.file_size), (100.0, 16384.0));
         assert_eq!(factor(200.0, 12.0), 1000.0);
+    }
+
+    /// A webserver's round: ten times open, read, find the end and close, then the log.
+    #[test]
+    fn a_programs_own_time_is_shared_out_among_its_calls() {
+        let load = |program| Load { name: "", program, applications: 1, spread: false, placed: false };
+        let webserver = program_s(&load(Program::Filebench(scaled(NTHREAD[1], 1000.0))));
+        assert!((webserver * 32.0 - FLOWOP_S * 31.0).abs() < 1e-12, "{webserver}");
+        assert_eq!(program_s(&load(Program::Fio(4, 80))), 0.0);
+        assert!((program_s(&load(Program::Db("readrandom"))) * 3.0 - DB_GET_S).abs() < 1e-12);
     }
 
     #[test]

@@ -10,9 +10,12 @@
 //! meets all of them. The report has each ratio as the paper states it, as the simulator has it,
 //! and as measured.
 //!
-//! **Limits.** Waiting takes no CPU time here, so policies for contention of CPUs have nothing to
-//! show. Software is faster, relative to the memory, than on a real machine. Two emulated nodes
-//! share one real memory and its caches.
+//! Software is emulated, too, on as many cores a node as the paper's machine has.
+//!
+//! **Limits.** What programs do between their calls is a constant of each call. With `--cores 0`
+//! software is faster, relative to the memory, than on a real machine, and waiting takes no CPU time,
+//! so policies for contention of CPUs have nothing to show. Two emulated nodes share one real memory
+//! and its caches.
 
 mod loads;
 mod place;
@@ -58,6 +61,9 @@ struct Args {
     /// How many times as slow as Optane
     #[arg(long, default_value_t = 200.0)]
     scale: f64,
+    /// Emulate so many cores a node, and software on them; 0: neither [default: those of each paper]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    cores: Option<u32>,
     /// One run of each
     #[arg(long, conflicts_with = "runs")]
     quick: bool,
@@ -106,7 +112,7 @@ struct Entry {
 }
 
 /// Changes with any load, as runs of another one are no runs of this one.
-const LOADS: u32 = 2;
+const LOADS: u32 = 3;
 
 /// What of results.json is read again.
 #[derive(Deserialize)]
@@ -115,6 +121,9 @@ struct Results {
     loads: u32,
     scale: f64,
     seconds: f64,
+    /// Absent: those of each paper.
+    #[serde(default)]
+    cores: Option<u32>,
     runs: Vec<Entry>,
 }
 
@@ -139,7 +148,8 @@ fn run(args: &Args) -> Result<()> {
     let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let (first, second) = cpus.split_at(cpus.len() / 2);
     let built = args.homenode.parent().context("--homenode has no directory")?;
-    let runner = Runner { built, seconds: args.seconds, factor, cpus: [list(first), list(second)] };
+    let slow = (args.cores != Some(0)).then_some(args.scale);
+    let runner = Runner { built, seconds: args.seconds, factor, cpus: [list(first), list(second)], slow };
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let place = Place::new(&args.data, &args.homenode)?;
     let mut all: BTreeMap<Key, Vec<Run>> = BTreeMap::new();
@@ -152,7 +162,8 @@ fn run(args: &Args) -> Result<()> {
                         continue;
                     }
                     let what = || format!("{} {}, {}, {series}", figure.paper.name(), figure.id, load.name);
-                    let run = one(args, &place, &runner, load, policy).with_context(what)?;
+                    let cores = args.cores.unwrap_or_else(|| figure.cores());
+                    let run = one(args, &place, &runner, (load, cores), policy).with_context(what)?;
                     eprintln!("emulated, round {round}: {}: {:.2} {}, {run:?}", what(), run.value, figure.unit);
                     all.entry((f, l, s)).or_default().push(run);
                 }
@@ -173,8 +184,9 @@ fn run(args: &Args) -> Result<()> {
 fn add(args: &Args, file: &Path, figures: &[Figure], all: &mut BTreeMap<Key, Vec<Run>>) -> Result<()> {
     let what = || file.display().to_string();
     let results: Results = serde_json::from_str(&fs::read_to_string(file).with_context(what)?).with_context(what)?;
-    let same = (results.loads, results.scale, results.seconds) == (LOADS, args.scale, args.seconds);
-    ensure!(same, "{}: made with another version, --scale or --seconds, so of other loads", file.display());
+    let same =
+        (results.loads, results.scale, results.seconds, results.cores) == (LOADS, args.scale, args.seconds, args.cores);
+    ensure!(same, "{}: made with another version, --scale, --seconds or --cores, so of other loads", file.display());
     let mut whole: BTreeMap<[String; 3], usize> = BTreeMap::new();
     let name = |entry: &Entry| [entry.paper.clone(), entry.figure.clone(), entry.load.clone()];
     for entry in &results.runs {
@@ -214,7 +226,7 @@ fn missing(load: &Load, policy: &str) -> bool {
 }
 
 /// One run of a load under one policy.
-fn one(args: &Args, place: &Place, runner: &Runner<'_>, load: &Load, policy: &str) -> Result<Run> {
+fn one(args: &Args, place: &Place, runner: &Runner<'_>, (load, cores): (&Load, u32), policy: &str) -> Result<Run> {
     let placement = |i: u32| match policy {
         "random" => "random".to_owned(),
         _ if load.spread => format!("node{}", i % 2),
@@ -233,6 +245,10 @@ fn one(args: &Args, place: &Place, runner: &Runner<'_>, load: &Load, policy: &st
     let scale = args.scale.to_string();
     let (margin, least) = (format!("{:.0}B/s", LEAST / args.scale), format!("{:.0}", LEAST / args.scale));
     let mut options = vec!["--emulate-nodes", "2", "--profile", "optane", "--scale", &scale];
+    let (cores, program) = (cores.to_string(), format!("{:.3}", loads::program_s(load) * 1e6));
+    if runner.slow.is_some() {
+        options.extend(["--emulate-cores", &cores, "--program-us", &program]);
+    }
     match policy {
         "off" => {}
         "random" | "node0" => options.extend(["--placement", policy]),
@@ -289,8 +305,21 @@ fn write(
             load.split(' ').next().unwrap_or_default()
         ),
         "“off” decides nothing and writes where the writer runs, as a homenode volume does; “NOVA” decides nothing and has all data on one \
-         node, and “NOVA_n” on any, each for the file system of that name. Emulation cannot show contention for CPUs (a waiting thread \
-         sleeps), caches, the links between nodes, nor software that is as fast, relative to the memory, as on a real machine."
+         node, and “NOVA_n” on any, each for the file system of that name."
+            .to_owned(),
+        match args.cores {
+            Some(0) => {
+                "Software takes the time that it takes here: neither contention for CPUs (a waiting thread sleeps), nor caches, crowds of \
+                 writers and the links between nodes can show, nor software that is as fast, relative to the memory, as on a real machine."
+            }
+            _ => {
+                "Software is emulated, too: each call takes the time of NOVA's and of the program's on one of as many emulated cores a node \
+                 as the paper's machine has, and filebench's lock of its files is held for as long. The programs' figures are the \
+                 simulator's, some of them calibrated on the papers (FLOWOP_S, PICK_S, CROSS_LOCK, DB_GET_BLOCKS) or guessed (DB_GET_S, \
+                 DB_PUT_S); nothing is fitted to what is measured here. Caches serve what threads of a node read at the same time, and more \
+                 than four writers crowd a module. The links between nodes cannot show."
+            }
+        }
             .to_owned(),
     ];
     let html = page("The papers' programs on a mounted volume", &about, &measured).context("report.html")?;
@@ -309,7 +338,7 @@ fn write(
         .map(|m| serde_json::json!({"paper": m.simulated.paper.name(), "figure": m.simulated.id, "ratios": m.rows()}))
         .collect();
     let json = serde_json::json!({
-        "emulated": true, "loads": LOADS, "scale": args.scale, "seconds": args.seconds, "load_average": load.trim(), "runs": runs, "ratios": ratios
+        "emulated": true, "loads": LOADS, "scale": args.scale, "seconds": args.seconds, "cores": args.cores, "load_average": load.trim(), "runs": runs, "ratios": ratios
     });
     put("results.json", &serde_json::to_string_pretty(&json)?)
 }

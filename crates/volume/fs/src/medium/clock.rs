@@ -1,0 +1,100 @@
+//! Time of emulated media: clocks, and what a thread still has to wait for.
+
+use std::cell::Cell;
+use std::num::NonZeroU64;
+
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
+
+/// Waits below this are carried over to the next: a sleep takes about as long.
+const LEAST_SLEEP_NS: u64 = 5_000;
+/// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is
+/// the CPU's being busy.
+const MOST_LATE_NS: u64 = 200_000;
+
+/// Time, and waiting for it.
+pub trait Clock: Send + Sync {
+    /// Nanoseconds since any moment that stays the same.
+    fn now_ns(&self) -> u64;
+    /// Returns at this time or later.
+    fn sleep_until_ns(&self, at: u64);
+}
+
+/// `CLOCK_MONOTONIC`, with timers as precise as the kernel has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Monotonic;
+
+impl Clock for Monotonic {
+    fn now_ns(&self) -> u64 {
+        let now = rustix::time::clock_gettime(ClockId::Monotonic);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    }
+
+    fn sleep_until_ns(&self, at: u64) {
+        thread_local! {
+            static PRECISE: Cell<bool> = const { Cell::new(false) };
+        }
+        if !PRECISE.replace(true) {
+            // By default the kernel delays timers by up to 50 µs to save wake-ups. A refusal costs
+            // precision only.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        }
+        let at = Timespec { tv_sec: (at / 1_000_000_000) as i64, tv_nsec: (at % 1_000_000_000) as _ };
+        while matches!(clock_nanosleep_absolute(ClockId::Monotonic, &at), Err(rustix::io::Errno::INTR)) {}
+    }
+}
+
+/// Sleeps if that is worth it. Returns how late it woke up.
+pub(super) fn sleep_until(clock: &dyn Clock, at: u64) -> u64 {
+    if at < clock.now_ns() + LEAST_SLEEP_NS {
+        return 0;
+    }
+    clock.sleep_until_ns(at);
+    clock.now_ns().saturating_sub(at).min(MOST_LATE_NS)
+}
+
+/// What a thread still owes an emulated medium.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Owed {
+    /// Which medium.
+    pub instance: u64,
+    /// When all its accesses, and the software before them, are done.
+    pub due: u64,
+    /// By how much its last sleep was late.
+    pub late: u64,
+    /// When the software before its accesses is done: they do not arrive earlier.
+    pub ready: u64,
+    /// How long its accesses have taken, since that was last set to 0.
+    pub held: u64,
+    /// Part of what it reads that a cache has.
+    pub cached: f64,
+    /// Controllers, by bit, on which it counts as a writer.
+    pub writes: u64,
+}
+
+thread_local! {
+    static OWED: Cell<Owed> = const {
+        Cell::new(Owed { instance: 0, due: 0, late: 0, ready: 0, held: 0, cached: 0.0, writes: 0 })
+    };
+}
+
+impl Owed {
+    /// What the calling thread owes this medium: nothing if it has used another one since.
+    pub fn to(instance: u64) -> Self {
+        let owed = OWED.get();
+        if owed.instance == instance { owed } else { Self { instance, ..Self::default() } }
+    }
+
+    /// Remembers it for the calling thread.
+    pub fn keep(self) {
+        OWED.set(self);
+    }
+
+    /// Waits until all is done, if that is worth a sleep, and remembers and returns it.
+    pub fn wait(mut self, clock: &dyn Clock) -> Self {
+        if self.due >= clock.now_ns() + LEAST_SLEEP_NS {
+            self.late = sleep_until(clock, self.due);
+        }
+        self.keep();
+        self
+    }
+}
