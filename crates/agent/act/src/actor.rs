@@ -7,8 +7,8 @@
 //! **Approach.** [`Actor`] has the methods of [`engine::Plane`] that act; a plane passes them on.
 //! It completes the threads that a plane has seen: with the nodes that each may run on, and the
 //! reason why one must not be moved. A thread that we moved is shown with the nodes it could use
-//! before. [`judge`] says which threads may be moved and where to, [`bind`] binds them, and [`undo`]
-//! puts back what was bound, with what its threads have started.
+//! before. [`judge`] says which threads may be moved and where to, [`bind`] binds them, and
+//! [`undo`] puts back what was bound, with what its threads have started.
 //!
 //! **Limits.** Facts about control groups in a window may be a few windows old; preparing a move
 //! reads them again.

@@ -4,10 +4,10 @@
 //! exec, and may end between any two looks. Its record must stay for as long as anything is left
 //! that only this record leads to.
 //!
-//! **Approach.** While windows pass, the watcher reports descendants, and each is put back once. The
-//! first record of a move that is undone between two windows says that the engine is finishing, or
-//! recovers from a crash. From then on no process keeps what its threads were given, and procfs is
-//! searched for what the watcher did not see ([`search`]).
+//! **Approach.** While windows pass, the watcher reports descendants, and each is put back once.
+//! The first record of a move that is undone between two windows says that the engine is finishing,
+//! or recovers from a crash. From then on no process keeps what its threads were given, and procfs
+//! is searched for what the watcher did not see ([`search`]).
 //!
 //! **Limits.** Those of [`crate::descendants`].
 
