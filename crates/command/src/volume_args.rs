@@ -193,8 +193,9 @@ pub struct NodesArgs {
     /// it would take there
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
     pub emulate_nodes: Option<u32>,
-    /// Memory to emulate: `optane`, `cxl`, or a file with figures (TOML, or JSON) [default: optane]
-    #[arg(long, value_name = "optane|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    /// Memory to emulate: `optane`, `optane-6` (six modules a node), `cxl`, or a file with figures
+    /// (TOML, or JSON) [default: optane]
+    #[arg(long, value_name = "optane|optane-6|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
     pub profile: Option<String>,
     /// How many times as long emulated memory takes as the real one [default: the profile's]
     #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]

@@ -57,9 +57,8 @@ pub const OPTANE_READ_LATENCY_S: f64 = 305e-9;
 /// See [`OPTANE_READ_LATENCY_S`].
 pub const OPTANE_WRITE_LATENCY_S: f64 = 81e-9;
 /// Calibrated: seconds per byte for one thread that reads Optane through a file system, locally and
-/// alone. With it DF's TH_l (MTP, webserver) comes out. Chosen when all threads of a file set
-/// shared its data in the cache, and not chosen again.
-pub const OPTANE_READ_S: f64 = 0.67e-9;
+/// alone. With it DF's TH_l (MTP, webserver) comes out.
+pub const OPTANE_READ_S: f64 = 0.394e-9;
 /// Bytes of one line of Optane media, the least that a log entry of 64 bytes costs. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
 

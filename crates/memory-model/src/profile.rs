@@ -132,6 +132,20 @@ impl Memory {
         crowding: 1.0,
     };
 
+    /// So many of them on a node: the data is spread over all, so the node carries that many times
+    /// as much, and one thread alone is no faster.
+    #[must_use]
+    pub fn modules(self, modules: f64) -> Self {
+        let more = |bw: f64| bw * modules;
+        Self {
+            read_bw: more(self.read_bw),
+            write_bw: more(self.write_bw),
+            read_peak: self.read_peak.map(more),
+            write_peak: self.write_peak.map(more),
+            ..self
+        }
+    }
+
     /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
     /// and the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
     pub const CXL: Self = Self {
@@ -209,13 +223,15 @@ impl Memory {
 
 impl Profile {
     /// The profiles that need no file.
-    pub const NAMES: [&str; 2] = ["optane", "cxl"];
+    pub const NAMES: [&str; 3] = ["optane", "optane-6", "cxl"];
 
     /// The profile of this name. Its scale lets a node carry 30 MB/s of reads, 7,300 a second of 4
     /// KiB: chosen so that two processors that serve it through FUSE are not the limit.
     pub fn named(name: &str) -> Option<Self> {
         let (memory, scale) = match name {
             "optane" => (Memory::OPTANE, 200.0),
+            // Dragonfly Table I: six modules a node.
+            "optane-6" => (Memory::OPTANE.modules(6.0), 1200.0),
             "cxl" => (Memory::CXL, 800.0),
             _ => return None,
         };

@@ -47,20 +47,24 @@ pub const MOVE_STALL_S: f64 = 0.2e-3;
 pub const FILL_S: f64 = 3.1e-9;
 
 // ---- calibrated ----
+//
+// All chosen once more, together, by the rule of `reproduce::holdout`, after the loads had become
+// those of the papers. Two run to the edge of the range in which that rule seeks: no value in it
+// brings their numbers out.
 
 /// filebench's own CPU seconds per flow-op.
-pub const FLOWOP_S: f64 = 2.85e-6;
+pub const FLOWOP_S: f64 = 3.54e-6;
 /// Seconds that picking a file holds filebench's file-set lock.
-pub const PICK_S: f64 = 1.4e-6;
+pub const PICK_S: f64 = 0.640e-6;
 /// Factor on the time that a lock is held if the last holder was one hop away: the lock's line and
 /// the data under it come from there.
-pub const CROSS_LOCK: f64 = 5.7;
+pub const CROSS_LOCK: f64 = 8.28;
 /// Share of ext4's software for appends, names and fsync that its journal serialises.
-pub const EXT4_SERIAL: f64 = 0.070;
+pub const EXT4_SERIAL: f64 = 0.007;
 /// Seconds per directory entry that PMFS looks at to create or delete a name.
-pub const PMFS_ENTRY_S: f64 = 0.53e-9;
+pub const PMFS_ENTRY_S: f64 = 0.306e-9;
 /// Blocks that RocksDB reads per get.
-pub const DB_GET_BLOCKS: f64 = 3.0;
+pub const DB_GET_BLOCKS: f64 = 30.0;
 /// Factor of one hop on libpmem's reads of mapped persistent memory. Its copy loop streams; the
 /// kernel's waits for each line.
 pub const MAPPED_REMOTE_READ: f64 = 1.09;
@@ -68,9 +72,9 @@ pub const MAPPED_REMOTE_READ: f64 = 1.09;
 /// without the hop.
 pub const MAPPED_READ_S: f64 = 1.0 / (2482.0 * MIB * MAPPED_REMOTE_READ);
 /// Seconds per byte of software in a read from the ARC: ZFS copies, and looks each block up.
-pub const ARC_COPY_S: f64 = 0.369e-9;
+pub const ARC_COPY_S: f64 = 0.362e-9;
 /// Seconds from the shell's fork to the first read of the thesis's program.
-pub const PROCESS_START_S: f64 = 0.3;
+pub const PROCESS_START_S: f64 = 0.359;
 
 /// A calibrated constant and the stated numbers that it was chosen on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,6 +83,8 @@ pub struct Calibrated {
     pub name: &'static str,
     /// Its value.
     pub value: f64,
+    /// The value around which it was sought: between a tenth and ten times as much.
+    pub around: f64,
     /// Its unit.
     pub unit: &'static str,
     /// The numbers that it was chosen on: paper, and figure, series and point as in
@@ -88,39 +94,49 @@ pub struct Calibrated {
 
 const fn chosen(
     name: &'static str,
-    value: f64,
+    [value, around]: [f64; 2],
     unit: &'static str,
     on: &'static [(Paper, [&'static str; 3])],
 ) -> Calibrated {
-    Calibrated { name, value, unit, on }
+    Calibrated { name, value, around, unit, on }
 }
 
 /// Every constant that was chosen so that a stated number comes out.
 pub const CALIBRATED: &[Calibrated] = &[
-    chosen("OPTANE_READ_S", OPTANE_READ_S, "s/B", &[(Paper::Dragonfly, ["MTP", "TH_l", "Webserver (Heavy)"])]),
-    chosen("FLOWOP_S", FLOWOP_S, "s", &[(Paper::Dragonfly, ["2", "Webserver (Node0)", "normal"])]),
-    chosen("PICK_S", PICK_S, "s", &[(Paper::NThread, ["6a", "NThread_rl / NOVA_n", "average"])]),
-    chosen("CROSS_LOCK", CROSS_LOCK, "x", &[(Paper::NThread, ["6a", "NThread_rl / NOVA", "average"])]),
-    chosen("EXT4_SERIAL", EXT4_SERIAL, "", &[(Paper::NThread, ["6a", "NThread_rl / ext4-dax", "average"])]),
-    chosen("PMFS_ENTRY_S", PMFS_ENTRY_S, "s", &[(Paper::NThread, ["6a", "NThread_rl / PMFS", "average"])]),
+    chosen(
+        "OPTANE_READ_S",
+        [OPTANE_READ_S, 0.67e-9],
+        "s/B",
+        &[(Paper::Dragonfly, ["MTP", "TH_l", "Webserver (Heavy)"])],
+    ),
+    chosen("FLOWOP_S", [FLOWOP_S, 2.85e-6], "s", &[(Paper::Dragonfly, ["2", "Webserver (Node0)", "normal"])]),
+    chosen("PICK_S", [PICK_S, 1.4e-6], "s", &[(Paper::NThread, ["6a", "NThread_rl / NOVA_n", "average"])]),
+    chosen("CROSS_LOCK", [CROSS_LOCK, 5.7], "x", &[(Paper::NThread, ["6a", "NThread_rl / NOVA", "average"])]),
+    chosen("EXT4_SERIAL", [EXT4_SERIAL, 0.07], "", &[(Paper::NThread, ["6a", "NThread_rl / ext4-dax", "average"])]),
+    chosen("PMFS_ENTRY_S", [PMFS_ENTRY_S, 0.53e-9], "s", &[(Paper::NThread, ["6a", "NThread_rl / PMFS", "average"])]),
     // A whole number of blocks: the nearest.
-    chosen("DB_GET_BLOCKS", DB_GET_BLOCKS, "", &[(Paper::NThread, ["7a", "NThread / NOVA", "R"])]),
+    chosen("DB_GET_BLOCKS", [DB_GET_BLOCKS, 3.0], "", &[(Paper::NThread, ["7a", "NThread / NOVA", "R"])]),
     chosen(
         "MAPPED_CALL_S",
-        MAPPED_CALL_S,
+        [MAPPED_CALL_S, MAPPED_CALL_S],
         "s",
         &[(Paper::NPolicy, ["3a", "before", "4 KiB read"]), (Paper::NPolicy, ["3a", "before", "2 MiB read"])],
     ),
     chosen(
         "MAPPED_REMOTE_READ",
-        MAPPED_REMOTE_READ,
+        [MAPPED_REMOTE_READ, MAPPED_REMOTE_READ],
         "x",
         &[(Paper::NPolicy, ["3a", "N-Policy / before", "4 KiB read"])],
     ),
-    chosen("ARC_COPY_S", ARC_COPY_S, "s/B", &[(Paper::Arc, ["5.2", "less run time on the data's node", "16 GB"])]),
+    chosen(
+        "ARC_COPY_S",
+        [ARC_COPY_S, 0.369e-9],
+        "s/B",
+        &[(Paper::Arc, ["5.2", "less run time on the data's node", "16 GB"])],
+    ),
     chosen(
         "PROCESS_START_S",
-        PROCESS_START_S,
+        [PROCESS_START_S, 0.3],
         "s",
         &[(Paper::Arc, ["5.2", "less run time on the data's node", "1 GB"])],
     ),

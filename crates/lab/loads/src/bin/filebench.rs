@@ -28,9 +28,9 @@ struct Args {
     /// Bytes of a file
     #[arg(long)]
     file_size: u64,
-    /// Bytes of a call
-    #[arg(long, default_value_t = 1 << 20)]
-    io_size: u64,
+    /// Bytes of a call [default: the personality's, 1 MiB or for videoserver 256 KiB]
+    #[arg(long)]
+    io_size: Option<u64>,
     /// Threads
     #[arg(long, default_value_t = 1)]
     threads: u32,
@@ -59,7 +59,7 @@ fn work(args: &Args) -> Result<()> {
         threads: args.threads,
         files: args.files as f64,
         file_size: args.file_size as f64,
-        io_size: args.io_size.max(1) as f64,
+        io_size: args.io_size.map_or(args.personality.io_size(), |bytes| bytes.max(1) as f64),
     };
     if args.fill {
         return fill(&args.dir, &what);

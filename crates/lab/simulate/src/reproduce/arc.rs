@@ -172,6 +172,27 @@ pub(super) fn fig8_2(bench: &Bench<'_>) -> Result<Figure, RunError> {
     Ok(d.plot(bars.plot("run time, s")))
 }
 
+/// Bytes/s of one thread of fio that starts on a node, its file in the ARC of node 0.
+fn bandwidth(bench: &Bench<'_>, size: f64, node: usize, who: Who) -> Result<f64, RunError> {
+    let c = &bench.constants;
+    let p =
+        Fio { threads: 1, block: 2.0 * MB, read: 1.0, file_size: size, shared: false, sequential: true, think_s: 0.0 };
+    let job = fio(c, "fio", FileSystem::Zfs, 0, Place::Node(0), &p);
+    let mut scenario = experiment(thesis(c), vec![launch(job, Start::On(node))], 10.0);
+    scenario.engine.window_s = c.arc_window_s;
+    bench.mean(&scenario, who, |o| o.workloads[0].read_bw / 1e9)
+}
+
+fn bandwidths(bench: &Bench<'_>, runs: [(&str, usize, Who); 2]) -> Result<Bars, RunError> {
+    let mut bars = Bars::new(names());
+    for (name, node, who) in runs {
+        let values: Result<Vec<f64>, RunError> =
+            FILES.iter().map(|(_, size)| bandwidth(bench, *size, node, who)).collect();
+        bars.push(name, values?);
+    }
+    Ok(bars)
+}
+
 pub(super) fn fig8_3(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let mut d = Draft::new(
         Paper::Arc,
@@ -179,30 +200,23 @@ pub(super) fn fig8_3(bench: &Bench<'_>) -> Result<Figure, RunError> {
         "Bandwidth of fio",
         "One thread of fio, sequential reads of 2 MB, file in the ARC of the other node, 10 s.",
     );
-    let mut bars = Bars::new(names());
-    let bandwidth = |size: f64, who: Who| {
-        let p = Fio {
-            threads: 1,
-            block: 2.0 * MB,
-            read: 1.0,
-            file_size: size,
-            shared: false,
-            sequential: true,
-            think_s: 0.0,
-        };
-        let c = &bench.constants;
-        let job = fio(c, "fio", FileSystem::Zfs, 0, Place::Node(0), &p);
-        let mut scenario = experiment(thesis(c), vec![launch(job, Start::On(1))], 10.0);
-        scenario.engine.window_s = c.arc_window_s;
-        bench.mean(&scenario, who, |o| o.workloads[0].read_bw / 1e9)
-    };
-    for (name, who) in [("ZFS", Who::Kernel), ("task migration", ARC)] {
-        let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| bandwidth(*size, who)).collect();
-        bars.push(name, values?);
-    }
+    let bars = bandwidths(bench, [("ZFS", 1, Who::Kernel), ("task migration", 1, ARC)])?;
     let more = 100.0 * (bars.ratio("task migration", "ZFS") - 1.0);
     d.point("more bandwidth with task migration", "all", "% more", more);
     d.better("task migration gives more bandwidth", 1.0 + more / 100.0, 1.0);
+    bars.all(&mut d, "GB/s");
+    Ok(d.plot(bars.plot("GB/s")))
+}
+
+pub(super) fn fig8_4(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let mut d = Draft::new(
+        Paper::Arc,
+        "8.4",
+        "Bandwidth of fio with task migration, against starting at the data",
+        "As Fig. 8.3; the thread starts on the other node and its process is moved, or it starts on the node that has the file.",
+    );
+    let bars = bandwidths(bench, [("same node", 0, Who::Kernel), ("different node, task migration", 1, ARC)])?;
+    d.point("bandwidth, migrated / local", "all", "x", bars.ratio("different node, task migration", "same node"));
     bars.all(&mut d, "GB/s");
     Ok(d.plot(bars.plot("GB/s")))
 }
@@ -214,7 +228,8 @@ pub(super) fn fig8_5(bench: &Bench<'_>) -> Result<Figure, RunError> {
         Paper::Arc,
         "8.5",
         "The size of the process",
-        "As Fig. 8.1 with a process that fills memory of its own first, which moves with it.",
+        "As Fig. 8.1 with a process that fills memory of its own first, which moves with it. \"Thread only\" leaves that memory behind, as \
+         Listing A.7 does: it moves the task first, and then the memory of the node that the task is on by then.",
     );
     let mut bars = Bars::new(names());
     for (name, process_size) in processes {
@@ -226,6 +241,12 @@ pub(super) fn fig8_5(bench: &Bench<'_>) -> Result<Figure, RunError> {
         bars.push(name, values?);
     }
     let large = bars.of("1 GB").to_vec();
+    let thread_only = |size: f64| -> Result<f64, RunError> {
+        let scenario = scenario(&bench.constants, &SimpleRead { process_size: GB, ..small(size) }, 1);
+        Ok(less(run_time(bench, &scenario, Who::ThreadOnly)?, run_time(bench, &scenario, Who::Kernel)?))
+    };
+    let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| thread_only(*size)).collect();
+    bars.push("1 GB, thread only", values?);
     let series = "less run time, process of 1 GB";
     let (least, most) = large[3..].iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(*v), b.max(*v)));
     d.point(series, "1 GB", "%", large[2]);

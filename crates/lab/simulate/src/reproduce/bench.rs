@@ -38,6 +38,9 @@ pub(super) enum Who {
     /// stops migrating threads": a Dragonfly that may not move a byte. (By its own paper, NThread
     /// sends threads that share files to their node all the same.)
     NoData,
+    /// NThread's step 2 alone for a thread that reads anything at all: the thesis's prototype as
+    /// its Listing A.7 is printed, which moves no memory.
+    ThreadOnly,
 }
 
 /// Settings of NThread for the papers' experiments. Two differ from the paper, because its own
@@ -63,6 +66,10 @@ impl Who {
                 let settings = nthread::Settings { cpu_limit: limit, ..settings(c) };
                 placement::policy("nthread-cpu", &settings)
             }
+            Self::ThreadOnly => placement::policy(
+                "nthread-rl",
+                &nthread::Settings { locality_margin: 1e3, min_bytes: 1, ..settings(c) },
+            ),
             Self::Window(seconds) => Some(dragonfly(
                 c,
                 dragonfly::Settings { min_window_s: seconds, max_window_s: seconds, ..Default::default() },
@@ -145,12 +152,13 @@ fn alone(scenario: &Scenario) -> Scenario {
     scenario
 }
 
-/// The engine's rails, wide open. None of the papers' systems has any, and a dwell of 10 s would
-/// change a run of 60 s.
+/// The engine's rails, wide open: none of the papers' systems has any. They decide anew in each
+/// period, also when the load has been the same for ten.
 fn rails() -> engine::Settings {
     let mut settings =
         engine::Settings { dwell_s: 0.0, cooldown_s: 0.0, moves_per_s: 1e6, burst: 1_000_000, ..Default::default() };
     settings.oscillation.leave_alone_s = 0.0;
+    settings.settle.windows = 0;
     settings
 }
 
@@ -216,13 +224,13 @@ mod machines {
         build(machine, c.optane_read_peak, c.optane_write_peak)
     }
 
-    /// NThread V-F: four of them with DRAM in place of Optane. With two links each they form a
-    /// ring.
+    /// NThread V-F: four of them with DRAM in place of Optane, 12 of each node's 16 GB (slide 26).
+    /// With two links each they form a ring.
     pub fn nthread_four(c: &Constants) -> Machine {
         let ring = |a: u32, b: u32| [10, 21, 31, 21][((4 + b - a) % 4) as usize];
         let (read, write) = (c.four_read_bw, c.four_write_bw);
         let memory = Memory::dram(c, read, write);
-        build(Machine::new(c, topology(4, 10, 16_000_000_000, ring), 2.0 * c.upi_link_bw, |_| memory), read, write)
+        build(Machine::new(c, topology(4, 10, 12_000_000_000, ring), 2.0 * c.upi_link_bw, |_| memory), read, write)
     }
 
     /// Dragonfly Table I: two Xeon Platinum 8280M (28 cores, three UPI links), six modules each.

@@ -93,6 +93,43 @@ impl Effect {
     }
 }
 
+/// A ratio beside a stated one, by the rule for all: its sign, and the band.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Within the band.
+    Met,
+    /// On the stated side of 1, by more than [`POINTS`].
+    Sign,
+    /// No further than [`POINTS`] from 1.
+    None,
+    /// On the other side.
+    Reversed,
+}
+
+impl Verdict {
+    /// Of a ratio, where the paper states another.
+    pub fn of(paper: f64, here: f64) -> Self {
+        let (stated, points) = (Meaning::Ratio.points(paper), Meaning::Ratio.points(here));
+        match () {
+            () if Meaning::Ratio.met(paper, here) => Self::Met,
+            () if points.abs() <= POINTS => Self::None,
+            () if (stated > 0.0) == (points > 0.0) => Self::Sign,
+            () => Self::Reversed,
+        }
+    }
+
+    /// Words for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::Sign => "missed, right sign",
+            Self::None => "missed, no effect",
+            Self::Reversed => "missed, reversed",
+        }
+    }
+}
+
 /// How near some stated numbers are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Tally {
@@ -158,6 +195,14 @@ mod tests {
         // −12.5 % where the paper says +2 %: ratios 0.875 and 1.02 differ by 14 %.
         assert!(!Meaning::Less.met(2.0, -12.5));
         assert!(!Meaning::Ratio.met(1.02, 0.875));
+    }
+
+    #[test]
+    fn a_verdict_is_of_the_sign_and_the_band() {
+        let of = [(1.4, 1.5), (1.4, 1.2), (1.4, 1.02), (1.4, 0.9), (0.6, 0.8), (0.6, 1.1), (1.0, 1.02), (1.02, 1.0)];
+        let verdicts = of.map(|(paper, here)| Verdict::of(paper, here));
+        use Verdict::{Met, None, Reversed, Sign};
+        assert_eq!(verdicts, [Met, Sign, None, Reversed, Sign, Reversed, Met, Met]);
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //! experiment of every paper runs. Beside it stand all constants neutral, and all as they are.
 //!
 //! **Limits.** Hardware constants and software costs that were published stay in each row. A
-//! constant is sought between a tenth and ten times its value, and a number that no value of it
-//! brings about is approached as far as that goes.
+//! constant is sought between a tenth and ten times the value that it had before it was chosen, and
+//! a number that no value of it brings about is approached as far as that goes.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ fn error(on: &(Paper, [&str; 3]), c: &Constants) -> Result<Option<f64>, RunError
 fn choose(constant: &Calibrated, c: Constants) -> Result<Constants, RunError> {
     // Chosen on two numbers: it is their difference, and does not depend on anything else.
     let [on] = constant.on else { return Ok(c) };
-    let at = |log: f64| set(c, constant.name, constant.value * log.exp());
+    let at = |log: f64| set(c, constant.name, constant.around * log.exp());
     let (mut low, mut high) = (-WIDEST.ln(), WIDEST.ln());
     let (Some(below), Some(above)) = (error(on, &at(low))?, error(on, &at(high))?) else { return Ok(c) };
     if below.signum() == above.signum() {

@@ -5,16 +5,19 @@
 //!
 //! **Approach.** Who measures gives the values of each bar, run by run. The ratios of a figure are
 //! formed within each round, over the same groups of the paper, the simulation and the measurement.
-//! The page looks as that of `homenode reproduce` and needs nothing else.
+//! A measured effect is scored as a simulated one is ([`Verdict`]), beside no effect and the
+//! constants alone. The page looks as that of `homenode reproduce` and needs nothing else;
+//! [`table`] has all stated effects.
 //!
 //! **Limits.** The paper's averages are over all groups of its figure, even where fewer were
-//! measured.
+//! measured; the table says of how many.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
 use super::report::{STYLE, picture};
-use super::{Figure, Plot, PlotError, plot};
+use super::{Effect, Figure, Plot, PlotError, Point, Verdict, plot};
+use crate::papers::Paper;
 
 /// A figure that was measured.
 #[derive(Clone, Debug)]
@@ -27,8 +30,10 @@ pub struct Measured<'a> {
     pub unit: &'static str,
     /// Groups of bars, named as the figure's points.
     pub groups: Vec<String>,
-    /// How many of the groups are the paper's, which the average is over; others follow them.
+    /// How many of the groups the average is over; others follow them.
     pub published: usize,
+    /// How many groups the paper's average is over.
+    pub of_published: usize,
     /// Name of each series, and for each group the values of its runs, one a round.
     pub series: Vec<(String, Vec<Vec<f64>>)>,
     /// The series that the plot's bars are relative to.
@@ -46,8 +51,6 @@ pub struct Ratio {
     pub of: &'static str,
     /// The one that it is compared with.
     pub over: &'static str,
-    /// Series and point of the paper's number, where they are not `A / B` at the group.
-    pub stated: Option<(&'static str, &'static str)>,
 }
 
 /// Mean, least and most of some runs.
@@ -74,8 +77,29 @@ pub struct Row {
     pub paper: Option<f64>,
     /// As simulated.
     pub simulated: Option<f64>,
+    /// As the constants alone have it; stated effects only.
+    pub alone: Option<f64>,
     /// As measured.
     pub measured: Spread,
+    /// Of the mean, where the paper states an effect.
+    pub verdict: Option<Verdict>,
+    /// Series and point of the stated effect.
+    #[serde(skip)]
+    stated: Option<[String; 2]>,
+}
+
+impl Row {
+    /// What the rule says of it, and of the two models that know less.
+    pub fn scored(&self) -> String {
+        let Some((paper, verdict)) = self.paper.zip(self.verdict) else { return "–".to_owned() };
+        let met = |value: f64| Verdict::of(paper, value) == Verdict::Met;
+        let also = [(met(1.0), "no effect"), (self.alone.is_some_and(met), "the constants alone")];
+        let also: Vec<&str> = also.iter().filter(|a| a.0).map(|a| a.1).collect();
+        match also.is_empty() {
+            true => verdict.name().to_owned(),
+            false => format!("{}; met by {}", verdict.name(), also.join(" and ")),
+        }
+    }
 }
 
 impl Spread {
@@ -115,38 +139,54 @@ impl Measured<'_> {
         Spread::of(&ratios?).map(|spread| spread.mean)
     }
 
-    /// All ratios: of each group, and of all of them together.
+    /// The groups that a point of the paper's is over, in its own words: one, a list of them, the
+    /// average, or the average without one. None if one was not measured.
+    fn groups_of(&self, point: &str) -> Option<Vec<usize>> {
+        let published = 0..self.published;
+        let at = |name: &str| published.clone().find(|g| self.groups[*g] == name);
+        match point.strip_prefix("average without ") {
+            Some(other) => Some(published.clone().filter(|g| self.groups[*g] != other).collect()),
+            None if point == "average" => Some(published.collect()),
+            None => point.split(", ").map(at).collect(),
+        }
+    }
+
+    /// All ratios: of each group, over the groups for which the paper states one, and the average.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
-        for Ratio { of, over, stated } in &self.ratios {
+        for Ratio { of, over } in &self.ratios {
             let ratio = format!("{of} / {over}");
-            let mut row = |at: &str, points: &[&str], groups: &[usize]| {
+            let runs = |g: usize| self.by_round(of, over, &[g]).len();
+            let stated: Vec<&Point> = self.simulated.stated().filter(|p| p.series == ratio).collect();
+            let mut row = |at: &str, groups: &[usize], stated: Option<&Point>| {
+                // An average over other runs than those of its parts would be none of them.
+                if groups.windows(2).any(|pair| runs(pair[0]) != runs(pair[1])) {
+                    return;
+                }
                 let Some(measured) = Spread::of(&self.by_round(of, over, groups)) else { return };
-                let stated = match stated {
-                    Some((series, point)) => self.simulated.point(series, point),
-                    None => points
-                        .iter()
-                        .find_map(|at| self.simulated.point(&ratio, at).filter(|p| p.paper_value.is_some())),
-                };
-                let effect = stated.and_then(|point| self.simulated.effect(point));
-                let simulated = self.simulated(of, over, groups).or(effect.map(|e| e.homenode));
+                let effect: Option<Effect> = stated.and_then(|point| self.simulated.effect(point));
                 rows.push(Row {
                     ratio: ratio.clone(),
                     at: at.to_owned(),
                     paper: effect.map(|e| e.paper),
-                    simulated,
+                    simulated: self.simulated(of, over, groups).or(effect.map(|e| e.homenode)),
+                    alone: effect.and_then(|e| e.alone),
+                    verdict: effect.map(|e| Verdict::of(e.paper, measured.mean)),
                     measured,
+                    stated: stated.map(|p| [p.series.clone(), p.point.clone()]),
                 });
             };
             for (g, group) in self.groups.iter().enumerate() {
-                row(group, &[group], &[g]);
+                row(group, &[g], stated.iter().find(|p| p.point == *group).copied());
             }
-            // An average over other runs than those of its parts would be none of them.
-            let runs = |g: usize| self.by_round(of, over, &[g]).len();
-            if self.published > 1 && (1..self.published).all(|g| runs(g) == runs(0)) {
-                let (all, every): (Vec<usize>, _) =
-                    ((0..self.published).collect(), self.groups[..self.published].join(", "));
-                row("average", &["average", &every, "average without fileserver"], &all);
+            for point in stated.iter().filter(|p| !self.groups.contains(&p.point)) {
+                let Some(groups) = self.groups_of(&point.point).filter(|groups| !groups.is_empty()) else { continue };
+                let fewer = point.point.starts_with("average") && self.published < self.of_published;
+                let part = if fewer { format!(", {} of {}", self.published, self.of_published) } else { String::new() };
+                row(&format!("{}{part}", point.point), &groups, Some(point));
+            }
+            if self.published > 1 && !stated.iter().any(|p| p.point.starts_with("average")) {
+                row("average", &(0..self.published).collect::<Vec<_>>(), None);
             }
         }
         rows
@@ -191,11 +231,12 @@ impl Measured<'_> {
             (picture(&format!("Bars of {}, measured", self.simulated.title), &plot))
             p.soft { "Bars are relative to " (self.base) ", round by round." }
             table {
-                thead { tr { th { "ratio" } th { "at" } th.n { "paper" } th.n { "simulated" } th.n { "measured" } th.n { "least to most" } th.n { "runs" } } }
+                thead { tr { th { "ratio" } th { "at" } th.n { "paper" } th.n { "simulated" } th.n { "measured" } th.n { "least to most" } th.n { "runs" } th { "by the rule" } } }
                 tbody { @for row in self.rows() { tr {
                     td { (row.ratio) } td { (row.at) } td.n { (optional(row.paper)) } td.n { (optional(row.simulated)) }
                     td.n { strong { (optional(Some(row.measured.mean))) } }
                     td.n { (format!("{:.2} … {:.2}", row.measured.least, row.measured.most)) } td.n { (row.measured.runs) }
+                    td { (row.scored()) }
                 } } }
             }
             details open {
@@ -214,6 +255,75 @@ impl Measured<'_> {
             }
         })
     }
+}
+
+/// A cell of a table in Markdown.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+/// Every effect that the papers of these figures state, in Markdown: as stated, simulated and
+/// measured, the verdict on both, and the cause of a miss.
+pub fn table(figures: &[Figure], measured: &[Measured<'_>]) -> String {
+    let mut text =
+        "| effect | paper | simulated | measured (least to most) | simulated: | measured: | cause of a miss |\n\
+                    | --- | ---: | ---: | ---: | --- | --- | --- |\n"
+            .to_owned();
+    for figure in figures {
+        let rows: Vec<Row> = measured
+            .iter()
+            .filter(|m| (m.simulated.paper, m.simulated.id) == (figure.paper, figure.id))
+            .flat_map(Measured::rows)
+            .collect();
+        for point in figure.stated() {
+            let Some(effect) = figure.effect(point) else { continue };
+            let row = rows
+                .iter()
+                .find(|row| row.stated.as_ref().is_some_and(|at| *at == [point.series.as_str(), point.point.as_str()]));
+            text.push_str(&line(figure, point, effect, row));
+        }
+    }
+    text
+}
+
+fn line(figure: &Figure, point: &Point, effect: Effect, row: Option<&Row>) -> String {
+    let counts = point.kind.counts();
+    let simulated = Verdict::of(effect.paper, effect.homenode);
+    // A share is met in points of itself, not of the ratio that it stands for.
+    let met = figure.met(point) == Some(true);
+    let simulated = if met { Verdict::Met } else { simulated };
+    let scored = if counts { simulated.name() } else { "not scored" };
+    let mut causes = Vec::new();
+    if counts && !met {
+        causes.push(figure.cause(point).map_or("unknown".to_owned(), |n| n.why.clone()));
+    }
+    let missed = row.and_then(|row| row.verdict).filter(|verdict| *verdict != Verdict::Met);
+    if missed.is_some() {
+        let at = [figure.id, point.series.as_str(), point.point.as_str()];
+        causes.push(format!("measured: {}", measured_cause(figure.paper, at).unwrap_or("not known yet")));
+    }
+    let title = format!("{} {}: {}, {}", figure.paper.name(), figure.id, point.series, point.point);
+    format!(
+        "| {} | {:.2} | {:.2} | {} | {}, {scored} | {} | {} |\n",
+        cell(&title),
+        effect.paper,
+        effect.homenode,
+        row.map_or("–".to_owned(), |row| row.measured.text()),
+        point.kind.name(),
+        row.map_or("–".to_owned(), Row::scored),
+        cell(&causes.join(" "))
+    )
+}
+
+/// Why a measured effect is missed, where that is known.
+const MEASURED_CAUSES: &[(Paper, [&str; 3], &str)] = &[
+    (Paper::Dragonfly, ["6a", "Dragonfly / NThread", "videoserver"], CEILING),
+    (Paper::Dragonfly, ["6a", "Dragonfly / NThread", "average without fileserver"], CEILING),
+];
+const CEILING: &str = "Two nodes' controllers carry no more than twice what one does, so 7.1 cannot come out.";
+
+fn measured_cause(paper: Paper, at: [&str; 3]) -> Option<&'static str> {
+    MEASURED_CAUSES.iter().find(|cause| (cause.0, cause.1) == (paper, at)).map(|cause| cause.2)
 }
 
 /// The page: a title, paragraphs on how and where it was measured, and the figures.
@@ -254,6 +364,13 @@ mod tests {
     use crate::reproduce::draft::{Bars, Draft};
 
     #[test]
+    fn every_cause_of_a_measured_miss_is_of_a_number_that_is_stated() {
+        for (paper, [figure, series, point], _) in MEASURED_CAUSES {
+            assert!(paper.stated(figure, series, point).is_some(), "{figure}: {series}, {point}");
+        }
+    }
+
+    #[test]
     fn ratios_are_formed_by_round_and_stand_beside_the_paper_and_the_simulation() {
         let mut bars = Bars::new(["rw80", "rw60"]);
         bars.push("NThread", vec![3.0, 6.0]);
@@ -269,24 +386,32 @@ mod tests {
             unit: "MB/s",
             groups: ["rw80", "rw60", "ours"].map(str::to_owned).to_vec(),
             published: 2,
+            of_published: 6,
             series: vec![
                 series("NThread_rl", [[1.0, 2.0], [4.0, 5.0], [1.0, 1.0]]),
                 series("NThread", [[2.0, 3.0], [8.0, 5.0], [9.0, 9.0]]),
             ],
             base: "NThread_rl",
-            ratios: vec![
-                Ratio { of: "NThread", over: "NThread_rl", stated: None },
-                Ratio { of: "NThread", over: "nobody", stated: None },
-            ],
+            ratios: vec![Ratio { of: "NThread", over: "NThread_rl" }, Ratio { of: "NThread", over: "nobody" }],
             counted: Vec::new(),
         };
         let rows = measured.rows();
         let at: Vec<&str> = rows.iter().map(|row| row.at.as_str()).collect();
-        assert_eq!(at, ["rw80", "rw60", "ours", "average"], "nothing of what was not measured");
+        assert_eq!(at, ["rw80", "rw60", "ours", "rw80, rw60", "average"], "nothing of what was not measured");
         let (first, average) = (&rows[0], &rows[3]);
+        assert_eq!(rows[4].paper, None, "the paper states no average of these");
         assert_eq!((first.paper, first.simulated), (None, Some(1.5)));
         assert_eq!(first.measured, Spread { mean: 1.75, least: 1.5, most: 2.0, runs: 2 });
         assert_eq!((average.paper, average.simulated), (Some(1.126), Some(1.5)));
+        // Stated 1.126: a gain five times as large is of the right sign, and missed.
+        assert_eq!((first.verdict, average.verdict), (None, Some(Verdict::Sign)));
+        assert_eq!(average.scored(), "missed, right sign");
+        let stated = table(std::slice::from_ref(&simulated), std::slice::from_ref(&measured));
+        let line = stated.lines().nth(2).unwrap();
+        assert!(
+            line.contains("| 1.13 | 1.50 | 1.62 (1.25 to 2.00) | dependent, missed, right sign | missed"),
+            "{line}"
+        );
         // Rounds: (2 + 2) / 2 and (1.5 + 1) / 2.
         assert_eq!(average.measured, Spread { mean: 1.625, least: 1.25, most: 2.0, runs: 2 });
         let page = page("measured", &["Two nodes.".to_owned()], &[measured]).unwrap();

@@ -45,7 +45,7 @@ pub use bench::Bench;
 pub use canvas::{Area, LINE, PlotError, WIDTH, png, text};
 pub use csv::csv;
 pub(crate) use draft::{Bars, Draft};
-pub use effect::{Effect, Tally};
+pub use effect::{Effect, Tally, Verdict};
 pub use figure::{Check, Figure, Kind, Plot, Point};
 pub use files::{WriteError, prepare, write};
 pub use score::{Held, Score, score, scores};
@@ -59,6 +59,7 @@ type Experiment = fn(&Bench<'_>) -> Result<Figure, RunError>;
 /// Every experiment, in the order of the papers.
 const EXPERIMENTS: &[(Paper, &str, Experiment)] = &[
     (Paper::NThread, "2", nthread_apps::fig2),
+    (Paper::NThread, "III-B", nthread_fio::contention),
     (Paper::NThread, "4", nthread_fio::fig4),
     (Paper::NThread, "5a", nthread_fio::fig5a),
     (Paper::NThread, "5b", nthread_fio::fig5b),
@@ -85,6 +86,7 @@ const EXPERIMENTS: &[(Paper, &str, Experiment)] = &[
     (Paper::Arc, "8.1", arc::fig8_1),
     (Paper::Arc, "8.2", arc::fig8_2),
     (Paper::Arc, "8.3", arc::fig8_3),
+    (Paper::Arc, "8.4", arc::fig8_4),
     (Paper::Arc, "8.5", arc::fig8_5),
     (Paper::Arc, "8.6", arc::fig8_6),
 ];

@@ -52,6 +52,10 @@ pub(super) fn fig5a(bench: &Bench<'_>) -> Result<Figure, RunError> {
         d.point(format!("NThread_rl / {other}"), "average", "x", bars.ratio("NThread_rl", other));
     }
     let gain = |over: &str, groups: &[&str]| bars.ratio_in("NThread", over, groups);
+    let others =
+        |who: &str, groups: &[&str]| OTHERS.iter().map(|o| bars.ratio_in(who, o.name, groups)).sum::<f64>() / 4.0;
+    d.point("NThread_rl / the four others", "rw40", "x", others("NThread_rl", &["rw40"]));
+    d.point("NThread / the four others", MIXED.join(", "), "x", others("NThread", &MIXED));
     d.point("NThread / NThread_rl", "rw80, rw60", "x", gain("NThread_rl", &["rw80", "rw60"]));
     d.point("NThread / NThread_cpu", "rw80, rw60", "x", gain("NThread_cpu", &["rw80", "rw60"]));
     for other in ["ext4-dax", "PMFS", "NOVA", "NOVA_n"] {
@@ -65,6 +69,11 @@ pub(super) fn fig5a(bench: &Bench<'_>) -> Result<Figure, RunError> {
     for group in ["rw40", "rw20", "write-only", "read-only"] {
         d.similar(format!("NThread is similar to NThread_rl for {group}"), gain("NThread_rl", &[group]), 1.0);
     }
+    let drawn = |series: &&(String, Vec<f64>)| series.0 != "NThread_cpu";
+    let tallest = bars.series.iter().filter(drawn).flat_map(|s| MIXED.map(|group| bars.at(&s.0, group)));
+    let tallest = tallest.fold(0.0, f64::max);
+    let statement = "no bar from rw80 to rw20 is taller than slide 27, 2.0 GB/s";
+    d.check(statement, tallest <= 2.0, format!("{tallest:.2} GB/s"));
     bars.all(&mut d, "GB/s");
     Ok(d.plot(bars.plot("GB/s (Eq. 1)")))
 }
@@ -106,6 +115,55 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
     }
     bars.all(&mut d, "GB/s");
     Ok(d.plot(bars.plot("GB/s (Eq. 1)")))
+}
+
+/// III-B, I and slide 7: what it costs that all data, or all threads, are on node 0.
+pub(super) fn contention(bench: &Bench<'_>) -> Result<Figure, RunError> {
+    let c = &bench.constants;
+    let job = |name: &str, n: u32, block: f64, read: f64, node: usize| {
+        let job = fio(c, name, FileSystem::Nova, node, Place::Node(node), &threads(n, block, read));
+        launch(job, Start::Pinned(node))
+    };
+    let value = |cores: u32, launches: Vec<_>| {
+        bench.mean(&experiment(nthread(c, cores), launches, 10.0), Who::Kernel, weighted)
+    };
+    let mut bars = Bars::new(READS.map(|r| r.0));
+    for n in [8, 16] {
+        let memory = |read: f64| -> Result<f64, RunError> {
+            let all = value(n, vec![job("a", n, 4096.0, read, 0)])?;
+            Ok(all / value(n, vec![job("a", n / 2, 4096.0, read, 0), job("b", n / 2, 4096.0, read, 1)])?)
+        };
+        let values: Result<Vec<f64>, RunError> = READS.iter().map(|(_, read)| memory(*read)).collect();
+        bars.push(format!("NVMM, {n} threads"), values?);
+        for (name, block) in [("1 KB", 1024.0), ("4 KB", 4096.0)] {
+            let cpus = |read: f64| -> Result<f64, RunError> {
+                let few = value(4, vec![job("a", n, block, read, 0)])?;
+                Ok(few / value(n, vec![job("a", n, block, read, 0)])?)
+            };
+            let values: Result<Vec<f64>, RunError> = READS.iter().map(|(_, read)| cpus(*read)).collect();
+            bars.push(format!("CPUs, {n} threads, {name}"), values?);
+        }
+    }
+    let mut d = Draft::new(
+        Paper::NThread,
+        "III-B",
+        "The cost of contention",
+        "8 and 16 fio threads, NOVA, all mixes of Fig. 5. NVMM: all threads and data on node 0, against half of both on each node, 4 KB \
+         blocks, a core for each thread. CPUs: 4 cores online, against a core for each thread. The text names neither threads nor mixes, \
+         and says that contention \"can\" cost this much, so the worst bar is taken. Latency is that of a closed loop.",
+    );
+    let worst = |what: &str| {
+        let of = bars.series.iter().filter(|s| s.0.starts_with(what)).flat_map(|s| &s.1);
+        of.copied().fold(f64::INFINITY, f64::min)
+    };
+    d.point("performance under NVMM contention", "worst", "x", worst("NVMM"));
+    d.point("performance under CPU contention", "worst", "x", worst("CPUs"));
+    let reading = [8, 16].map(|n| 1.0 / bars.at(&format!("NVMM, {n} threads"), "read-only"));
+    d.point("latency under NVMM contention", "read-only", "x", 0.5 * (reading[0] + reading[1]));
+    d.point("latency under NVMM contention", "worst", "x", 1.0 / worst("NVMM"));
+    d.better("contention for NVMM costs more than for CPUs", worst("CPUs"), worst("NVMM"));
+    bars.all(&mut d, "x");
+    Ok(d.plot(bars.plot("contended / not")))
 }
 
 /// III-B: all threads on node 0, against half of them on node 1, with all data on node 0.

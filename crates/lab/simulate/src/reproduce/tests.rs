@@ -43,6 +43,7 @@ fn figures_are_complete() {
     }
     let wanted = [
         "nthread-2",
+        "nthread-iii-b",
         "nthread-4",
         "nthread-5a",
         "nthread-5b",
@@ -65,6 +66,7 @@ fn figures_are_complete() {
         "arc-5.2",
         "arc-6.1",
         "arc-8.1",
+        "arc-8.4",
         "arc-8.5",
         "arc-8.6",
     ];
@@ -81,9 +83,9 @@ fn calibrated_numbers_come_out() {
             let p = figure.points.iter().find(|p| p.series == *series && p.point == *point).unwrap();
             assert_eq!(p.kind, Kind::Calibrated, "{}", constant.name);
             let difference = p.homenode_value / p.paper_value.unwrap() - 1.0;
-            // Chosen when all threads of a file set shared its data, and not chosen again: the
-            // report says so.
-            let off = if constant.name == "OPTANE_READ_S" { 0.23 } else { 0.12 };
+            // At the edge of its range, no value of EXT4_SERIAL brings its number out: the report
+            // says so.
+            let off = if constant.name == "EXT4_SERIAL" { 0.28 } else { 0.12 };
             assert!(difference.abs() < off, "{}: {difference:+.3} of {series}, {point}", constant.name);
         }
     }
@@ -145,16 +147,36 @@ fn the_score_does_not_change_unseen() {
         [a.0, a.1, b.0, b.1, s.structural_orderings]
     };
     let today = [
-        (Paper::NThread, [8, 2, 0, 1, 0, 0], [36, 18, 0, 0, 0, 0], [16, 7, 60, 19, 10]),
-        (Paper::Dragonfly, [4, 0, 0, 0, 1, 0], [7, 3, 0, 2, 4, 3], [0, 6, 11, 0, 10]),
+        (Paper::NThread, [13, 5, 0, 1, 0, 0], [40, 16, 0, 3, 0, 0], [18, 7, 61, 18, 10]),
+        (Paper::Dragonfly, [4, 0, 0, 0, 1, 0], [7, 5, 0, 2, 4, 4], [1, 5, 11, 1, 9]),
         (Paper::NPolicy, [2, 2, 0, 2, 0, 0], [1, 0, 0, 0, 2, 2], [4, 0, 4, 0, 6]),
-        (Paper::Arc, [1, 0, 1, 0, 0, 0], [9, 5, 3, 5, 0, 0], [0, 1, 4, 0, 4]),
+        (Paper::Arc, [1, 0, 1, 0, 0, 0], [10, 6, 4, 6, 0, 0], [0, 1, 4, 0, 4]),
     ];
     let now: Vec<_> = scores(figures())
         .iter()
         .map(|(paper, s)| (*paper, tally(&s.predicted), tally(&s.dependent), orderings(s)))
         .collect();
     assert_eq!(now, today);
+}
+
+/// The README had 16 effects where there were 15.
+#[test]
+fn the_documents_say_how_many_effects_come_out() {
+    let predicted = score(figures()).predicted;
+    let (effects, met) = (predicted.effects, predicted.met);
+    for (file, sentence) in [
+        ("README.md", format!("of the papers' {effects} effects to which nothing was fitted, {met} come out")),
+        ("CHANGELOG.md", format!("Of {effects} effects to which nothing was fitted, {met} come out")),
+        ("docs/reproduce.md", format!("Of {effects} effects that nothing was fitted to, {met} come out")),
+        (
+            "docs/reproduce.md",
+            format!("| all | {effects} | {met} | {} | {} |", predicted.null_met, predicted.alone_met),
+        ),
+    ] {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(file);
+        let text = std::fs::read_to_string(path).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(&sentence), "{file} does not say: {sentence}");
+    }
 }
 
 #[test]

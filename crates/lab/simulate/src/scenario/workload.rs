@@ -138,7 +138,7 @@ impl Table<'_> {
                     threads: self.threads(1)?,
                     files: self.count(w.files.as_ref(), "files", 1000.0)?,
                     file_size: self.needed(w.file_size.as_ref(), "file_size")?,
-                    io_size: self.amount(w.io_size.as_ref(), "io_size", 1048576.0)?,
+                    io_size: self.amount(w.io_size.as_ref(), "io_size", personality.io_size())?,
                 },
             ),
             Kind::RocksDb(benchmark) => rocksdb(

@@ -9,11 +9,13 @@
 //! deleting them takes that directory's lock, too; the others have 20 files per directory.
 //!
 //! A large set is split into several [`FileSet`]s of about a GB each, so that it can be moved in
-//! parts. Threads pick files at random: the chance that one of `t − 1` other threads uses the same
-//! of `n` files at the same time is `1 − (1 − 1/n)^(t − 1)`.
+//! parts. The chance that one of `t − 1` other threads uses the same of `n` files at the same time
+//! is `1 − (1 − 1/n)^(t − 1)`. A thread of videoserver opens the next file of the set once and
+//! streams it for ever (`flowop read`, which keeps its descriptor), so each has a file of its own
+//! while there are enough.
 //!
-//! **Limits.** Files are as large as the mean; webserver's log, a file of its own, does not grow
-//! beyond [`LOG`].
+//! **Limits.** Files are as large as the mean, also those that webproxy and varmail create with one
+//! append; webserver's log, a file of its own, does not grow beyond [`LOG`].
 
 use super::{FileSet, Job, Operation, Part, Place, Role};
 use crate::constants::Constants;
@@ -30,7 +32,7 @@ pub enum Personality {
     Webproxy,
     /// Mail: delete; create, append, fsync; read, append, fsync; read.
     Varmail,
-    /// Reads whole videos, forever.
+    /// Each thread streams one video, again and again.
     Videoserver,
 }
 
@@ -66,17 +68,20 @@ pub enum FlowOp {
     Read,
     /// Writes the whole file.
     Write,
-    /// Appends so many bytes.
+    /// Goes on reading the thread's one file, in a call of the I/O size, and from its beginning at
+    /// its end.
+    Stream,
+    /// Appends less than so many bytes: any number is as likely, half of it is the mean.
     Append(f64),
-    /// Appends so many bytes to the log, a separate file that is never read.
+    /// Appends as many to the log, a separate file that is never read.
     Log(f64),
     /// Makes the file's data durable.
     Fsync,
 }
 
-use FlowOp::{Append, Close, Create, Delete, Fsync, Log, Open, Read, Stat, Write};
+use FlowOp::{Append, Close, Create, Delete, Fsync, Log, Open, Read, Stat, Stream, Write};
 
-/// `appendfilerand` writes this much on average in every personality.
+/// `iosize` of `appendfilerand` in every personality: it draws the bytes from 0 to this.
 const APPEND: f64 = 16.0 * 1024.0;
 
 impl Personality {
@@ -108,7 +113,15 @@ impl Personality {
                 let update = [Open, Read, Append(APPEND), Fsync, Close];
                 [&create[..], &update, &[Open, Read, Close]].concat()
             }
-            Self::Videoserver => vec![Read],
+            Self::Videoserver => vec![Stream],
+        }
+    }
+
+    /// Bytes of a call where nothing else is said: filebench's `iosize`.
+    pub const fn io_size(self) -> f64 {
+        match self {
+            Self::Videoserver => 256.0 * KB,
+            _ => KB * KB,
         }
     }
 
@@ -125,8 +138,6 @@ impl Personality {
 
 const KB: f64 = 1024.0;
 const GB: f64 = KB * KB * KB;
-/// filebench's default for whole-file reads and writes.
-const IO_SIZE: f64 = KB * KB;
 
 const fn row(personality: Personality, file_size: f64, files: f64, io_size: f64, threads: u32) -> Filebench {
     Filebench { personality, threads, files, file_size, io_size }
@@ -134,10 +145,10 @@ const fn row(personality: Personality, file_size: f64, files: f64, io_size: f64,
 
 /// NThread's Table III.
 pub const NTHREAD: [Filebench; 4] = [
-    row(Personality::Fileserver, 128.0 * KB, 100e3, IO_SIZE, 50),
-    row(Personality::Webserver, 16.0 * KB, 100e3, IO_SIZE, 100),
+    row(Personality::Fileserver, 128.0 * KB, 100e3, KB * KB, 50),
+    row(Personality::Webserver, 16.0 * KB, 100e3, KB * KB, 100),
     row(Personality::Webproxy, 16.0 * KB, 100e3, 16.0 * KB, 100),
-    row(Personality::Varmail, 16.0 * KB, 100e3, IO_SIZE, 16),
+    row(Personality::Varmail, 16.0 * KB, 100e3, KB * KB, 16),
 ];
 
 /// One row of Dragonfly's Table II: several applications, half of them on each node.
@@ -153,8 +164,8 @@ pub struct Rows {
 
 const fn rows(personality: Personality, heavy: (f64, f64, u32), light: (f64, f64, u32), applications: u32) -> Rows {
     Rows {
-        heavy: row(personality, heavy.0, heavy.1, IO_SIZE, heavy.2),
-        light: row(personality, light.0, light.1, IO_SIZE, light.2),
+        heavy: row(personality, heavy.0, heavy.1, personality.io_size(), heavy.2),
+        light: row(personality, light.0, light.1, personality.io_size(), light.2),
         applications,
     }
 }
@@ -183,7 +194,7 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
     let calls = |bytes: f64| (bytes / p.io_size).ceil().max(1.0);
     let mut op = Operation::default();
     let mut part = Part { files: 0, call: p.io_size.min(size), sequential: true, ..Part::default() };
-    let mut log = Part { call: APPEND, sequential: true, ..Part::default() };
+    let mut log = Part { call: 0.5 * APPEND, sequential: true, ..Part::default() };
     let naming = costs.name_s + costs.entry_s * p.personality.directory(p.files);
     for flow in p.personality.round() {
         op.counted += 1.0;
@@ -207,10 +218,14 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
                 op.cpu_s += costs.reading(size, p.io_size);
                 part.read += size;
             }
+            Stream => {
+                op.cpu_s += costs.reading(part.call, part.call);
+                part.read += part.call;
+            }
             Write | Append(_) | Log(_) => {
                 let (bytes, part) = match flow {
-                    Append(bytes) => (bytes, &mut part),
-                    Log(bytes) => (bytes, &mut log),
+                    Append(most) => (0.5 * most, &mut part),
+                    Log(most) => (0.5 * most, &mut log),
                     _ => (size, &mut part),
                 };
                 let n = calls(bytes);
@@ -227,21 +242,24 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
     }
     // A round that opens no file still reads one.
     part.picks = part.picks.max(1.0);
-    let total = p.files * size;
-    let parts = (total / PART).ceil().clamp(1.0, MAX_PARTS.min(p.files).max(1.0)) as usize;
+    // The files of a set that nobody streams are never touched.
+    let private = p.personality == Personality::Videoserver && f64::from(p.threads) <= p.files;
+    let (total, count) = if private { (size, 1.0) } else { (p.files * size, p.files) };
+    let parts = (total / PART).ceil().clamp(1.0, MAX_PARTS.min(count).max(1.0)) as usize;
     let share = 1.0 / parts as f64;
-    let together = 1.0 - (1.0 - 1.0 / p.files.max(1.0)).powf(f64::from(p.threads) - 1.0);
+    let together = 1.0 - (1.0 - 1.0 / count.max(1.0)).powf(f64::from(p.threads) - 1.0);
+    let together = if private { 0.0 } else { together };
     let file_set = |name: String, size: f64, files: f64, together: f64| FileSet {
         name,
         size,
         filled: 1.0,
-        private: false,
+        private,
         files,
         together,
         place: place.clone(),
     };
     let mut files: Vec<FileSet> =
-        (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, p.files * share, together)).collect();
+        (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, count * share, together)).collect();
     let (read, write, own, picks) = (part.read * share, part.write * share, part.own * share, part.picks * share);
     op.parts = (0..parts).map(|files| Part { files, read, write, own, picks, ..part }).collect();
     if log.write > 0.0 {

@@ -7,7 +7,8 @@
 //! for its group) and is written a second time when its memtable is flushed; in key order nothing
 //! is compacted. A get reads a few blocks of an SSTable
 //! ([`DB_GET_BLOCKS`](crate::calibration::DB_GET_BLOCKS)), index blocks being in memory.
-//! readwhilewriting is the given number of readers, which count, and one writer, which does not.
+//! readwhilewriting is the given number of readers, which count, and one writer, which does not, as
+//! with `db_bench --threads`.
 //!
 //! **Limits.** No compaction, no block cache, no stalls.
 
@@ -27,6 +28,14 @@ pub enum Benchmark {
 }
 
 impl Benchmark {
+    /// `--threads` of `db_bench` for so many threads in all: readwhilewriting adds one that writes.
+    pub const fn option(self, threads: u32) -> u32 {
+        match self {
+            Self::ReadWhileWriting => threads.saturating_sub(1),
+            Self::FillSeq | Self::ReadRandom => threads,
+        }
+    }
+
     /// Name as `db_bench` knows it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,12 +51,26 @@ impl Benchmark {
 pub struct RocksDb {
     /// Which.
     pub benchmark: Benchmark,
-    /// Threads.
+    /// Threads, as `db_bench --threads` counts them.
     pub threads: u32,
     /// Keys.
     pub keys: f64,
     /// Bytes of a value.
     pub value: f64,
+}
+
+/// NThread V-E: keys, bytes of a value, and threads in all ("each RocksDB runs 10 threads, which is
+/// equal to the number of cores per CPU").
+pub const NTHREAD: (f64, f64, u32) = (10e6, 4096.0, 10);
+
+/// Bytes/s that so many threads put on NOVA, alone: as fast as their software and the medium go,
+/// and no faster than the writers' lock is held. What limits writers where memory is slowed down
+/// and software is not.
+pub fn put_bw(c: &Constants, value: f64, threads: u32) -> f64 {
+    let (costs, record) = (FileSystem::Nova.costs(c), value + RECORD);
+    let log_s = costs.append_s + (record + costs.append_bytes) * c.optane_write_s;
+    let put_s = c.db_put_s + 2.0 * log_s;
+    record * (f64::from(threads) / put_s).min(1.0 / (c.db_write_lock_s + log_s))
 }
 
 /// A key, a header and a checksum.

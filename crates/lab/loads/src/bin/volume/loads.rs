@@ -4,7 +4,12 @@
 //! and files of the same size, but fewer: memory is `scale` times as slow and a run takes `seconds`
 //! in place of the papers' 60, so all data is divided by `scale × 60 / seconds`, and each byte is
 //! read and overwritten as often as there. The sizes of filebench's files are kept while there are
-//! at least [`LEAST_FILES`]; then files become smaller.
+//! at least [`LEAST_FILES`]; then files become smaller. RocksDB's tables and levels shrink as its
+//! data, and its writes are no faster than those of the real software on a real module, divided by
+//! the scale.
+//!
+//! **Limits.** RocksDB's own software is not slowed down otherwise. NThread's Fig. 4 and 8 pin
+//! threads to single CPUs, of which there are none to pin to; they are not here.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,9 +17,11 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use lab::filebench::{DRAGONFLY, Done, Filebench, NTHREAD, Personality};
 use simulate::calibration::{DB_GET_BLOCKS, DB_GET_S, DB_PUT_S, FLOWOP_S};
+use simulate::constants::Constants;
 use simulate::papers::Paper;
 use simulate::reproduce::measured::Ratio;
 use simulate::workload::filebench::FlowOp;
+use simulate::workload::rocksdb::{self, Benchmark};
 
 /// Seconds of a run in the papers (Dragonfly Fig. 6; NThread names none: as in the simulator).
 const PAPER_SECONDS: f64 = 60.0;
@@ -23,16 +30,19 @@ const FIO_FILE: f64 = 4e9;
 /// Of no paper: four readers that rest long enough to leave each controller less than half full.
 /// The papers say what a policy does where none is overloaded, but each of their loads fills an
 /// emulated module.
-const LIGHT: Load =
-    Load { name: "light", program: Program::Light(4, 1000), applications: 1, spread: false, placed: false };
+const LIGHT: Load = Load::new("light", Program::Light(4, 1000));
 
-/// NThread V-E: keys of a RocksDB, bytes of a value, threads.
-const ROCKSDB: (f64, u32, u32) = (10e6, 4096, 10);
-/// RocksDB's write buffer and target size of a table are 64 MB by default: a 600th of the paper's
-/// 40 GB. Not below this, the size in a run of 12 s at the scale 200 that keeps ten tables.
-const LEAST_TABLE: u64 = 4 << 20;
-/// A file set has at least so many files.
-const LEAST_FILES: f64 = 10.0;
+/// RocksDB's defaults for data of any size, in bytes: write buffer and tables, level 1, cache of
+/// blocks. With 256 MB for a level 1 and the data divided by 200, each compaction rewrote all of
+/// it: 208 MB of 199. Divided as well, the same load had 235 compactions of 1.4 MB.
+const TABLE: f64 = 67_108_864.0;
+const LEVEL_1: f64 = 268_435_456.0;
+const CACHE: f64 = 8_388_608.0;
+/// Bytes/s that one thread of RocksDB compacts where memory is no limit: `db_bench compact` of 198
+/// MB into 132 MB in 0.97 s, on tmpfs, on the machine of bench/volume.md.
+const COMPACTION_BW: f64 = 137e6;
+/// A file set has at least so many files: one for each thread of Dragonfly's videoserver, as there.
+const LEAST_FILES: f64 = 50.0;
 
 /// Bytes that one request of a mount carries at most.
 const LARGEST_CALL: f64 = 1048576.0;
@@ -45,7 +55,7 @@ pub enum Program {
     /// fio: as many threads that read and rest for so many microseconds after each operation.
     Light(u32, u32),
     /// db_bench with this benchmark.
-    Db(&'static str),
+    Db(Benchmark),
     /// A personality, already scaled down.
     Filebench(Filebench),
 }
@@ -63,14 +73,27 @@ pub struct Load {
     pub spread: bool,
     /// Whether application `i` begins on node `2 i / applications`; else the kernel chooses.
     pub placed: bool,
+    /// Length of the run, as a fraction of the others'.
+    pub length: f64,
+    /// T_window of Dragonfly.
+    pub window_s: f64,
 }
 
 impl Load {
+    /// A load with all data on node 0, its threads where the kernel puts them.
+    const fn new(name: &'static str, program: Program) -> Self {
+        Self { name, program, applications: 1, spread: false, placed: false, length: 1.0, window_s: 6.0 }
+    }
+
     /// Whether a paper has it.
     pub fn published(&self) -> bool {
-        !matches!(self.program, Program::Light(..))
+        !matches!(self.program, Program::Light(..)) && self.name != SIMPLEREAD
     }
 }
+
+/// The thesis moves a process in DRAM with its memory. A mount moves a thread, on Optane's timing:
+/// a load of no paper.
+const SIMPLEREAD: &str = "simpleread";
 
 /// A figure that can be measured.
 #[derive(Clone, Debug)]
@@ -78,6 +101,11 @@ pub struct Figure {
     pub paper: Paper,
     pub id: &'static str,
     pub loads: Vec<Load>,
+    /// How many of the loads the paper's averages are over, whichever the user chooses; none where
+    /// they are points of a course.
+    pub of_published: usize,
+    /// Profile of emulated memory, and how many times as slow as in the other figures it is.
+    pub memory: (&'static str, f64),
     /// Policy, and the name of its series.
     pub series: &'static [(&'static str, &'static str)],
     /// The series that others are relative to.
@@ -103,7 +131,7 @@ impl Figure {
 }
 
 const fn ratio(of: &'static str, over: &'static str) -> Ratio {
-    Ratio { of, over, stated: None }
+    Ratio { of, over }
 }
 
 /// `NOVA` keeps all data on node 0, `NOVA_n` writes to any node: no policy. `off` writes where the
@@ -132,8 +160,15 @@ const NTHREAD_RATIOS: &[Ratio] = &[
     ratio("auto", "NThread"),
     ratio("auto", "off"),
 ];
-const DRAGONFLY_SERIES: &[(&str, &str)] =
-    &[("off", "baseline"), ("nthread", "NThread"), ("dragonfly", "Dragonfly"), ("auto", "auto")];
+/// NThread is the one of Dragonfly's paper, which moves nothing to an overloaded node: a Dragonfly
+/// that may not move a byte. MSST_NThread is that of NThread's own paper.
+const DRAGONFLY_SERIES: &[(&str, &str)] = &[
+    ("off", "baseline"),
+    ("no-data", "NThread"),
+    ("nthread", "MSST_NThread"),
+    ("dragonfly", "Dragonfly"),
+    ("auto", "auto"),
+];
 const DRAGONFLY_RATIOS: &[Ratio] = &[
     ratio("NThread", "baseline"),
     ratio("Dragonfly", "NThread"),
@@ -141,60 +176,85 @@ const DRAGONFLY_RATIOS: &[Ratio] = &[
     ratio("auto", "NThread"),
     ratio("auto", "Dragonfly"),
 ];
+/// Dragonfly Fig. 6(c) and (d).
+const COURSE_SERIES: &[(&str, &str)] = &[("no-data", "NThread"), ("dragonfly", "Dragonfly")];
+const COURSE_RATIOS: &[Ratio] = &[ratio("Dragonfly", "NThread")];
 const READ_SERIES: &[(&str, &str)] =
     &[("off", "off"), ("nthread-rl", "NThread_rl"), ("nthread", "NThread"), ("auto", "auto")];
-/// The thesis moves the process; a mount moves its thread.
-const READ_RATIOS: &[Ratio] = &[
-    Ratio { of: "NThread_rl", over: "off", stated: Some(("more bandwidth with task migration", "all")) },
-    Ratio { of: "NThread", over: "off", stated: None },
-    Ratio { of: "auto", over: "off", stated: None },
-];
+const READ_RATIOS: &[Ratio] = &[ratio("NThread_rl", "off"), ratio("NThread", "off"), ratio("auto", "off")];
 
-/// All figures that can be measured; `factor` is how many times as little data there is.
-pub fn figures(factor: f64) -> Vec<Figure> {
-    let load = |name, program| Load { name, program, applications: 1, spread: false, placed: false };
+/// NThread's nodes have one module. Dragonfly's have six, which two processors cannot serve at the
+/// same scale.
+const ONE_MODULE: (&str, f64) = ("optane", 1.0);
+/// See [`ONE_MODULE`].
+const SIX_MODULES: (&str, f64) = ("optane-6", 2.0);
+
+/// All figures that can be measured. Memory is `scale` times as slow, and a run of the papers takes
+/// `seconds`.
+pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
     let fio = |threads| {
-        let mixes = [("read-only", 100), ("rw80", 80), ("rw60", 60)];
-        mixes.map(|(name, reads)| load(name, Program::Fio(threads, reads))).to_vec()
+        let mixes = [("read-only", 100), ("rw80", 80), ("rw60", 60), ("rw40", 40), ("rw20", 20), ("write-only", 0)];
+        mixes.map(|(name, reads)| Load::new(name, Program::Fio(threads, reads))).to_vec()
     };
     let databases = |applications| {
-        let all = [("W", "fillseq"), ("R", "readrandom"), ("RW", "readwhilewriting")];
-        all.map(|(name, benchmark)| Load { applications, spread: true, ..load(name, Program::Db(benchmark)) }).to_vec()
+        let all = [("W", Benchmark::FillSeq), ("R", Benchmark::ReadRandom), ("RW", Benchmark::ReadWhileWriting)];
+        let one = |(name, benchmark)| Load { applications, spread: true, ..Load::new(name, Program::Db(benchmark)) };
+        all.map(one).to_vec()
     };
-    let scaled = |what: Filebench| Program::Filebench(scaled(what, factor));
     let nthread = |applications| {
-        let one = |what: Filebench| Load { applications, spread: true, ..load(what.personality.name(), scaled(what)) };
+        let program = |what| Program::Filebench(scaled(what, factor(scale, seconds)));
+        let one =
+            |what: Filebench| Load { applications, spread: true, ..Load::new(what.personality.name(), program(what)) };
         NTHREAD.map(one).to_vec()
     };
-    let dragonfly = |heavy| {
-        let one = |rows: lab::filebench::Rows| {
-            let what = if heavy { rows.heavy } else { rows.light };
-            Load { applications: rows.applications, placed: true, ..load(what.personality.name(), scaled(what)) }
-        };
-        DRAGONFLY.into_iter().map(one).chain((!heavy).then_some(LIGHT)).collect()
+    let application = |heavy: bool, rows: lab::filebench::Rows| {
+        let what = if heavy { rows.heavy } else { rows.light };
+        let program = Program::Filebench(scaled(what, factor(scale * SIX_MODULES.1, seconds)));
+        Load { applications: rows.applications, placed: true, ..Load::new(what.personality.name(), program) }
     };
-    let figure = |paper, id, loads, unit| match paper {
-        Paper::Dragonfly => {
-            let (series, ratios) = (DRAGONFLY_SERIES, DRAGONFLY_RATIOS);
-            Figure { paper, id, loads, series, base: "baseline", ratios, unit }
-        }
-        Paper::Arc => Figure { paper, id, loads, series: READ_SERIES, base: "off", ratios: READ_RATIOS, unit },
-        _ => Figure { paper, id, loads, series: FIO, base: "NOVA_n", ratios: NTHREAD_RATIOS, unit },
+    let dragonfly = |heavy| DRAGONFLY.map(|rows| application(heavy, rows)).to_vec();
+    let webserver = |name| Load { name, ..application(true, DRAGONFLY[0]) };
+    let windows = [("2 s", 2.0), ("4 s", 4.0), ("6 s", 6.0), ("12 s", 12.0), ("30 s", 30.0)];
+    let lengths = [("10 s", 10.0), ("30 s", 30.0), ("60 s", 60.0), ("120 s", 120.0), ("180 s", 180.0)];
+    let figure = |paper, id, loads: Vec<Load>, unit| {
+        let (memory, series, base, ratios) = match (paper, id) {
+            (Paper::Dragonfly, "6a" | "6b") => (SIX_MODULES, DRAGONFLY_SERIES, "baseline", DRAGONFLY_RATIOS),
+            (Paper::Dragonfly, _) => (SIX_MODULES, COURSE_SERIES, "NThread", COURSE_RATIOS),
+            (Paper::Arc, _) => (ONE_MODULE, READ_SERIES, "off", READ_RATIOS),
+            _ => (ONE_MODULE, FIO, "NOVA_n", NTHREAD_RATIOS),
+        };
+        let course = std::ptr::eq(series, COURSE_SERIES);
+        let of_published = loads.iter().filter(|load| load.published() && !course).count();
+        Figure { paper, id, loads, of_published, memory, series, base, ratios, unit }
     };
     // Thesis 5.1: one thread reads one file, of 1 GB here, in pieces of 1 MB, from the other node.
     let gb = 1024.0 * 1024.0 * 1024.0;
     let (personality, mb) = (Personality::Videoserver, 1024.0 * 1024.0);
-    let read = Filebench { personality, threads: 1, files: 1.0, file_size: (gb / factor).round(), io_size: mb };
-    let simpleread = Load { placed: true, ..load("simpleread", Program::Filebench(read)) };
+    let file_size = (gb / factor(scale, seconds)).round();
+    let read = Filebench { personality, threads: 1, files: 1.0, file_size, io_size: mb };
+    let simpleread = Load { placed: true, ..Load::new(SIMPLEREAD, Program::Filebench(read)) };
+    let ops = "operations/s";
     vec![
         figure(Paper::NThread, "5a", fio(4), "MB/s by Eq. 1"),
         figure(Paper::NThread, "5b", fio(8), "MB/s by Eq. 1"),
-        figure(Paper::NThread, "6a", nthread(1), "operations/s"),
-        figure(Paper::NThread, "6b", nthread(2), "operations/s"),
-        figure(Paper::NThread, "7a", databases(1), "operations/s"),
-        figure(Paper::NThread, "7b", databases(2), "operations/s"),
-        figure(Paper::Dragonfly, "6a", dragonfly(true), "operations/s"),
-        figure(Paper::Dragonfly, "6b", dragonfly(false), "operations/s"),
+        figure(Paper::NThread, "6a", nthread(1), ops),
+        figure(Paper::NThread, "6b", nthread(2), ops),
+        figure(Paper::NThread, "7a", databases(1), ops),
+        figure(Paper::NThread, "7b", databases(2), ops),
+        figure(Paper::Dragonfly, "6a", dragonfly(true), ops),
+        figure(Paper::Dragonfly, "6b", [dragonfly(false), vec![LIGHT]].concat(), ops),
+        figure(
+            Paper::Dragonfly,
+            "6c",
+            windows.map(|(name, window_s)| Load { window_s, ..webserver(name) }).to_vec(),
+            ops,
+        ),
+        figure(
+            Paper::Dragonfly,
+            "6d",
+            lengths.map(|(name, s)| Load { length: s / PAPER_SECONDS, ..webserver(name) }).to_vec(),
+            ops,
+        ),
         figure(Paper::Arc, "8.3", vec![simpleread], "MB/s"),
     ]
 }
@@ -202,6 +262,30 @@ pub fn figures(factor: f64) -> Vec<Figure> {
 /// How many times as little data a run of these seconds has, on memory so many times as slow.
 pub fn factor(scale: f64, seconds: f64) -> f64 {
     scale * PAPER_SECONDS / seconds
+}
+
+/// The configuration of a mount under a policy. The papers' systems have none of homenode's rails:
+/// they decide anew in each period. Their limit for CPUs and T_window are those of the simulated
+/// experiments. `auto` is homenode's own, as it is.
+pub fn configuration(policy: &str, window_s: f64) -> String {
+    if policy == "auto" {
+        return String::new();
+    }
+    let c = Constants::CALIBRATED;
+    // Dragonfly IV-A leaves NThread's rule for CPUs out.
+    let cpu_limit = if matches!(policy, "dragonfly" | "no-data") { f64::from(u16::MAX) } else { c.cpu_limit };
+    let bytes = if policy == "no-data" { "bytes_per_day = 0.0\nburst_bytes = 0.0\n" } else { "" };
+    format!(
+        "[nthread]\ncpu_limit = {cpu_limit:.2}\n\
+         [dragonfly]\nmin_window_s = {window_s:.1}\nmax_window_s = {window_s:.1}\n{bytes}\
+         [engine]\ndwell_s = 0.0\ncooldown_s = 0.0\nmoves_per_s = 1e6\nburst = 1000000\n\
+         [engine.oscillation]\nleave_alone_s = 0.0\n[engine.settle]\nwindows = 0\n"
+    )
+}
+
+/// The name of the policy for the command line.
+pub fn policy(key: &str) -> &str {
+    if key == "no-data" { "dragonfly" } else { key }
 }
 
 fn scaled(what: Filebench, factor: f64) -> Filebench {
@@ -217,7 +301,7 @@ pub fn program_s(load: &Load) -> f64 {
         // A part of the calls' time, as in the simulator.
         Program::Fio(..) | Program::Light(..) => 0.0,
         // To the log, and to the table.
-        Program::Db("fillseq") => DB_PUT_S / 2.0,
+        Program::Db(Benchmark::FillSeq) => DB_PUT_S / 2.0,
         Program::Db(_) => DB_GET_S / DB_GET_BLOCKS,
         Program::Filebench(what) => {
             let round = what.personality.round();
@@ -229,8 +313,10 @@ pub fn program_s(load: &Load) -> f64 {
                     // Another one finds the end.
                     FlowOp::Read => pieces(what.file_size) + 1.0,
                     FlowOp::Write => pieces(what.file_size),
-                    FlowOp::Append(bytes) => pieces(*bytes),
-                    FlowOp::Log(bytes) => 1.0 + pieces(*bytes),
+                    FlowOp::Stream => pieces(what.io_size),
+                    // Half of them is the mean.
+                    FlowOp::Append(bytes) => pieces(*bytes / 2.0),
+                    FlowOp::Log(bytes) => 1.0 + pieces(*bytes / 2.0),
                     // The kernel answers these by itself.
                     FlowOp::Stat | FlowOp::Close | FlowOp::Fsync => 0.0,
                 })
@@ -244,8 +330,10 @@ pub fn program_s(load: &Load) -> f64 {
 pub struct Runner<'a> {
     /// The directory of our programs.
     pub built: &'a Path,
+    /// Of a run of the papers' 60.
     pub seconds: f64,
-    pub factor: f64,
+    /// How many times as slow memory is.
+    pub scale: f64,
     /// The CPUs of each node.
     pub cpus: [String; 2],
     /// How many times as slow software is, where it is emulated, too.
@@ -253,45 +341,66 @@ pub struct Runner<'a> {
 }
 
 impl Runner<'_> {
+    fn factor(&self) -> f64 {
+        factor(self.scale, self.seconds)
+    }
+
+    fn seconds(&self, load: &Load) -> f64 {
+        self.seconds * load.length
+    }
+
     /// Bytes of the data of one application.
     pub fn bytes(&self, load: &Load) -> f64 {
         match load.program {
-            Program::Fio(threads, _) | Program::Light(threads, _) => f64::from(threads) * FIO_FILE / self.factor,
+            Program::Fio(threads, _) | Program::Light(threads, _) => f64::from(threads) * FIO_FILE / self.factor(),
             // The log has every value once more.
-            Program::Db(_) => 2.0 * self.keys() * f64::from(ROCKSDB.1),
+            Program::Db(_) => 2.0 * self.keys() * rocksdb::NTHREAD.1,
             Program::Filebench(what) => what.files * what.file_size,
         }
     }
 
     fn keys(&self) -> f64 {
-        (ROCKSDB.0 / self.factor).round()
+        (rocksdb::NTHREAD.0 / self.factor()).round()
     }
 
     /// Makes the files of one application.
     pub fn fill(&self, load: &Load, dir: &Path) -> Result<()> {
         match load.program {
             Program::Fio(threads, _) | Program::Light(threads, _) => {
-                let file_size = (FIO_FILE / self.factor).round();
+                let file_size = (FIO_FILE / self.factor()).round();
                 let personality = Personality::Videoserver;
                 let files = f64::from(threads);
                 lab::filebench::fill(dir, &Filebench { personality, threads, files, file_size, io_size: 4096.0 })
             }
-            Program::Db("fillseq") => std::fs::create_dir_all(dir).with_context(|| dir.display().to_string()),
-            Program::Db(_) => output(&mut self.db_bench(dir, "fillseq", 1, self.keys())).map(drop),
+            Program::Db(Benchmark::FillSeq) => std::fs::create_dir_all(dir).with_context(|| dir.display().to_string()),
+            Program::Db(_) => output(&mut self.db_bench(dir, Benchmark::FillSeq, 1, self.keys())).map(drop),
             Program::Filebench(what) => lab::filebench::fill(dir, &what),
         }
     }
 
-    fn db_bench(&self, dir: &Path, benchmark: &str, threads: u32, keys: f64) -> Command {
+    fn db_bench(&self, dir: &Path, benchmark: Benchmark, threads: u32, keys: f64) -> Command {
         let mut command = Command::new("db_bench");
-        let table = LEAST_TABLE;
-        command.arg(format!("--benchmarks={benchmark}")).arg(format!("--db={}", dir.display()));
-        command.arg(format!("--num={keys}")).arg(format!("--value_size={}", ROCKSDB.1));
-        command.arg(format!("--threads={threads}")).arg("--compression_type=none");
-        command.args([format!("--write_buffer_size={table}"), format!("--target_file_size_base={table}")]);
-        // As the data, so that it stays as small a part of it.
-        command.arg(format!("--cache_size={:.0}", f64::from(8 << 20) / self.factor));
+        let scaled = |bytes: f64| format!("{:.0}", bytes / self.factor());
+        command.arg(format!("--benchmarks={}", benchmark.name())).arg(format!("--db={}", dir.display()));
+        command.arg(format!("--num={keys}")).arg(format!("--value_size={}", rocksdb::NTHREAD.1));
+        command.arg(format!("--threads={}", benchmark.option(threads))).arg("--compression_type=none");
+        command.arg(format!("--write_buffer_size={}", scaled(TABLE)));
+        command.arg(format!("--target_file_size_base={}", scaled(TABLE)));
+        command.arg(format!("--max_bytes_for_level_base={}", scaled(LEVEL_1)));
+        command.arg(format!("--cache_size={}", scaled(CACHE)));
         command
+    }
+
+    /// No faster than on a real machine: memory is slow here, RocksDB's software is not.
+    fn limit(&self, command: &mut Command, benchmark: Benchmark) {
+        let (_, value, threads) = rocksdb::NTHREAD;
+        let writers = if benchmark == Benchmark::FillSeq { threads } else { 1 };
+        let puts = rocksdb::put_bw(&Constants::CALIBRATED, value, writers);
+        command.arg(format!("--benchmark_write_rate_limit={:.0}", puts / self.scale));
+        // In key order nothing is compacted.
+        if benchmark == Benchmark::ReadWhileWriting {
+            command.arg(format!("--rate_limiter_bytes_per_sec={:.0}", COMPACTION_BW / self.scale));
+        }
     }
 
     /// The command of application `i`.
@@ -313,20 +422,22 @@ impl Runner<'_> {
                     Program::Light(_, rest_us) => fio.args(["--rwmixread=100", &format!("--thinktime={rest_us}")]),
                     _ => &mut fio,
                 };
-                fio.arg(format!("--runtime={}", self.seconds));
+                fio.arg(format!("--runtime={}", self.seconds(load)));
                 fio.arg(format!("--numjobs={threads}")).arg(format!("--directory={}", dir.display()));
-                fio.arg(format!("--size={:.0}", FIO_FILE / self.factor));
+                fio.arg(format!("--size={:.0}", FIO_FILE / self.factor()));
                 fio
             }
             // fillseq ends with its keys, not with a time; each thread writes them all.
-            Program::Db("fillseq") => {
-                self.db_bench(dir, "fillseq", ROCKSDB.2, (self.keys() / f64::from(ROCKSDB.2)).round())
+            Program::Db(Benchmark::FillSeq) => {
+                let (benchmark, threads) = (Benchmark::FillSeq, rocksdb::NTHREAD.2);
+                let mut command = self.db_bench(dir, benchmark, threads, (self.keys() / f64::from(threads)).round());
+                self.limit(&mut command, benchmark);
+                command
             }
             Program::Db(benchmark) => {
-                // readwhilewriting adds a thread that writes.
-                let threads = ROCKSDB.2 - u32::from(benchmark == "readwhilewriting");
-                let mut command = self.db_bench(dir, benchmark, threads, self.keys());
-                command.args(["--use_existing_db=1".to_owned(), format!("--duration={:.0}", self.seconds)]);
+                let mut command = self.db_bench(dir, benchmark, rocksdb::NTHREAD.2, self.keys());
+                self.limit(&mut command, benchmark);
+                command.args(["--use_existing_db=1".to_owned(), format!("--duration={:.0}", self.seconds(load))]);
                 // By default a thread looks at the clock every 1,000 operations: beside a writer
                 // these take 16 s.
                 command.arg("--ops_between_duration_checks=10");
@@ -337,7 +448,7 @@ impl Runner<'_> {
                 command.arg("--dir").arg(dir).arg(format!("--personality={}", what.personality.name()));
                 command.arg(format!("--files={}", what.files)).arg(format!("--file-size={}", what.file_size));
                 command.arg(format!("--io-size={}", what.io_size)).arg(format!("--threads={}", what.threads));
-                command.arg(format!("--seconds={}", self.seconds));
+                command.arg(format!("--seconds={}", self.seconds(load)));
                 if let Some(slow) = self.slow {
                     command.arg(format!("--scale={slow}"));
                     command.args(self.cpus.iter().map(|cpus| format!("--node={cpus}")));
@@ -384,17 +495,10 @@ impl Runner<'_> {
                 })
             }
             Program::Db(_) => db_rate(text).context("db_bench said no rate"),
-            Program::Filebench(what) => {
+            Program::Filebench(_) => {
                 let done: Done = serde_json::from_str(text).context("homenode-filebench")?;
-                // An operation of videoserver is a whole file, of which a run of seconds reads a
-                // part.
-                let files = done.read_bytes as f64 / what.file_size / self.seconds;
-                Ok(match (what.files == 1.0, what.personality) {
-                    // simpleread.
-                    (true, _) => done.read_bytes as f64 / 1e6 / self.seconds,
-                    (false, Personality::Videoserver) => files,
-                    _ => done.operations as f64 / self.seconds,
-                })
+                let per_s = |count: u64| count as f64 / self.seconds(load);
+                Ok(if load.name == SIMPLEREAD { per_s(done.read_bytes) / 1e6 } else { per_s(done.operations) })
             }
         }
     }
@@ -432,6 +536,8 @@ mod tests {
             assert!((0.99..1.01).contains(&off) || small.file_size == what.file_size, "{what:?} {small:?}");
             assert!(small.files >= LEAST_FILES && small.threads == what.threads, "{small:?}");
         }
+        let videos = scaled(DRAGONFLY[2].heavy, 400.0);
+        assert_eq!((videos.files, videos.io_size), (50.0, 262144.0), "each of 28 threads has a file of its own");
         let webserver = scaled(NTHREAD[1], 1000.0);
         assert_eq!((webserver.files, webserver.file_size), (100.0, 16384.0));
         assert_eq!(factor(200.0, 12.0), 1000.0);
@@ -440,11 +546,53 @@ mod tests {
     /// A webserver's round: ten times open, read, find the end and close, then the log.
     #[test]
     fn a_programs_own_time_is_shared_out_among_its_calls() {
-        let load = |program| Load { name: "", program, applications: 1, spread: false, placed: false };
+        let load = |program| Load::new("", program);
         let webserver = program_s(&load(Program::Filebench(scaled(NTHREAD[1], 1000.0))));
         assert!((webserver * 32.0 - FLOWOP_S * 31.0).abs() < 1e-12, "{webserver}");
         assert_eq!(program_s(&load(Program::Fio(4, 80))), 0.0);
-        assert!((program_s(&load(Program::Db("readrandom"))) * 3.0 - DB_GET_S).abs() < 1e-12);
+        assert!((program_s(&load(Program::Db(Benchmark::ReadRandom))) * 3.0 - DB_GET_S).abs() < 1e-12);
+    }
+
+    /// Level 1 held the whole database, so each compaction rewrote all of it, and ten threads read
+    /// beside the writer in place of nine.
+    #[test]
+    fn rocksdbs_levels_shrink_with_its_data_and_ten_threads_run() {
+        let runner =
+            Runner { built: Path::new("/"), seconds: 60.0, scale: 200.0, cpus: Default::default(), slow: None };
+        let load = Load::new("RW", Program::Db(Benchmark::ReadWhileWriting));
+        let command = runner.command(&load, 0, Path::new("/db"));
+        let args: Vec<&str> = command.get_args().filter_map(|arg| arg.to_str()).collect();
+        let wanted = ["--num=50000", "--threads=9", "--write_buffer_size=335544", "--target_file_size_base=335544"];
+        for wanted in
+            wanted.iter().chain(&["--max_bytes_for_level_base=1342177", "--rate_limiter_bytes_per_sec=685000"])
+        {
+            assert!(args.contains(wanted), "{wanted}: {args:?}");
+        }
+        assert!(args.iter().any(|arg| arg.starts_with("--benchmark_write_rate_limit=2")), "{args:?}");
+        let write = runner.command(&Load::new("W", Program::Db(Benchmark::FillSeq)), 0, Path::new("/db"));
+        let args: Vec<&str> = write.get_args().filter_map(|arg| arg.to_str()).collect();
+        assert!(args.contains(&"--threads=10") && args.contains(&"--num=5000"), "{args:?}");
+        assert!(!args.iter().any(|arg| arg.starts_with("--rate_limiter")), "{args:?}");
+    }
+
+    #[test]
+    fn every_load_has_a_name_of_its_own_and_dragonflys_machine_six_modules() {
+        for figure in figures(200.0, 60.0) {
+            let names: std::collections::BTreeSet<&str> = figure.loads.iter().map(|load| load.name).collect();
+            assert_eq!(names.len(), figure.loads.len(), "{}", figure.id);
+            assert_eq!(figure.memory.0 == "optane-6", figure.paper == Paper::Dragonfly);
+            let series: Vec<&str> = figure.series.iter().map(|series| series.1).collect();
+            let known = |ratio: &Ratio| series.contains(&ratio.of) && series.contains(&ratio.over);
+            assert!(figure.ratios.iter().all(known) && series.contains(&figure.base), "{}", figure.id);
+        }
+    }
+
+    #[test]
+    fn the_papers_policies_have_no_rails_and_dragonflys_nthread_moves_no_data() {
+        let none = configuration("no-data", 6.0);
+        assert!(none.contains("bytes_per_day = 0.0") && none.contains("[engine.settle]\nwindows = 0"), "{none}");
+        assert!(configuration("dragonfly", 12.0).contains("max_window_s = 12.0"));
+        assert_eq!((configuration("auto", 6.0).as_str(), policy("no-data"), policy("auto")), ("", "dragonfly", "auto"));
     }
 
     #[test]

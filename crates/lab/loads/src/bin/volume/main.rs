@@ -7,32 +7,37 @@
 //! **Approach.** fio, RocksDB's db_bench and filebench's personalities run with the papers' loads
 //! ([`loads`]) on a mount whose memory is emulated. Every run begins with the same image of the
 //! volume. Rounds go through all loads and policies in turn, so that other work on the machine
-//! meets all of them. The report has each ratio as the paper states it, as the simulator has it,
-//! and as measured.
+//! meets all of them. A round of everything takes hours, so each run is put to disk as soon as it
+//! is done ([`state`]): the same command goes on where an interrupted one ended. The report has
+//! each ratio as the paper states it, as the simulator has it, and as measured, with the verdict of
+//! one rule on both.
 //!
 //! Software is emulated, too, on as many cores a node as the paper's machine has.
 //!
 //! **Limits.** What programs do between their calls is a constant of each call. With `--cores 0`
-//! software is faster, relative to the memory, than on a real machine, and waiting takes no CPU time,
-//! so policies for contention of CPUs have nothing to show. Two emulated nodes share one real memory
-//! and its caches.
+//! software is faster, relative to the memory, than on a real machine, and waiting takes no CPU
+//! time, so policies for contention of CPUs have nothing to show. Two emulated nodes share one real
+//! memory and its caches.
 
 mod loads;
 mod place;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use loads::{Figure, Load, Program, Runner};
 use place::{Line, Place};
-use serde::{Deserialize, Serialize};
 use simulate::papers::Paper;
-use simulate::reproduce::measured::{Measured, Spread, page};
+use simulate::reproduce::measured::{Measured, Spread, page, table};
+use simulate::workload::rocksdb::Benchmark;
+use state::{Done, Loads, Run, State};
 
 /// NThread's settings in the simulated experiments, at full speed: `min_bytes`, and the margin in
 /// bytes/s.
@@ -49,25 +54,26 @@ struct Args {
     /// Directory for the regions and the mount point: in memory
     #[arg(long, default_value = "/dev/shm")]
     data: PathBuf,
-    /// Directory for report.html, report.md and results.json
+    /// Directory for report.html, report.md, table.md, results.json and runs.jsonl, which has every
+    /// run and from which an interrupted measurement goes on
     #[arg(long, overrides_with = "out")]
     out: PathBuf,
-    /// Runs of each load under each policy
-    #[arg(long, default_value_t = 5)]
-    runs: usize,
-    /// Seconds of a run; data shrinks with it [default: 12, more than Dragonfly's T_window]
-    #[arg(long, default_value_t = 12.0)]
+    /// Rounds, those of runs.jsonl counted: each load once under each policy; 0 only reports
+    #[arg(long, visible_alias = "runs", default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of a run in place of the papers' 60; data shrinks with it
+    #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// How many times as slow as Optane
+    /// How many times as slow as Optane; Dragonfly's six modules a node are twice as slow as this
     #[arg(long, default_value_t = 200.0)]
     scale: f64,
     /// Emulate so many cores a node, and software on them; 0: neither [default: those of each paper]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     cores: Option<u32>,
-    /// One run of each
-    #[arg(long, conflicts_with = "runs")]
+    /// One round of 12 s
+    #[arg(long, conflicts_with_all = ["rounds", "seconds"])]
     quick: bool,
-    /// Also report the runs of an earlier results.json; with --runs 0, nothing else
+    /// Take over the runs of another runs.jsonl, as further rounds
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
     /// Also print the results as JSON
@@ -84,59 +90,21 @@ struct Args {
     policy: Vec<String>,
 }
 
-/// Figures of one run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Run {
-    /// In the figure's unit.
-    value: f64,
-    /// Share of bytes read from the other node, in the second half.
-    remote: Option<f64>,
-    /// Share of the second half's controller load (Eq. 1) that node 1 carried.
-    elsewhere: Option<f64>,
-    /// MB/s read and written by all programs, in the second half: what the unit does not count.
-    #[serde(default)]
-    carried: Option<[f64; 2]>,
-    threads_moved: usize,
-    files_moved: usize,
-}
-
-/// The runs of one load under one policy, as results.json has them.
-#[derive(Serialize, Deserialize)]
-struct Entry {
-    paper: String,
-    figure: String,
-    load: String,
-    policy: String,
-    unit: String,
-    runs: Vec<Run>,
-}
+/// Figure, load, series.
+type Key = (usize, usize, usize);
 
 /// Changes with any load, as runs of another one are no runs of this one.
 const LOADS: u32 = 3;
-
-/// What of results.json is read again.
-#[derive(Deserialize)]
-struct Results {
-    #[serde(default)]
-    loads: u32,
-    scale: f64,
-    seconds: f64,
-    /// Absent: those of each paper.
-    #[serde(default)]
-    cores: Option<u32>,
-    runs: Vec<Entry>,
-}
-
-/// Figure, load, series.
-type Key = (usize, usize, usize);
 
 fn main() -> ExitCode {
     lab::exit(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<()> {
-    let factor = loads::factor(args.scale, args.seconds);
-    let figures = chosen(args, loads::figures(factor));
+    let seconds = if args.quick { 12.0 } else { args.seconds };
+    let rounds = if args.quick { 1 } else { args.rounds };
+    ensure!(seconds >= 1.0, "--seconds is {seconds}, it must be at least 1");
+    let figures = chosen(args, loads::figures(args.scale, seconds));
     ensure!(figures.iter().any(|f| !f.loads.is_empty()), "no load is left: see --figure and --load");
     let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
     papers.dedup();
@@ -147,32 +115,54 @@ fn run(args: &Args) -> Result<()> {
     // As `homenode mount --emulate-nodes 2` shares them out.
     let list = |cpus: &[u32]| cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let (first, second) = cpus.split_at(cpus.len() / 2);
+    let cpus = [list(first), list(second)];
     let built = args.homenode.parent().context("--homenode has no directory")?;
-    let slow = (args.cores != Some(0)).then_some(args.scale);
-    let runner = Runner { built, seconds: args.seconds, factor, cpus: [list(first), list(second)], slow };
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let place = Place::new(&args.data, &args.homenode)?;
+    let mut state = State::open(
+        &args.out.join("runs.jsonl"),
+        Loads { version: LOADS, scale: args.scale, seconds, cores: args.cores },
+    )?;
+    args.add.iter().try_for_each(|file| state.add(file))?;
     let mut all: BTreeMap<Key, Vec<Run>> = BTreeMap::new();
-    args.add.iter().try_for_each(|file| add(args, file, &figures, &mut all))?;
-    for round in 0..if args.quick { 1 } else { args.runs } {
+    let keys = keys(args, &figures);
+    for key in &keys {
+        all.insert(*key, state.runs(&name(&figures, *key)));
+    }
+    let left =
+        |all: &BTreeMap<Key, Vec<Run>>| keys.iter().map(|key| rounds.saturating_sub(all[key].len())).sum::<usize>();
+    let (began, to_do) = (Instant::now(), left(&all));
+    eprintln!("{} of {} runs are left", to_do, rounds * keys.len());
+    let place = if to_do == 0 { None } else { Some(Place::new(&args.data, &args.homenode)?) };
+    for round in 0..rounds {
         for (f, figure) in figures.iter().enumerate() {
-            for (l, load) in figure.loads.iter().enumerate() {
-                for (s, (policy, series)) in figure.series.iter().enumerate() {
-                    if !args.policy.is_empty() && !args.policy.iter().any(|p| p == policy) || missing(load, policy) {
-                        continue;
-                    }
-                    let what = || format!("{} {}, {}, {series}", figure.paper.name(), figure.id, load.name);
-                    let cores = args.cores.unwrap_or_else(|| figure.cores());
-                    let run = one(args, &place, &runner, (load, cores), policy).with_context(what)?;
-                    eprintln!("emulated, round {round}: {}: {:.2} {}, {run:?}", what(), run.value, figure.unit);
-                    all.entry((f, l, s)).or_default().push(run);
-                }
+            let slow = |scale| (args.cores != Some(0)).then_some(scale);
+            let runner = |scale| Runner { built, seconds, scale, cpus: cpus.clone(), slow: slow(scale) };
+            let mut more = false;
+            for key in keys.iter().filter(|key| key.0 == f) {
+                let Some(place) = place.as_ref().filter(|_| all[key].len() <= round) else { continue };
+                let ((_, l, s), name) = (*key, name(&figures, *key));
+                let scale = args.scale * figure.memory.1;
+                let cores = args.cores.unwrap_or_else(|| figure.cores());
+                let run = one(place, &runner(scale), figure, (&figure.loads[l], cores), figure.series[s].0)
+                    .with_context(|| name.join(" "))?;
+                state.put(&Done { name: name.clone(), run: run.clone() })?;
+                all.entry(*key).or_default().push(run.clone());
+                let (done, still) = (to_do - left(&all), left(&all));
+                let hours = began.elapsed().as_secs_f64() / done.max(1) as f64 * still as f64 / 3600.0;
+                eprintln!(
+                    "emulated, round {round}, {done} of {to_do}, {hours:.1} h left: {}: {:.2} {}",
+                    name.join(" "),
+                    run.value,
+                    figure.unit
+                );
+                more = true;
             }
-            // Also after an interruption there is something to see.
-            write(args, &figures, &simulated, &all)?;
+            if more {
+                write(args, seconds, &figures, &simulated, &all)?;
+            }
         }
     }
-    write(args, &figures, &simulated, &all)?;
+    write(args, seconds, &figures, &simulated, &all)?;
     if args.json {
         let path = args.out.join("results.json");
         println!("{}", fs::read_to_string(&path).with_context(|| path.display().to_string())?);
@@ -180,31 +170,26 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Adds the runs of an earlier report.
-fn add(args: &Args, file: &Path, figures: &[Figure], all: &mut BTreeMap<Key, Vec<Run>>) -> Result<()> {
-    let what = || file.display().to_string();
-    let results: Results = serde_json::from_str(&fs::read_to_string(file).with_context(what)?).with_context(what)?;
-    let same =
-        (results.loads, results.scale, results.seconds, results.cores) == (LOADS, args.scale, args.seconds, args.cores);
-    ensure!(same, "{}: made with another version, --scale, --seconds or --cores, so of other loads", file.display());
-    let mut whole: BTreeMap<[String; 3], usize> = BTreeMap::new();
-    let name = |entry: &Entry| [entry.paper.clone(), entry.figure.clone(), entry.load.clone()];
-    for entry in &results.runs {
-        let rounds = whole.entry(name(entry)).or_insert(usize::MAX);
-        *rounds = (*rounds).min(entry.runs.len());
-    }
-    for mut entry in results.runs {
-        // The rest of a round that was interrupted has nothing to be compared with.
-        entry.runs.truncate(whole.get(&name(&entry)).copied().unwrap_or_default());
-        let figure = figures.iter().position(|f| f.paper.name() == entry.paper && f.id == entry.figure);
-        let Some((f, figure)) = figure.and_then(|f| Some((f, figures.get(f)?))) else { continue };
-        let load = figure.loads.iter().position(|load| load.name == entry.load);
-        let series = figure.series.iter().position(|series| series.0 == entry.policy);
-        if let Some((l, s)) = load.zip(series) {
-            all.entry((f, l, s)).or_default().extend(entry.runs);
+/// Everything that is to be run in a round, in order.
+fn keys(args: &Args, figures: &[Figure]) -> Vec<Key> {
+    let mut keys = Vec::new();
+    for (f, figure) in figures.iter().enumerate() {
+        for (l, load) in figure.loads.iter().enumerate() {
+            for (s, (policy, _)) in figure.series.iter().enumerate() {
+                let wanted = args.policy.is_empty() || args.policy.iter().any(|p| p == policy);
+                if wanted && !missing(load, policy) {
+                    keys.push((f, l, s));
+                }
+            }
         }
     }
-    Ok(())
+    keys
+}
+
+/// Paper, figure, load and policy, as in runs.jsonl.
+fn name(figures: &[Figure], (f, l, s): Key) -> [String; 4] {
+    let figure = &figures[f];
+    [figure.paper.name(), figure.id, figure.loads[l].name, figure.series[s].0].map(str::to_owned)
 }
 
 /// The figures that the user wants.
@@ -226,25 +211,29 @@ fn missing(load: &Load, policy: &str) -> bool {
 }
 
 /// One run of a load under one policy.
-fn one(args: &Args, place: &Place, runner: &Runner<'_>, (load, cores): (&Load, u32), policy: &str) -> Result<Run> {
+fn one(place: &Place, runner: &Runner<'_>, figure: &Figure, (load, cores): (&Load, u32), policy: &str) -> Result<Run> {
     let placement = |i: u32| match policy {
-        "random" => "random".to_owned(),
+        // NThread V-C has all data on node 0 before, for NOVA_n, too.
+        "random" if !matches!(load.program, Program::Fio(..)) => "random".to_owned(),
         _ if load.spread => format!("node{}", i % 2),
         _ => "node0".to_owned(),
     };
     let placements: Vec<String> = (0..load.applications).map(placement).collect();
     let data = match load.program {
         Program::Fio(threads, _) | Program::Light(threads, _) => format!("fio{threads}"),
-        Program::Db("fillseq") => "empty".to_owned(),
+        Program::Db(Benchmark::FillSeq) => "empty".to_owned(),
         Program::Db(_) => "db".to_owned(),
         Program::Filebench(what) => format!("{}-{}-{:.0}", what.personality.name(), what.files, what.file_size),
     };
     let bytes = runner.bytes(load) * f64::from(load.applications);
-    let image = format!("{data}-{}", placements.join("-"));
+    // Data differs with the scale.
+    let image = format!("{data}-{}-{}", runner.scale, placements.join("-"));
     place.restore(&image, bytes, &placements, |dir| runner.fill(load, dir))?;
-    let scale = args.scale.to_string();
-    let (margin, least) = (format!("{:.0}B/s", LEAST / args.scale), format!("{:.0}", LEAST / args.scale));
-    let mut options = vec!["--emulate-nodes", "2", "--profile", "optane", "--scale", &scale];
+    let scale = runner.scale.to_string();
+    let (margin, least) = (format!("{:.0}B/s", LEAST / runner.scale), format!("{:.0}", LEAST / runner.scale));
+    let config = place.file("homenode.toml", &loads::configuration(policy, load.window_s))?;
+    let config = config.display().to_string();
+    let mut options = vec!["--emulate-nodes", "2", "--profile", figure.memory.0, "--scale", &scale];
     let (cores, program) = (cores.to_string(), format!("{:.3}", loads::program_s(load) * 1e6));
     if runner.slow.is_some() {
         options.extend(["--emulate-cores", &cores, "--program-us", &program]);
@@ -253,7 +242,10 @@ fn one(args: &Args, place: &Place, runner: &Runner<'_>, (load, cores): (&Load, u
         "off" => {}
         "random" | "node0" => options.extend(["--placement", policy]),
         "observed" => options.extend(["--policy", "nthread", "--dry-run"]),
-        _ => options.extend(["--policy", policy, "--margin", &margin, "--min-bytes", &least]),
+        _ => {
+            let policy = loads::policy(policy);
+            options.extend(["--policy", policy, "--margin", &margin, "--min-bytes", &least, "--config", &config]);
+        }
     }
     let server = place.serve(&options)?;
     let value = runner.run(load, |i| place.of(i));
@@ -284,6 +276,7 @@ fn one(args: &Args, place: &Place, runner: &Runner<'_>, (load, cores): (&Load, u
 /// Writes what is known so far.
 fn write(
     args: &Args,
+    seconds: f64,
     figures: &[Figure],
     simulated: &[simulate::reproduce::Figure],
     all: &BTreeMap<Key, Vec<Run>>,
@@ -296,16 +289,17 @@ fn write(
         format!(
             "All measured figures are emulated: two nodes share out {cpus} CPUs, and each access takes as long as on Optane memory that is {} \
              times as slow (homenode mount --emulate-nodes 2 --profile optane): a node carries {:.0} MB/s of reads or {:.0} MB/s of writes. \
-             Runs take {} s in place of 60, so all data is divided by {:.0}. Load average of the machine at the end: {}.",
+             Dragonfly's nodes have six modules, at twice the scale. Runs take {} s in place of 60, so all data is divided by {:.0}. Load \
+             average of the machine at the end: {}.",
             args.scale,
             6e3 / args.scale,
             2e3 / args.scale,
-            args.seconds,
-            loads::factor(args.scale, args.seconds),
+            seconds,
+            loads::factor(args.scale, seconds),
             load.split(' ').next().unwrap_or_default()
         ),
         "“off” decides nothing and writes where the writer runs, as a homenode volume does; “NOVA” decides nothing and has all data on one \
-         node, and “NOVA_n” on any, each for the file system of that name."
+         node, and “NOVA_n” on any, each for the file system of that name. The papers' policies run without homenode's rails."
             .to_owned(),
         match args.cores {
             Some(0) => {
@@ -321,24 +315,29 @@ fn write(
             }
         }
             .to_owned(),
+        "An effect is met within 25 % of the stated one, or within 3 points; of the right sign beyond 3 points. Simulated effects are \
+         scored by the same rule."
+            .to_owned(),
     ];
     let html = page("The papers' programs on a mounted volume", &about, &measured).context("report.html")?;
     let path = |name: &str| args.out.join(name);
     let put = |name: &str, text: &str| fs::write(path(name), text).with_context(|| path(name).display().to_string());
     put("report.html", &html)?;
     put("report.md", &markdown(&about, &measured)?)?;
-    let entry = |((f, l, s), runs): (&Key, &Vec<Run>)| {
-        let figure = &figures[*f];
-        let [paper, id, load] = [figure.paper.name(), figure.id, figure.loads[*l].name].map(str::to_owned);
-        let (policy, unit) = (figure.series[*s].0.to_owned(), figure.unit.to_owned());
-        Entry { paper, figure: id, load, policy, unit, runs: runs.clone() }
-    };
-    let runs: Vec<Entry> = all.iter().map(entry).collect();
+    put("table.md", &table(simulated, &measured))?;
+    let runs: Vec<serde_json::Value> = (all.iter())
+        .filter(|(_, runs)| !runs.is_empty())
+        .map(|(key, runs)| {
+            let [paper, figure, load, policy] = name(figures, *key);
+            let unit = figures[key.0].unit;
+            serde_json::json!({"paper": paper, "figure": figure, "load": load, "policy": policy, "unit": unit, "runs": runs})
+        })
+        .collect();
     let ratios: Vec<serde_json::Value> = (measured.iter())
         .map(|m| serde_json::json!({"paper": m.simulated.paper.name(), "figure": m.simulated.id, "ratios": m.rows()}))
         .collect();
     let json = serde_json::json!({
-        "emulated": true, "loads": LOADS, "scale": args.scale, "seconds": args.seconds, "cores": args.cores, "load_average": load.trim(), "runs": runs, "ratios": ratios
+        "emulated": true, "loads": LOADS, "scale": args.scale, "seconds": seconds, "cores": args.cores, "load_average": load.trim(), "runs": runs, "ratios": ratios
     });
     put("results.json", &serde_json::to_string_pretty(&json)?)
 }
@@ -396,7 +395,8 @@ fn measured<'a>(
         setup: loads.iter().map(|l| setup(&figure.loads[*l])).collect::<Vec<_>>().join("; ") + ".",
         unit: figure.unit,
         groups: loads.iter().map(|l| figure.loads[*l].name.to_owned()).collect(),
-        published: loads.iter().filter(|l| figure.loads[**l].published()).count(),
+        published: loads.iter().filter(|l| figure.loads[**l].published()).count().min(figure.of_published),
+        of_published: figure.of_published,
         base: figure.series[*shown.iter().find(|s| figure.series[**s].1 == figure.base).or(shown.first())?].1,
         series: shown.iter().map(names).collect(),
         ratios: figure.ratios.to_vec(),
@@ -413,9 +413,14 @@ fn setup(load: &Load) -> String {
                 "fio, {threads} threads with a file each, reads of 4 KiB, {rest_us} µs of rest after each (of no paper)"
             )
         }
-        Program::Db(benchmark) => format!("db_bench {benchmark}, 10 threads, 4 KB values"),
+        Program::Db(benchmark) => format!("db_bench {}, 10 threads in all, 4 KB values", benchmark.name()),
         Program::Filebench(f) => {
-            format!("{} threads, {} files of {:.0} KB", f.threads, f.files, f.file_size / 1024.0)
+            let ours = if load.published() {
+                ""
+            } else {
+                " (of no paper: only the thread moves, and memory has Optane's timing)"
+            };
+            format!("{} threads, {} files of {:.0} KB{ours}", f.threads, f.files, f.file_size / 1024.0)
         }
     };
     let places = match (load.applications, load.spread, load.placed) {
@@ -432,12 +437,13 @@ fn markdown(about: &[String], measured: &[Measured<'_>]) -> Result<String> {
     for m in measured {
         write!(text, "\n## {}, {}\n\n{}\n\n", m.simulated.paper.title(), m.simulated.name(), m.setup)?;
         text.push_str(
-            "| ratio | at | paper | simulated | measured (least to most) |\n| --- | --- | ---: | ---: | ---: |\n",
+            "| ratio | at | paper | simulated | measured (least to most) | by the rule |\n| --- | --- | ---: | ---: | ---: | --- |\n",
         );
         let optional = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.2}"));
         for row in m.rows() {
             let (paper, simulated) = (optional(row.paper), optional(row.simulated));
-            writeln!(text, "| {} | {} | {paper} | {simulated} | {} |", row.ratio, row.at, row.measured.text())?;
+            let measured = row.measured.text();
+            writeln!(text, "| {} | {} | {paper} | {simulated} | {measured} | {} |", row.ratio, row.at, row.scored())?;
         }
         let groups = m.groups.join(" | ");
         write!(text, "\n| {} | {groups} |\n| --- |{}\n", m.unit, " ---: |".repeat(m.groups.len()))?;

@@ -62,6 +62,13 @@ impl Place {
         self.mount.join(format!("application{i}"))
     }
 
+    /// A file of this name and content.
+    pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        Ok(path)
+    }
+
     /// Makes the volume as it is in the image of this name, which `fill` makes if there is none:
     /// for each application with this placement of new data.
     pub fn restore(
