@@ -25,6 +25,7 @@ pub mod mounts;
 pub mod pages;
 pub mod patient;
 pub mod privileges;
+pub mod processor;
 mod random;
 pub mod residency;
 pub mod threads;

@@ -46,13 +46,24 @@ pub struct Cli {
 /// The sub-commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the machine's nodes: CPUs, memory, distances, bandwidth
+    /// Show the machine's nodes: CPUs, memory, distances, bandwidth; or measure them
     ///
-    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what the firmware tells
-    /// Linux (ACPI HMAT), or `unknown`.
+    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what --measure has
+    /// found, or what the firmware tells Linux (ACPI HMAT), or `unknown`.
+    ///
+    /// With --measure, all CPUs load the memory of each node for as long as --seconds says. Other
+    /// programs run slower meanwhile, so do it when nothing important runs. For each node with CPUs
+    /// and each node with memory it measures the latency of a load, alone and under reads, writes
+    /// and two reads for each write; the highest bandwidth of each; and what a `pread` of 4 KiB and
+    /// of 1 MiB of a cached file takes. The last shows what a local read saves. It writes the
+    /// figures to the file that homenode reads them from (docs/nodes.schema.json). It refuses where
+    /// others use more than a tenth of the CPUs, on a battery, where memory is short, and where a
+    /// container hides nodes.
     #[command(after_help = "\
 Examples:
   homenode nodes
+  sudo homenode nodes --measure
+  homenode nodes --measure --seconds 20 --output /tmp/nodes.json
   homenode nodes --json
   homenode nodes --capture /tmp/mymachine     # for a bug report
   homenode nodes --sys /tmp/mymachine")]
@@ -289,8 +300,21 @@ pub struct NodesArgs {
     #[arg(long, value_name = "DIR")]
     pub capture: Option<PathBuf>,
     /// Show the machine saved in DIR instead of this one
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "measure")]
     pub sys: Option<PathBuf>,
+    /// Measure latency, bandwidth and cached reads between all nodes
+    #[arg(long, conflicts_with = "capture")]
+    pub measure: bool,
+    /// Longest time for measuring
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, requires = "measure")]
+    pub seconds: f64,
+    /// File for what was measured [default: /var/lib/homenode/nodes.json, or `measured` of
+    /// homenode.toml]
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub output: Option<PathBuf>,
+    /// Measure although others use the CPUs, or on a battery; the figures say so
+    #[arg(long, requires = "measure")]
+    pub force: bool,
 }
 
 /// `homenode where`.
