@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 21] = [
+const SUB_COMMANDS: [&str; 22] = [
     "nodes",
     "where",
     "move",
@@ -46,6 +46,7 @@ const SUB_COMMANDS: [&str; 21] = [
     "hot",
     "top",
     "run",
+    "trial",
     "plan",
     "record",
     "replay",
@@ -165,6 +166,13 @@ fn measuring_needs_a_file_that_can_be_written_and_enough_time() {
     // Or memory is short here.
     assert!(code == 2 && err.contains("takes at least 1 s") || code == 1, "{err}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_trial_that_can_show_nothing_is_refused() {
+    let (code, _, err) = ends(&["trial", "--minutes", "1"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("--minutes: 1 round cannot show anything; 6 of such periods take 4.0 minutes"), "{err}");
 }
 
 #[test]

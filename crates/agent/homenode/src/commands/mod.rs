@@ -15,6 +15,7 @@ mod replay;
 mod restore;
 mod run;
 mod top;
+mod trial;
 pub mod warm;
 mod where_;
 
@@ -36,6 +37,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Hot(args) => hot::run(global, args),
         Command::Top(args) => top::run(global, args),
         Command::Run(args) => run::run(global, args),
+        Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),
