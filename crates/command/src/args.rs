@@ -13,6 +13,9 @@ pub const CONFIG_FILE: &str = "/etc/homenode/homenode.toml";
 /// Default state directory: undo records and the journal.
 pub const STATE_DIR: &str = "/run/homenode";
 
+/// Default file of `homenode nodes --measure`; it need not exist.
+pub const MEASURED_FILE: &str = "/var/lib/homenode/nodes.json";
+
 /// Options for every sub-command.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
@@ -77,8 +80,9 @@ pub struct SimulateArgs {
     /// Seed of random start placements and random scenarios [default: the scenario's own, or 1]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Run it on the machine saved in DIR by `homenode nodes --capture`
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["regret", "random"])]
+    /// Run it on the machine saved by `homenode nodes --capture` (a directory) or `--measure` (a
+    /// file)
+    #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["regret", "random"])]
     pub topology: Option<PathBuf>,
     /// Run the load of this snapshot (`-` for stdin) on the machine of --topology
     #[arg(long, value_name = "FILE", requires = "topology")]
@@ -156,7 +160,8 @@ pub struct PolicyArgs {
     pub min_bytes: Option<u64>,
 }
 
-fn policy_names() -> clap::builder::PossibleValuesParser {
+/// The policies that can decide on a host.
+pub fn policy_names() -> clap::builder::PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
         let policy = placement::policy(name, &placement::nthread::Settings::default());
         let host = policy.and_then(|policy| on_a_host(policy.traits(), false));

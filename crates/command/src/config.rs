@@ -21,6 +21,8 @@ pub struct Config {
     /// The file this was read from.
     #[serde(skip)]
     path: Option<PathBuf>,
+    /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
+    pub measured: Option<PathBuf>,
     /// `[node.N]`: the bandwidth of node N's memory.
     pub node: BTreeMap<NodeId, NodeConfig>,
     /// `[nthread]`: thresholds of the nthread policies.

@@ -26,6 +26,7 @@ mod named;
 pub mod pages;
 pub mod patient;
 pub mod privileges;
+pub mod processor;
 mod random;
 pub mod residency;
 pub mod threads;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::NodeId;
+use crate::measured::MeasuredError;
 
 /// Longest part of an offending text that an error shows, in characters.
 const SHOWN: usize = 80;
@@ -29,6 +30,14 @@ pub enum TopologyError {
         text: String,
         /// The fault.
         why: String,
+    },
+    /// A file of measured figures cannot be used.
+    #[error("{}: {source}", path.display())]
+    Measured {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: MeasuredError,
     },
     /// The configuration names a node that the machine does not have.
     #[error("[node.{node}] in the configuration: this machine has no node {node}, only {present}")]

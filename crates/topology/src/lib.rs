@@ -5,7 +5,8 @@
 //! ids, nodes without CPUs (CXL, persistent memory) and nodes without memory.
 //!
 //! **Approach.** [`Topology`] is one plain value. [`sysfs`] reads it, below any root; [`config`]
-//! adds what sysfs does not know from `homenode.toml`; [`capture`] saves it as a fixture.
+//! adds what sysfs does not know from `homenode.toml`; [`measured`] is what homenode itself has
+//! measured; [`capture`] saves a machine as a fixture.
 //!
 //! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next
 //! read. [`sysfs::outline`] tells cheaply whether one is due.
@@ -16,6 +17,7 @@ pub mod config;
 mod cpus;
 mod error;
 mod ids;
+pub mod measured;
 mod regions;
 mod source;
 pub mod sysfs;

@@ -70,6 +70,49 @@ pub trait Plane {
     }
 }
 
+/// A plane that is lent: one engine after the other can have it.
+impl<P: Plane + ?Sized> Plane for &mut P {
+    fn topology(&self) -> &Topology {
+        (**self).topology()
+    }
+
+    fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
+        (**self).observe(window)
+    }
+
+    fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
+        (**self).prepare(mv)
+    }
+
+    fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
+        (**self).start(mv, undo, write)
+    }
+
+    fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
+        (**self).undo(undo)
+    }
+
+    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
+        (**self).inherited(owned)
+    }
+
+    fn ended(&mut self, undo: &Undo) -> bool {
+        (**self).ended(undo)
+    }
+
+    fn epoch(&self) -> Option<String> {
+        (**self).epoch()
+    }
+
+    fn copies(&mut self) -> Option<&mut dyn Copies> {
+        (**self).copies()
+    }
+
+    fn thrift(&mut self) -> Option<&mut dyn Thrift> {
+        (**self).thrift()
+    }
+}
+
 /// The copies of a plane, which go on in the background.
 pub trait Copies {
     /// The progress of every job since the last call; the end of each is reported once.

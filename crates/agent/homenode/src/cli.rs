@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use command::args::policy_names;
 pub use command::args::{Global, LabCommand, PolicyArgs, seconds};
+use command::output::units;
 use command::volume_args::VolumeCommand;
 
 use crate::commands::r#move::MoveArgs;
@@ -46,13 +48,24 @@ pub struct Cli {
 /// The sub-commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the machine's nodes: CPUs, memory, distances, bandwidth
+    /// Show the machine's nodes: CPUs, memory, distances, bandwidth; or measure them
     ///
-    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what the firmware tells
-    /// Linux (ACPI HMAT), or `unknown`.
+    /// Needs no privileges. Memory bandwidth is what homenode.toml says, or what --measure has
+    /// found, or what the firmware tells Linux (ACPI HMAT), or `unknown`.
+    ///
+    /// With --measure, all CPUs load the memory of each node for as long as --seconds says. Other
+    /// programs run slower meanwhile, so do it when nothing important runs. For each node with CPUs
+    /// and each node with memory it measures the latency of a load, alone and under reads, writes
+    /// and two reads for each write; the highest bandwidth of each; and what a `pread` of 4 KiB and
+    /// of 1 MiB of a cached file takes. The last shows what a local read saves. It writes the
+    /// figures to the file that homenode reads them from (docs/nodes.schema.json). It refuses where
+    /// others use more than a tenth of the CPUs, on a battery, where memory is short, and where a
+    /// container hides nodes.
     #[command(after_help = "\
 Examples:
   homenode nodes
+  sudo homenode nodes --measure
+  homenode nodes --measure --seconds 20 --output /tmp/nodes.json
   homenode nodes --json
   homenode nodes --capture /tmp/mymachine     # for a bug report
   homenode nodes --sys /tmp/mymachine")]
@@ -201,6 +214,36 @@ Examples:
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(RunArgs),
 
+    /// Find out whether a policy helps the load of this machine: with and without it, by lot
+    ///
+    /// Alternates periods with homenode off, when it only observes, and periods with each policy, in
+    /// an order that is drawn by lot. At the end of each period everything is put back. It then
+    /// tells how much each policy changed what the threads did, with an interval of 95 %: *helps*,
+    /// *hurts* or *no difference seen*, and the smallest effect that a trial of this length would
+    /// have seen. A policy that clearly hurts is stopped early. Nothing is assumed about the load but
+    /// that the effect is the same in each round.
+    ///
+    /// What counts is the number that --metric prints at the end of each period, or else the file
+    /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
+    /// from other nodes, and the time that threads waited for a CPU.
+    ///
+    /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
+    /// or CMD ends; then it ends CMD.
+    ///
+    /// Threads go back at the end of each period. Memory and file data that a policy moved go back,
+    /// too; a round in which some stayed is left out.
+    #[command(after_help = "\
+Examples:
+  sudo homenode trial                                   # nthread, 30 minutes, all processes
+  sudo homenode trial --policy auto,nthread --minutes 60
+  sudo homenode trial --cgroup /sys/fs/cgroup/system.slice/postgresql.service --metric ./transactions-per-second
+  sudo homenode trial --minutes 10 -- fio job.fio
+  sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
+
+The exit code is 0 if every policy was judged, and 1 if the trial was too short for that or something could not be put
+back.")]
+    Trial(TrialArgs),
+
     /// Show which threads would move, and why, without moving them
     ///
     /// Observes one window, or reads a snapshot that `homenode record` or a person wrote. With
@@ -302,8 +345,21 @@ pub struct NodesArgs {
     #[arg(long, value_name = "DIR")]
     pub capture: Option<PathBuf>,
     /// Show the machine saved in DIR instead of this one
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "measure")]
     pub sys: Option<PathBuf>,
+    /// Measure latency, bandwidth and cached reads between all nodes
+    #[arg(long, conflicts_with = "capture")]
+    pub measure: bool,
+    /// Longest time for measuring
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, requires = "measure")]
+    pub seconds: f64,
+    /// File for what was measured [default: /var/lib/homenode/nodes.json, or `measured` of
+    /// homenode.toml]
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub output: Option<PathBuf>,
+    /// Measure although others use the CPUs, or on a battery; the figures say so
+    #[arg(long, requires = "measure")]
+    pub force: bool,
 }
 
 /// `homenode where`.
@@ -442,6 +498,53 @@ pub struct RunArgs {
     /// Command to start and manage
     #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
     pub command: Vec<OsString>,
+}
+
+/// `homenode trial`.
+#[derive(Debug, Args)]
+pub struct TrialArgs {
+    /// Policies to try (repeat, or separate with commas)
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "nthread", value_parser = policy_names())]
+    pub policy: Vec<String>,
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub margin: Option<f64>,
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub min_bytes: Option<u64>,
+    /// Length of the trial
+    #[arg(long, value_name = "MINUTES", default_value = "30", value_parser = minutes)]
+    pub minutes: f64,
+    /// Length of a period in seconds [default: as many as give 15 rounds, at least 20 and at most
+    /// 120]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub period: Option<f64>,
+    /// Seconds at the begin of each period that do not count [default: a quarter of it]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub wash_out: Option<f64>,
+    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period
+    #[arg(long, value_name = "CMD")]
+    pub metric: Option<String>,
+    /// A lower number is better
+    #[arg(long, requires = "metric")]
+    pub lower_is_better: bool,
+    /// Seed of the lot [default: random]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Command to start and manage
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    pub command: Vec<OsString>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(m) if (0.1..=10_080.0).contains(&m) => Ok(m),
+        Ok(_) => Err("must be between 0.1 and 10080 minutes".to_owned()),
+        Err(_) => Err("not a number of minutes".to_owned()),
+    }
 }
 
 /// `homenode plan`.

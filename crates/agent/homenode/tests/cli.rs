@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 22] = [
+const SUB_COMMANDS: [&str; 23] = [
     "nodes",
     "where",
     "move",
@@ -47,6 +47,7 @@ const SUB_COMMANDS: [&str; 22] = [
     "hot",
     "top",
     "run",
+    "trial",
     "plan",
     "record",
     "replay",
@@ -109,6 +110,70 @@ fn nodes_as_json_has_what_the_table_has() {
     assert_eq!(json["nodes"][1]["id"], 8);
     assert_eq!(json["nodes"][1]["read_bw_max"], 6.8e9);
     assert_eq!(json["nodes"][1]["memory_free"], 137_438_953_472u64);
+}
+
+/// Figures that `nodes --measure` wrote are used where the configuration says nothing, if they are of
+/// this machine.
+#[test]
+fn measured_figures_are_used_and_those_of_another_machine_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, config) = (dir.path().join("nodes.json"), dir.path().join("c.toml"));
+    let (_, out, _) = ends(&["nodes", "--json"]);
+    let mut topology: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let node = topology["nodes"][0]["id"].clone();
+    let write = |topology: &serde_json::Value| {
+        let points = |rate: f64| serde_json::json!([{"threads": 1, "bytes_per_s": rate}]);
+        let measured = serde_json::json!({
+            "version": 1, "homenode": "0.1.0", "unix_s": 1, "took_s": 1.0, "topology": topology,
+            "buffer_bytes": 1, "writes": "non_temporal",
+            "pairs": [{
+                "cpu_node": node, "memory_node": node, "latency_s": 1e-7, "others_cpus": 0.0, "cached": [],
+                "reads": points(8e9), "writes": points(4e9), "reads_2_writes_1": points(6e9),
+            }],
+        });
+        fs::write(&file, measured.to_string()).unwrap();
+    };
+    write(&topology);
+    fs::write(&config, format!("measured = {file:?}\n[node.{node}]\nwrite_bw_max = 1e9\n")).unwrap();
+    let config = config.to_str().unwrap();
+    let (code, out, err) = ends(&["nodes", "--json", "--config", config]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let first = &json["nodes"][0];
+    assert_eq!((&first["read_bw_max"], &first["read_bw_from"]), (&8e9.into(), &"measured".into()));
+    assert_eq!((&first["write_bw_max"], &first["write_bw_from"]), (&1e9.into(), &"configuration".into()));
+    assert_eq!(json["measured"]["file"], file.to_str().unwrap());
+
+    topology["nodes"][0]["cpus"] = "900-901".into();
+    write(&topology);
+    let (code, _, err) = ends(&["nodes", "--config", config]);
+    assert_eq!(code, 2);
+    assert!(err.contains("measured on a machine with other nodes or CPUs") && err.contains("--measure"), "{err}");
+    fs::write(&file, "{}").unwrap();
+    let (code, _, err) = ends(&["nodes", "--config", config]);
+    assert_eq!(code, 2);
+    assert!(err.contains("not measured figures"), "{err}");
+}
+
+#[test]
+fn measuring_needs_a_file_that_can_be_written_and_enough_time() {
+    let (code, _, err) = ends(&["nodes", "--measure", "--output", "/no/such/dir/nodes.json"]);
+    assert_eq!(code, 5);
+    assert!(err.contains("/no/such/dir/nodes.json") && err.contains("--output"), "{err}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("nodes.json");
+    let (code, _, err) =
+        ends(&["nodes", "--measure", "--force", "--seconds", "0.02", "--output", file.to_str().unwrap()]);
+    // Or memory is short here.
+    assert!(code == 2 && err.contains("takes at least 1 s") || code == 1, "{err}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_trial_that_can_show_nothing_is_refused() {
+    let (code, _, err) = ends(&["trial", "--minutes", "1"]);
+    assert_eq!(code, 2);
+    assert!(err.contains("--minutes: 1 round cannot show anything; 6 of such periods take 4.0 minutes"), "{err}");
 }
 
 #[test]

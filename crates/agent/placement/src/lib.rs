@@ -71,8 +71,8 @@ pub trait Policy: Send {
     }
 }
 
-/// Whether a policy wants something that not every plane can observe.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Whether a policy wants something that not every plane can observe; a stronger wish is larger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wish {
     /// It does not look at it.
     #[default]

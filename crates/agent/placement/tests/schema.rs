@@ -53,6 +53,11 @@ fn the_plan_schema_in_docs_matches_the_types() {
     is_in_docs::<Plan>("plan.schema.json");
 }
 
+#[test]
+fn the_schema_of_measured_nodes_in_docs_matches_the_types() {
+    is_in_docs::<topology::measured::Measured>("nodes.schema.json");
+}
+
 /// The JSON blocks of a Markdown file.
 fn json_blocks(text: &str) -> Vec<&str> {
     text.split("```json\n").skip(1).map(|block| block.split("```").next().unwrap()).collect()

@@ -30,7 +30,8 @@ pub fn without_bandwidth(policy: &dyn Policy, topology: &Topology) -> Option<Str
     let list: Vec<_> = unknown.iter().map(NodeId::to_string).collect();
     (topology.nodes.len() > 1 && !unknown.is_empty()).then(|| {
         format!(
-            "{less}: the bandwidth of node {} is neither told by the firmware nor set in homenode.toml",
+            "{less}: the bandwidth of node {} is neither measured (`homenode nodes --measure`), nor told by the firmware, \
+             nor set in homenode.toml",
             list.join(", ")
         )
     })

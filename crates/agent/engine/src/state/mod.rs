@@ -80,6 +80,14 @@ impl StateDir {
         }
     }
 
+    /// The same directory once more, for one engine after the other; it is held until all are
+    /// dropped.
+    pub fn again(&self) -> Result<Self, EngineError> {
+        // A duplicate descriptor shares the lock.
+        let lock = self._lock.try_clone().map_err(EngineError::io("open", &self.path))?;
+        Ok(Self { path: self.path.clone(), _lock: lock })
+    }
+
     /// Takes the lock from a killed process.
     fn pass(path: &Path, from: u32) -> Result<File, EngineError> {
         let io = |what| EngineError::io(what, path);

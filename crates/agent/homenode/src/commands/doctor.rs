@@ -15,10 +15,10 @@ use serde::Serialize;
 use topology::{NodeId, Topology};
 
 use crate::cli::{DoctorArgs, Global};
-use crate::commands::{nodes, plane};
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
-use crate::machine;
+use crate::machine::{self, Machine};
 use crate::output::units::count;
 use crate::output::{self, escape, words};
 
@@ -78,13 +78,14 @@ impl Finding {
 
 /// Prints what this machine allows.
 pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
-    let (topology, configuration) = configured(global)?;
+    let (machine, configuration) = configured(global)?;
+    let topology = &machine.topology;
     let capabilities = Capabilities::probe();
     let settings = observe::Settings { exact: args.exact, ..observe::Settings::default() };
-    let (capabilities, chosen, refused) = tried(capabilities, &settings, &topology);
+    let (capabilities, chosen, refused) = tried(capabilities, &settings, topology);
     let mut facts = observing(&capabilities, &chosen);
     facts.extend(refused);
-    facts.extend(moving(global, &topology, &Config::load(global.config.as_deref()).unwrap_or_default()));
+    facts.extend(moving(global, &machine));
     facts.push(configuration);
     let report = Report {
         ok: facts.iter().all(|f| f.available || !f.needed),
@@ -104,12 +105,12 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
 }
 
 /// The machine, and a finding on the configuration. A broken configuration is left out.
-fn configured(global: &Global) -> Result<(Topology, Finding), Failure> {
+fn configured(global: &Global) -> Result<(Machine, Finding), Failure> {
     let sys = Path::new(machine::SYS);
-    let used = Config::load(global.config.as_deref()).and_then(|config| machine::read(sys, &config));
+    let used = Config::load(global.config.as_deref()).and_then(|config| Machine::read(sys, &config));
     let cause = used.as_ref().err().map(Failure::line);
     let finding = Finding::new("configuration", cause, true, "correct it; `homenode restore` needs none");
-    Ok((used.or_else(|_| machine::read(sys, &Config::default()))?, finding))
+    Ok((used.or_else(|_| Machine::read(sys, &Config::default()))?, finding))
 }
 
 /// Loads and attaches the real programs for a moment: the kernel can refuse them although the
@@ -182,11 +183,12 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
     findings
 }
 
-fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding> {
+fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
+    let topology = &machine.topology;
     let one = (topology.nodes.len() < 2)
         .then(|| "this machine has one node: every read is local, there is nothing to move".to_owned());
     let unknown: Vec<_> = topology.without_bandwidth().iter().map(NodeId::to_string).collect();
-    let told = |node| [false, true].map(|write| nodes::source(config, node, write)).into_iter().flatten();
+    let told = |node| [false, true].map(|write| machine.source(node, write)).into_iter().flatten();
     let told: BTreeSet<&str> = topology.nodes.iter().flat_map(told).collect();
     let source = (!told.is_empty()).then(|| Vec::from_iter(told).join(" and "));
     let unknown =
@@ -206,7 +208,7 @@ fn moving(global: &Global, topology: &Topology, config: &Config) -> Vec<Finding>
                 "bandwidth of each node",
                 unknown,
                 false,
-                "set it in homenode.toml; until then controller contention is not judged and dragonfly moves no files",
+                "`homenode nodes --measure` measures it; until then controller contention is not judged and dragonfly moves no files",
             )
         },
         Finding::new(

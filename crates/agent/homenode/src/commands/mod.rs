@@ -16,6 +16,7 @@ mod replay;
 mod restore;
 mod run;
 mod top;
+mod trial;
 pub mod warm;
 mod where_;
 
@@ -38,6 +39,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(global, args),
         Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
+        Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),

@@ -1,4 +1,6 @@
-//! `homenode nodes`: what the machine is.
+//! `homenode nodes`: what the machine is, and what its memory does.
+
+mod measure;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,22 +12,25 @@ use topology::{MemoryKind, Node, NodeId, Topology};
 use crate::cli::{Global, NodesArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::machine;
-use crate::output;
+use crate::machine::{self, Machine};
 use crate::output::table::Table;
 use crate::output::units::{count, rate, size};
+use crate::output::{self, escape};
 
-/// Prints the machine, and saves it where asked.
+/// Prints the machine, and saves it where asked; or measures it.
 pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
-    let sys = args.sys.as_deref().unwrap_or(Path::new(machine::SYS));
     let config = Config::load(global.config.as_deref())?;
-    let topology = machine::read(sys, &config)?;
+    if args.measure {
+        return measure::run(global, args, &config);
+    }
+    let sys = args.sys.as_deref().unwrap_or(Path::new(machine::SYS));
+    let machine = Machine::read(sys, &config)?;
     let captured = args.capture.as_deref().map(|dir| capture(sys, dir)).transpose()?;
-    let free = topology::sysfs::free_memory(sys, &topology);
+    let free = topology::sysfs::free_memory(sys, &machine.topology);
     if global.json {
-        output::print_json(&json(&topology, &config, &free))?;
+        output::print_json(&json(&machine, &free))?;
     } else {
-        output::print(&text(&topology, &config, &free))?;
+        output::print(&text(&machine, &free))?;
         if let Some(captured) = captured {
             output::print(&format!("saved {} to {}\n", count(captured.files, "file"), captured.dir.display()))?;
         }
@@ -38,11 +43,16 @@ fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {
 }
 
 /// The topology's own JSON, with what is free now.
-fn json(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> Value {
+fn json(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> Value {
+    let topology = &machine.topology;
     let mut value = json!(topology);
     // Programs find an empty list where there are none.
     if let Some(object) = value.as_object_mut() {
         object.entry("regions").or_insert_with(|| json!([]));
+        if let Some(measured) = &machine.measured {
+            let from = json!({"file": machine.file, "unix_s": measured.unix_s, "emulated": measured.emulated});
+            object.insert("measured".to_owned(), from);
+        }
     }
     for node in value.get_mut("nodes").and_then(Value::as_array_mut).into_iter().flatten() {
         let id = node.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).map(NodeId);
@@ -51,7 +61,7 @@ fn json(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> V
         }
         let Some((object, node)) = value_and_node(node, id, topology) else { continue };
         for (key, write) in [("read_bw_from", false), ("write_bw_from", true)] {
-            if let Some(from) = source(config, node, write) {
+            if let Some(from) = machine.source(node, write) {
                 object.insert(key.to_owned(), json!(from));
             }
         }
@@ -69,15 +79,8 @@ fn value_and_node<'a>(
     value.as_object_mut().zip(topology.node(id?))
 }
 
-/// Where the figure of a node's bandwidth is from.
-pub fn source(config: &Config, node: &Node, write: bool) -> Option<&'static str> {
-    let of = |read: Option<f64>, written: Option<f64>| if write { written } else { read };
-    of(node.read_bw_max, node.write_bw_max)?;
-    let configured = config.node.get(&node.id).and_then(|node| of(node.read_bw_max, node.write_bw_max));
-    Some(if configured.is_some() { "configuration" } else { "firmware" })
-}
-
-fn text(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> String {
+fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
+    let topology = &machine.topology;
     let ids: Vec<_> = topology.nodes.iter().map(|n| n.id.to_string()).collect();
     let mut heads =
         [">node", "CPUs", ">memory", ">free", ">read bandwidth", ">write bandwidth"].map(String::from).to_vec();
@@ -89,8 +92,8 @@ fn text(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> S
             cpus(node),
             memory(node),
             free.get(&node.id).map_or("unknown".to_owned(), |n| size(*n)),
-            bandwidth(node.read_bw_max, source(config, node, false)),
-            bandwidth(node.write_bw_max, source(config, node, true)),
+            bandwidth(node.read_bw_max, machine.source(node, false)),
+            bandwidth(node.write_bw_max, machine.source(node, true)),
             distances(topology, node),
         ]);
     }
@@ -108,6 +111,12 @@ fn text(topology: &Topology, config: &Config, free: &BTreeMap<NodeId, u64>) -> S
         }
         text.push('\n');
         text.push_str(&table.render());
+    }
+    if let Some(why) = &machine.unused {
+        text.push_str(&format!("note: {} is not used: {}\n", machine.file.display(), escape(why)));
+    }
+    if machine.measured.as_ref().is_some_and(|measured| measured.emulated) {
+        text.push_str("note: measured on an emulated processor: its times are those of the emulation\n");
     }
     if topology.nodes.len() == 1 {
         text.push_str("one node: every read is local, there is nothing to move\n");

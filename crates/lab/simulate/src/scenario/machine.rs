@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use toml::Spanned;
-use topology::{Node, NodeId, Topology, sysfs};
+use topology::{Node, NodeId, Topology, measured};
 
 use super::ScenarioError;
 use super::amount::Amount;
@@ -68,7 +68,7 @@ impl Checker<'_> {
             }
         }
         let path = self.path.parent().unwrap_or(std::path::Path::new("")).join(dir.get_ref());
-        sysfs::read(&path).map_err(|e| self.error(dir, "machine.topology", e.to_string()))
+        measured::saved(&path).map_err(|e| self.error(dir, "machine.topology", e.to_string()))
     }
 
     fn inline(&self, raw: &Spanned<RawMachine>) -> Result<Topology, ScenarioError> {

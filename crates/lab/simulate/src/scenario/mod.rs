@@ -88,14 +88,14 @@ impl ScenarioFile {
     }
 
     /// Reads a file but takes the nodes from another machine: a directory written by
-    /// `homenode nodes --capture`. The file's nodes, CPUs, memory and distances are ignored; its
-    /// bandwidths are used.
+    /// `homenode nodes --capture`, or a file of `homenode nodes --measure`. The file's nodes, CPUs,
+    /// memory and distances are ignored; its bandwidths are used.
     ///
     /// # Errors
     ///
     /// [`ScenarioError`]; also where a workload names a node that the other machine does not have.
     pub fn read_on(path: &Path, topology: &Path) -> Result<Self, ScenarioError> {
-        let nodes = topology::sysfs::read(topology)
+        let nodes = topology::measured::saved(topology)
             .map_err(|source| ScenarioError::Topology { path: topology.to_owned(), source })?;
         Self::check(&text_of(path)?, path, Some(nodes))
     }

@@ -1,0 +1,212 @@
+//! `homenode nodes --measure`.
+//!
+//! **Problem.** A user waits a minute for figures. That they cannot be written must show before,
+//! and figures that were half written must not be read.
+//!
+//! **Approach.** The new file is created beside the old one before anything is measured, and takes
+//! its place when it is whole.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use command::args::MEASURED_FILE;
+use measure::{MeasureError, Progress, Settings};
+use topology::NodeId;
+use topology::measured::{Measured, Pair, Point};
+
+use crate::cli::{Global, NodesArgs};
+use crate::commands::plane;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::machine;
+use crate::output::table::Table;
+use crate::output::units::{percent, rate, size};
+use crate::output::{self, escape, progress};
+use crate::signals::Stop;
+
+/// A file that takes the place of another when it is whole.
+struct Draft {
+    path: PathBuf,
+    draft: PathBuf,
+    file: File,
+}
+
+impl Draft {
+    fn create(path: &Path) -> Result<Self, Failure> {
+        let hint = |failure: Failure| failure.hint("name another file with --output");
+        if path.is_dir() {
+            return Err(Failure::new(Exit::Io, format!("cannot write {}", path.display()), "it is a directory"));
+        }
+        if let Some(dir) = path.parent().filter(|dir| *dir == Path::new(MEASURED_FILE).parent().unwrap_or(dir)) {
+            fs::create_dir_all(dir).map_err(|e| hint(Failure::io("create", dir, &e)))?;
+        }
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}", std::process::id()));
+        let draft = path.with_file_name(name);
+        let file = File::create_new(&draft).map_err(|e| hint(Failure::io("write", path, &e)))?;
+        Ok(Self { path: path.to_owned(), draft, file })
+    }
+
+    fn finish(mut self, text: &str) -> Result<(), Failure> {
+        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
+        written.and_then(|()| fs::rename(&self.draft, &self.path)).map_err(|e| Failure::io("write", &self.path, &e))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already once it is whole.
+        let _ = fs::remove_file(&self.draft);
+    }
+}
+
+/// Measures, writes the figures and prints them.
+pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, Failure> {
+    let path = args.output.clone().or_else(|| config.measured.clone()).unwrap_or_else(|| MEASURED_FILE.into());
+    // Without what was measured before: it may be of another machine.
+    let sys = Path::new(machine::SYS);
+    let topology = topology::sysfs::read(sys)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
+    let draft = Draft::create(&path)?;
+    let stop = Stop::on_signals()?;
+    let settings = Settings {
+        limit: Duration::from_secs_f64(args.seconds),
+        step: None,
+        most_bytes: measure::MOST_BYTES,
+        force: args.force,
+        sys: sys.to_owned(),
+        proc: plane::PROC.into(),
+    };
+    let bar = progress::bar(global.json, 1, "{wide_bar} {percent} %  {msg}  {elapsed}");
+    let mut tell = |told: Progress| {
+        bar.set_length(told.all as u64);
+        bar.set_position(told.done as u64);
+        bar.set_message(format!("CPUs of node {}, memory of node {}", told.cpu_node, told.memory_node));
+    };
+    let measured = measure::measure(&topology, &settings, &mut tell, &|| stop.requested());
+    bar.finish_and_clear();
+    let measured = measured.map_err(|e| failure(&e))?;
+    let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
+    draft.finish(&json)?;
+    match global.json {
+        true => output::print(&json)?,
+        false => output::print(&format!("{}wrote {}\n", text(&measured), path.display()))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn failure(error: &MeasureError) -> Failure {
+    let (exit, hint) = match error {
+        MeasureError::Refused(refusal) if refusal.can_be_forced() => {
+            (Exit::Partly, Some("wait until it is quiet; --force measures all the same, and the figures say so"))
+        }
+        MeasureError::Refused(_) | MeasureError::Stopped => (Exit::Partly, None),
+        MeasureError::TimeOver { .. } => (Exit::Partly, Some("--seconds allows more time")),
+        MeasureError::TooShort { .. } => (Exit::Usage, Some("--seconds allows more time")),
+        MeasureError::Failed { .. } => (Exit::Unsupported, None),
+    };
+    let failure = Failure::from_error(exit, "cannot measure", error);
+    let failure = match error {
+        MeasureError::Failed { .. } => failure,
+        _ => failure.exiting(exit),
+    };
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// The figures as tables.
+pub fn text(measured: &Measured) -> String {
+    let mut text = String::new();
+    let most = |points: &[Point]| points.iter().map(|p| p.bytes_per_s).fold(0.0, f64::max);
+    let mut table = Table::new(&[
+        ">CPUs of node",
+        ">memory of node",
+        ">latency",
+        ">reads",
+        ">writes",
+        ">2 reads, 1 write",
+        ">4 KiB pread",
+        ">1 MiB pread",
+    ]);
+    for pair in &measured.pairs {
+        let call = |bytes: u64| {
+            let found = pair.cached.iter().find(|c| c.bytes == bytes);
+            found.map_or("unknown".to_owned(), |c| format!("{:.2} µs", c.call_s * 1e6))
+        };
+        table.row([
+            pair.cpu_node.to_string(),
+            pair.memory_node.to_string(),
+            ns(pair.latency_s),
+            rate(most(&pair.reads)),
+            rate(most(&pair.writes)),
+            rate(most(&pair.reads_2_writes_1)),
+            call(4 << 10),
+            call(1 << 20),
+        ]);
+    }
+    text.push_str(&table.render());
+    text.push_str("\nlatency under load:\n");
+    let mut table = Table::new(&[">CPUs of node", ">memory of node", "load", "bandwidth and latency"]);
+    for pair in &measured.pairs {
+        for (load, points) in
+            [("reads", &pair.reads), ("writes", &pair.writes), ("2 reads, 1 write", &pair.reads_2_writes_1)]
+        {
+            let points = points.iter().filter_map(|p| Some(format!("{} {}", rate(p.bytes_per_s), ns(p.latency_s?))));
+            let points: Vec<_> = points.collect();
+            let points = if points.is_empty() { "needs a second CPU".to_owned() } else { points.join(", ") };
+            table.row([pair.cpu_node.to_string(), pair.memory_node.to_string(), load.to_owned(), points]);
+        }
+    }
+    text.push_str(&table.render());
+    text.push('\n');
+    text.push_str(&saved(measured));
+    for note in &measured.notes {
+        text.push_str(&format!("note: {}\n", escape(note)));
+    }
+    text.push_str(&format!("{} of memory, {:.1} s\n", size(measured.buffer_bytes), measured.took_s));
+    text
+}
+
+/// What a local read saves: for each node with CPUs and memory, the times from it and from the
+/// nearest other memory.
+fn saved(measured: &Measured) -> String {
+    let mut text = String::new();
+    let of = |cpu: NodeId, memory: NodeId| {
+        measured.pairs.iter().find(|pair| pair.cpu_node == cpu && pair.memory_node == memory)
+    };
+    for local in measured.pairs.iter().filter(|pair| pair.cpu_node == pair.memory_node) {
+        let others =
+            measured.pairs.iter().filter(|pair| pair.cpu_node == local.cpu_node && pair.memory_node != pair.cpu_node);
+        for remote in others {
+            let Some(remote) = of(local.cpu_node, remote.memory_node) else { continue };
+            let shares: Vec<_> =
+                local.cached.iter().filter_map(|near| share(near.bytes, near.call_s, remote)).collect();
+            text.push_str(&format!(
+                "on node {}, a cached read from node {} instead of node {}: {}\n",
+                local.cpu_node,
+                local.memory_node,
+                remote.memory_node,
+                shares.join(", ")
+            ));
+        }
+    }
+    if text.is_empty() {
+        text.push_str("one pair of nodes: a read from another node cannot be measured here\n");
+    }
+    text
+}
+
+fn share(bytes: u64, near_s: f64, remote: &Pair) -> Option<String> {
+    let far_s = remote.cached.iter().find(|c| c.bytes == bytes)?.call_s;
+    let saved = 1.0 - near_s / far_s;
+    let word = if saved < 0.0 { "longer" } else { "shorter" };
+    Some(format!("{} {} {word}", size(bytes), percent(saved.abs())))
+}
+
+fn ns(seconds: f64) -> String {
+    format!("{:.1} ns", seconds * 1e9)
+}

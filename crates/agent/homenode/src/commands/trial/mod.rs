@@ -1,0 +1,250 @@
+//! `homenode trial`: whether a policy helps the load of this machine.
+//!
+//! **Problem.** The load is live. It must be as it was after each period, or the next one would see
+//! what the last one left; and after the trial, however it ends.
+//!
+//! **Approach.** One plane observes from the first window to the last, so that both arms pay for it
+//! alike. A period with a policy has an engine of its own, which has the plane lent; at its end
+//! `Engine::finish` puts everything back. A period with homenode off has no engine. The design and
+//! the statistics are those of `trial`.
+//!
+//! **Limits.** What observing costs is in both arms, so it is no part of the effect
+//! (`bench/observe` measures it). The CPU time is that of threads that touched file data in a
+//! window.
+
+mod back;
+mod design;
+mod metric;
+mod outcome;
+mod report;
+
+use std::time::Duration;
+
+use command::args::PolicyArgs;
+use engine::{Engine, Finished, Plane, StateDir};
+use host::HostPlane;
+use placement::{Policy, Snapshot, Traits, Wish};
+use session::{policies, undo};
+use trial::{Arm, Harm, order};
+
+use self::back::Back;
+use self::design::Design;
+use self::outcome::{Period, Sums};
+use self::report::{Judged, Report};
+use crate::child::Child;
+use crate::cli::{Global, TrialArgs};
+use crate::commands::plane;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::notify;
+use crate::output;
+use crate::signals::Stop;
+
+/// Tries policies until the trial is over, one clearly hurts, or a signal comes.
+pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
+    let config = Config::load(global.config.as_deref())?;
+    let window_s = args.observe.window.unwrap_or(config.engine.window_s);
+    let settings = engine::Settings { window_s, dry_run: false, ..config.engine() };
+    let design = Design::of(args, window_s)?;
+    let chosen = |name: &str| {
+        let args = PolicyArgs { policy: name.to_owned(), margin: args.margin, min_bytes: args.min_bytes };
+        policies::chosen(&args, &config, 1.0)
+    };
+    let traits = design.policies.iter().map(|name| Ok(chosen(name)?.traits())).collect::<Result<Vec<_>, Failure>>()?;
+    let traits = traits.into_iter().fold(NOTHING, union);
+    let state = undo::open_state(&global.state_dir)?;
+    let stop = Stop::on_signals()?;
+    let mut child = Child::hold(&args.command, global.json)?;
+    let moves_data = traits.moves_files || traits.moves_processes;
+    if moves_data {
+        linux::files::raise_limit();
+    }
+    output::detach();
+    let mut plane = {
+        let child = child.as_ref().map(Child::pid);
+        plane::open(&config, &args.observe, child, traits.wants_mapped, moves_data)?
+    };
+    let recovered = engine::recover(&mut plane, &state)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
+    let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
+    plane::move_only(traits, child.is_some())?;
+    let mut report = Report::new(global.json, &design);
+    report.start(&plane, &recovered, &interference)?;
+    if let Some(child) = child.as_mut().filter(|_| !stop.requested()) {
+        output::background::OUT.settle()?;
+        child.go()?;
+    }
+    notify::ready(Some(window_s));
+    let mut trial = Trial {
+        design: &design,
+        settings: &settings,
+        plane: &mut plane,
+        state: &state,
+        stop: &stop,
+        harms: vec![Harm::new(&design.statistics()); design.policies.len()],
+        finished: Finished::default(),
+    };
+    let ran = trial.run(&mut child, &mut report, &chosen);
+    let Trial { harms, finished, .. } = trial;
+    notify::stopping();
+    drop(plane);
+    if let Some(child) = &mut child {
+        child.terminate()?;
+    }
+    let judged = report.judge(&harms);
+    let told = report.end(&judged, &finished, stop.requested());
+    ran.and(told)?;
+    let done = judged.iter().all(Judged::decided) && finished.complete();
+    Ok(if done { Exit::Done } else { Exit::Partly })
+}
+
+const NOTHING: Traits =
+    Traits { moves_files: false, moves_processes: false, wants_mapped: Wish::No, without_bandwidth: None };
+
+/// What either of two policies does.
+fn union(a: Traits, b: Traits) -> Traits {
+    Traits {
+        moves_files: a.moves_files || b.moves_files,
+        moves_processes: a.moves_processes || b.moves_processes,
+        wants_mapped: a.wants_mapped.max(b.wants_mapped),
+        without_bandwidth: a.without_bandwidth.or(b.without_bandwidth),
+    }
+}
+
+/// Makes a policy of this name, which has seen nothing yet.
+type Choose<'a> = dyn Fn(&str) -> Result<Box<dyn Policy>, Failure> + 'a;
+
+struct Trial<'a> {
+    design: &'a Design,
+    settings: &'a engine::Settings,
+    plane: &'a mut HostPlane,
+    state: &'a StateDir,
+    stop: &'a Stop,
+    /// One for each policy.
+    harms: Vec<Harm>,
+    /// All that was put back.
+    finished: Finished,
+}
+
+impl Trial<'_> {
+    fn run(&mut self, child: &mut Option<Child>, report: &mut Report<'_>, chosen: &Choose<'_>) -> Result<(), Failure> {
+        for round in 0..self.design.rounds {
+            let hurts = |arm: &Arm| matches!(arm, Arm::On(n) if self.harms.get(*n).is_some_and(Harm::clear));
+            let mut arms = order(self.design.seed, round as u64, self.design.policies.len());
+            arms.retain(|arm| !hurts(arm));
+            if arms.len() < 2 {
+                break;
+            }
+            let mut periods = Vec::new();
+            for arm in arms {
+                let mut over = || self.stop.requested() || child.as_mut().is_some_and(Child::ended);
+                if over() {
+                    return Ok(());
+                }
+                let policy = match arm {
+                    Arm::Off => None,
+                    Arm::On(n) => self.design.policies.get(n).map(|name| chosen(name)).transpose()?,
+                };
+                let period = period(
+                    (&mut *self.plane, self.state),
+                    (self.design, self.settings),
+                    policy,
+                    (self.stop, &mut over),
+                    &mut self.finished,
+                )?;
+                // What was cut short is in no round.
+                let Some(period) = period else { return Ok(()) };
+                report.period(round, arm, &period)?;
+                periods.push((arm, period));
+            }
+            for (policy, better) in report.round(periods) {
+                if let Some(harm) = self.harms.get_mut(policy) {
+                    harm.round(better);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One period, with a policy or without; `None` if it was cut short. Whatever happens, everything is
+/// put back at its end.
+fn period(
+    (plane, state): (&mut HostPlane, &StateDir),
+    (design, settings): (&Design, &engine::Settings),
+    policy: Option<Box<dyn Policy>>,
+    (stop, over): (&Stop, &mut dyn FnMut() -> bool),
+    finished: &mut Finished,
+) -> Result<Option<Period>, Failure> {
+    let mut sums = Sums::new(design.wash_out_s, design.period_s);
+    let cannot = |e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, "cannot go on", e);
+    let mut ended = Finished::default();
+    let mut moves = 0;
+    let mut back = Back::default();
+    let mut end = |sums: &Sums| sums.over() || over();
+    let ran = match policy {
+        None => loop {
+            match plane.observe(Duration::from_secs_f64(settings.window_s)) {
+                Ok(snapshot) => window(&mut sums, &snapshot),
+                Err(e) => break Err(cannot(&e)),
+            }
+            if end(&sums) {
+                break Ok(());
+            }
+        },
+        Some(policy) => {
+            let again = state.again().map_err(|e| cannot(&e))?;
+            let mut engine = Engine::new(&mut *plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
+            let ran = loop {
+                match engine.step() {
+                    Ok(report) => {
+                        back.note(&report);
+                        moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
+                        window(&mut sums, &report.snapshot);
+                    }
+                    Err(e) => break Err(cannot(&e)),
+                }
+                if end(&sums) {
+                    break Ok(());
+                }
+            };
+            // The number belongs to what the policy did, and not to what comes after.
+            sums.ask(design, stop);
+            let came = stop.came();
+            ended = engine.finish_until(&|| stop.came() > came);
+            drop(engine);
+            match back.is_empty() {
+                true => ran,
+                false => ran.and_then(|()| send_back((plane, state), settings, back)),
+            }
+        }
+    };
+    sums.ask(design, stop);
+    let whole = sums.over();
+    let stayed = outcome::stayed(&ended);
+    let period =
+        Period { values: sums.values(), moves, restored: ended.restored, moved_back: ended.moved_back, stayed };
+    outcome::add(finished, ended);
+    ran.map(|()| whole.then_some(period))
+}
+
+/// One window in which threads go back to where they were; then they may run everywhere again.
+fn send_back(
+    (plane, state): (&mut HostPlane, &StateDir),
+    settings: &engine::Settings,
+    back: Back,
+) -> Result<(), Failure> {
+    let cannot = |e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, "cannot go on", e);
+    // All at once: this is no load that is placed.
+    let settings = engine::Settings { moves_per_s: 1e6, burst: 1_000_000, ..settings.clone() };
+    let state = state.again().map_err(|e| cannot(&e))?;
+    let mut engine = Engine::new(plane, Box::new(back), settings, Some(state)).map_err(|e| cannot(&e))?;
+    let stepped = engine.step();
+    engine.finish();
+    stepped.map(drop).map_err(|e| cannot(&e))
+}
+
+fn window(sums: &mut Sums, snapshot: &Snapshot) {
+    notify::alive();
+    sums.add(snapshot);
+}

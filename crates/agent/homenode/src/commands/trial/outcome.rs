@@ -1,0 +1,249 @@
+//! What a period did.
+
+use engine::{Finished, MoveEvent};
+use placement::Snapshot;
+use serde_json::{Map, Value, json};
+use trial::Better;
+
+use super::design::Design;
+use super::metric;
+use crate::output::units::{percent, rate};
+use crate::signals::Stop;
+
+/// What is measured of each period.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Key in JSON.
+    pub key: &'static str,
+    /// For people.
+    pub name: &'static str,
+    pub better: Better,
+    form: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Rate,
+    Share,
+    Number,
+}
+
+pub const CPU_EFFICIENCY: Outcome = Outcome {
+    key: "read_bytes_per_cpu_s",
+    name: "file bytes read per CPU second",
+    better: Better::Higher,
+    form: Form::Rate,
+};
+
+pub const METRIC: Outcome =
+    Outcome { key: "metric", name: "what --metric prints", better: Better::Higher, form: Form::Number };
+
+const OTHERS: [Outcome; 3] = [
+    Outcome { key: "read_bytes_per_s", name: "file bytes read per second", better: Better::Higher, form: Form::Rate },
+    Outcome { key: "remote_share", name: "share of them from other nodes", better: Better::Lower, form: Form::Share },
+    Outcome {
+        key: "wait_share",
+        name: "time waited for a CPU, of each second",
+        better: Better::Lower,
+        form: Form::Number,
+    },
+];
+
+/// All of a trial; the first is what the verdict is about.
+pub fn all(design: &Design) -> Vec<Outcome> {
+    let primary = design.primary();
+    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS).filter(|outcome| *outcome != primary);
+    std::iter::once(primary).chain(rest).collect()
+}
+
+impl Outcome {
+    /// The same, with another direction.
+    pub fn towards(self, better: Better) -> Self {
+        Self { better, ..self }
+    }
+
+    /// A value for people.
+    pub fn shown(&self, value: f64) -> String {
+        match self.form {
+            _ if !value.is_finite() => "unknown".to_owned(),
+            Form::Rate => rate(value),
+            Form::Share => percent(value),
+            Form::Number => format!("{value:.4}"),
+        }
+    }
+}
+
+/// The values of a period, in the order of [`all`]; NaN where one is not known.
+#[derive(Clone, Debug, Default)]
+pub struct Values(pub Vec<(&'static str, f64)>);
+
+impl Values {
+    pub fn get(&self, key: &str) -> f64 {
+        self.0.iter().find(|(k, _)| *k == key).map_or(f64::NAN, |(_, value)| *value)
+    }
+
+    pub fn json(&self) -> Map<String, Value> {
+        self.0.iter().map(|(key, value)| ((*key).to_owned(), json!(value.is_finite().then_some(value)))).collect()
+    }
+}
+
+/// A period that was not cut short.
+#[derive(Clone, Debug)]
+pub struct Period {
+    pub values: Values,
+    pub moves: usize,
+    pub restored: usize,
+    pub moved_back: u64,
+    /// Why the next period begins with what this one left; absent if it left nothing.
+    pub stayed: Option<String>,
+}
+
+/// The sums of a period's windows, without those of the wash-out.
+pub struct Sums {
+    wash_out_s: f64,
+    period_s: f64,
+    /// Since the period began.
+    elapsed_s: f64,
+    seconds: f64,
+    read: f64,
+    remote: f64,
+    cpu_s: f64,
+    wait_s: f64,
+    metric: Option<f64>,
+}
+
+impl Sums {
+    pub fn new(wash_out_s: f64, period_s: f64) -> Self {
+        Self {
+            wash_out_s,
+            period_s,
+            elapsed_s: 0.0,
+            seconds: 0.0,
+            read: 0.0,
+            remote: 0.0,
+            cpu_s: 0.0,
+            wait_s: 0.0,
+            metric: None,
+        }
+    }
+
+    /// A window counts if it began after the wash-out, or so little before that rounding may be
+    /// why.
+    pub fn add(&mut self, snapshot: &Snapshot) {
+        let counts = self.elapsed_s >= self.wash_out_s - 0.1 * snapshot.window_s;
+        self.elapsed_s += snapshot.window_s;
+        if !counts {
+            return;
+        }
+        self.seconds += snapshot.window_s;
+        for thread in &snapshot.threads {
+            self.read += thread.read_bytes.total() as f64;
+            self.remote += thread.remote_bytes() as f64;
+            self.cpu_s += thread.cpu_s;
+            self.wait_s += thread.wait_s.unwrap_or(0.0);
+        }
+    }
+
+    /// Whether the period is over.
+    pub fn over(&self) -> bool {
+        self.seconds > 0.0 && self.elapsed_s >= self.period_s - 0.1 * self.seconds.min(1.0)
+    }
+
+    /// Asks for the user's number, once, at the end of a whole period.
+    pub fn ask(&mut self, design: &Design, stop: &Stop) {
+        if let Some(command) = design.metric.as_deref().filter(|_| self.metric.is_none() && self.over()) {
+            self.metric = Some(metric::ask(command, &|| stop.requested()).unwrap_or_else(|why| {
+                tracing::warn!("--metric: {why}");
+                f64::NAN
+            }));
+        }
+    }
+
+    pub fn values(&self) -> Values {
+        let mut values = vec![
+            (CPU_EFFICIENCY.key, self.read / self.cpu_s),
+            ("read_bytes_per_s", self.read / self.seconds),
+            ("remote_share", self.remote / self.read),
+            ("wait_share", self.wait_s / self.seconds),
+        ];
+        values.extend(self.metric.map(|metric| (METRIC.key, metric)));
+        Values(values)
+    }
+}
+
+/// Whether a move was made, or a copy started.
+pub fn was_made(event: &MoveEvent) -> bool {
+    matches!(event, MoveEvent::Applied | MoveEvent::Started)
+}
+
+/// Why what a period has left is still there.
+pub fn stayed(finished: &Finished) -> Option<String> {
+    match finished {
+        Finished { failed: 1.., .. } => Some(format!("{} threads could not be put back", finished.failed)),
+        Finished { not_moved_back: 1.., .. } => Some(format!("{} bytes of data stayed", finished.not_moved_back)),
+        _ => None,
+    }
+}
+
+/// Adds up what was put back.
+pub fn add(all: &mut Finished, one: Finished) {
+    all.restored += one.restored;
+    all.inherited += one.inherited;
+    all.changed_by_others += one.changed_by_others;
+    all.gone += one.gone;
+    all.copies += one.copies;
+    all.moved_back += one.moved_back;
+    all.not_moved_back += one.not_moved_back;
+    all.failed += one.failed;
+    for note in one.notes {
+        if all.notes.len() < 32 && !all.notes.contains(&note) {
+            all.notes.push(note);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use placement::{NodeBytes, Thread};
+    use topology::NodeId;
+
+    fn window(read: u64, remote: u64) -> Snapshot {
+        let thread = Thread {
+            cpu_s: 0.5,
+            wait_s: Some(0.25),
+            node: NodeId(0),
+            read_bytes: [(NodeId(0), read - remote), (NodeId(1), remote)].into_iter().collect::<NodeBytes>(),
+            ..Thread::default()
+        };
+        Snapshot { window_s: 1.0, threads: vec![thread], ..Snapshot::default() }
+    }
+
+    #[test]
+    fn the_wash_out_does_not_count() {
+        let mut sums = Sums::new(2.0, 4.0);
+        for (read, remote) in [(1000, 1000), (1000, 0), (300, 100)] {
+            sums.add(&window(read, remote));
+            assert!(!sums.over());
+        }
+        sums.add(&window(100, 100));
+        assert!(sums.over());
+        let values = sums.values();
+        let of = |key| values.get(key);
+        assert_eq!((of("read_bytes_per_s"), of("read_bytes_per_cpu_s")), (200.0, 400.0));
+        assert_eq!((of("remote_share"), of("wait_share")), (0.5, 0.25));
+        assert!(of("metric").is_nan());
+        // Nothing read: what follows from it is unknown, not zero.
+        let mut idle = Sums::new(0.0, 1.0);
+        idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() });
+        assert!(idle.over() && idle.values().get("remote_share").is_nan());
+        assert_eq!(idle.values().json()["remote_share"], Value::Null);
+    }
+
+    #[test]
+    fn what_could_not_be_put_back_is_told() {
+        assert_eq!(stayed(&Finished { restored: 3, gone: 1, ..Finished::default() }), None);
+        assert!(stayed(&Finished { not_moved_back: 5, ..Finished::default() }).is_some());
+        assert!(stayed(&Finished { failed: 1, ..Finished::default() }).is_some());
+    }
+}
