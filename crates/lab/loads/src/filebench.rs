@@ -8,9 +8,10 @@
 //! [`fill`] makes the files, [`run`] lets threads go through the rounds. As in filebench, a thread
 //! picks a file at random under the lock of the file set. Where the software is emulated, too
 //! ([`Slow`]), each pick holds that lock for the scaled time of filebench's, and longer the more of
-//! the other threads run on another node. Its order is that of arrival, its times are reckoned with. The time of one pick that meets nobody is a part of what the mount
-//! charges for the program (`--program-us`), so only what is above that is waited for. simpleread
-//! of the ARC thesis is a videoserver of one thread and one file.
+//! the other threads run on another node. Its order is that of arrival, its times are reckoned
+//! with. The time of one pick that meets nobody is a part of what the mount charges for the program
+//! (`--program-us`), so only what is above that is waited for. simpleread of the ARC thesis is a
+//! videoserver of one thread and one file.
 //!
 //! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one
 //! directory. webserver's log grows.

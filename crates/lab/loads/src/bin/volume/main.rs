@@ -13,9 +13,9 @@
 //! Software is emulated, too, on as many cores a node as the paper's machine has.
 //!
 //! **Limits.** What programs do between their calls is a constant of each call. With `--cores 0`
-//! software is faster, relative to the memory, than on a real machine, and waiting takes no CPU time,
-//! so policies for contention of CPUs have nothing to show. Two emulated nodes share one real memory
-//! and its caches.
+//! software is faster, relative to the memory, than on a real machine, and waiting takes no CPU
+//! time, so policies for contention of CPUs have nothing to show. Two emulated nodes share one real
+//! memory and its caches.
 
 mod loads;
 mod place;
@@ -61,7 +61,8 @@ struct Args {
     /// How many times as slow as Optane
     #[arg(long, default_value_t = 200.0)]
     scale: f64,
-    /// Emulate so many cores a node, and software on them; 0: neither [default: those of each paper]
+    /// Emulate so many cores a node, and software on them; 0: neither [default: those of each
+    /// paper]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     cores: Option<u32>,
     /// One run of each
