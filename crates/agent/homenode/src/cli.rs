@@ -216,12 +216,12 @@ Examples:
 
     /// Find out whether a policy helps the load of this machine: with and without it, by lot
     ///
-    /// Alternates periods with homenode off, when it only observes, and periods with each policy, in
-    /// an order that is drawn by lot. At the end of each period everything is put back. It then
+    /// Alternates periods with homenode off, when it only observes, and periods with each policy,
+    /// in an order that is drawn by lot. At the end of each period everything is put back. It then
     /// tells how much each policy changed what the threads did, with an interval of 95 %: *helps*,
     /// *hurts* or *no difference seen*, and the smallest effect that a trial of this length would
-    /// have seen. A policy that clearly hurts is stopped early. Nothing is assumed about the load but
-    /// that the effect is the same in each round.
+    /// have seen. A policy that clearly hurts is stopped early. Nothing is assumed about the load
+    /// but that the effect is the same in each round.
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
