@@ -200,9 +200,9 @@ pub struct NodesArgs {
     /// How many times as long emulated memory takes as the real one [default: the profile's]
     #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
     pub scale: Option<f64>,
-    /// Also emulate N cores on each node: calls take the time of NOVA's software, scaled, and that of
-    /// their memory accesses on a core, caches serve what threads of a node read together, and many
-    /// writers crowd a module [default: none; software takes the time that it takes here]
+    /// Also emulate N cores on each node: calls take the time of NOVA's software, scaled, and that
+    /// of their memory accesses on a core, caches serve what threads of a node read together, and
+    /// many writers crowd a module [default: none; software takes the time that it takes here]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), requires = "emulate_nodes",
         help_heading = "Emulated nodes")]
     pub emulate_cores: Option<u32>,

@@ -5,8 +5,8 @@
 //! threads for each other.
 //!
 //! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), one solver for the
-//! [`queues`], and the [`Profile`]s of emulated memory and the [`Software`] of a file system that are
-//! made of the figures.
+//! [`queues`], and the [`Profile`]s of emulated memory and the [`Software`] of a file system that
+//! are made of the figures.
 //!
 //! **Limits.** The `auto` policy and the simulator share these equations and figures. So an error
 //! of the model misleads both in the same way, and the regret that a simulation measures is a lower

@@ -79,8 +79,8 @@ fn direct(flags: u32) -> bool {
     flags & libc::O_DIRECT.cast_unsigned() != 0
 }
 
-/// What a request costs as a program's call. Nothing: what the kernel asks for by itself, and what a
-/// file system in the kernel would have in its caches.
+/// What a request costs as a program's call. Nothing: what the kernel asks for by itself, and what
+/// a file system in the kernel would have in its caches.
 fn call(opcode: u32) -> Option<Call> {
     Some(match opcode {
         opcode::READ => Call::Read,

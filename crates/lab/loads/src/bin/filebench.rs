@@ -40,11 +40,12 @@ struct Args {
     /// Begin on these CPUs (as in `0-3,8`); afterwards the threads may run on every CPU again
     #[arg(long, value_name = "CPUS")]
     begin_on: Option<String>,
-    /// Picking a file holds the lock of the file set for the time of filebench's, so many times as slow
+    /// Picking a file holds the lock of the file set for the time of filebench's, so many times as
+    /// slow
     #[arg(long, value_name = "FACTOR")]
     scale: Option<f64>,
-    /// The CPUs of one node (as in `0-3,8`), where the lock moves from node to node; given again, of
-    /// the next
+    /// The CPUs of one node (as in `0-3,8`), where the lock moves from node to node; given again,
+    /// of the next
     #[arg(long, value_name = "CPUS", requires = "scale")]
     node: Vec<String>,
 }

@@ -28,18 +28,19 @@
 //!
 //! **What it takes.** A sleeping thread takes nothing; what costs is waking up, twice a call, and
 //! the request through FUSE. A core makes `1 / (S × (software + memory))` calls a second. At scale
-//! 200 four threads of fio that read 4 KiB (0.5 + 2.7 µs) make 6,200 together. A round of webserver,
-//! 32 calls and 240 µs, is done 210 times a second by ten cores: 6,700 calls; by twenty 13,400. On
-//! paper a call takes 31 µs of real CPUs (15 for the request, 8 for each wake-up): 0.2 CPUs for fio
-//! and 0.4 for 20 cores of webserver. In a virtual machine with two CPUs, beside other work, 4,800
-//! calls and 1,200 closes a second of webserver took half a CPU, so 20 cores would take 1.3 of two.
-//! Hence scale 200 for two CPUs and one load at a time; for more at once, a larger one. Scale 20 makes
-//! ten times as many calls, for 16 CPUs; there `real` is half of a call.
+//! 200 four threads of fio that read 4 KiB (0.5 + 2.7 µs) make 6,200 together. A round of
+//! webserver, 32 calls and 240 µs, is done 210 times a second by ten cores: 6,700 calls; by twenty
+//! 13,400. On paper a call takes 31 µs of real CPUs (15 for the request, 8 for each wake-up): 0.2
+//! CPUs for fio and 0.4 for 20 cores of webserver. In a virtual machine with two CPUs, beside other
+//! work, 4,800 calls and 1,200 closes a second of webserver took half a CPU, so 20 cores would take
+//! 1.3 of two. Hence scale 200 for two CPUs and one load at a time; for more at once, a larger one.
+//! Scale 20 makes ten times as many calls, for 16 CPUs; there `real` is half of a call.
 //!
 //! **Limits.** A core that has been promised is not taken back: who was promised it for earlier
 //! than an access turns out to end starts then, and the next one waits for both. Switching between
 //! threads costs nothing. What a program does between its calls is a constant of each call
-//! ([`Software::program_s`]). Locks of the program are held for real time. Copies in the background take no core.
+//! ([`Software::program_s`]). Locks of the program are held for real time. Copies in the background
+//! take no core.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

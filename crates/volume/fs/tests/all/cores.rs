@@ -47,7 +47,8 @@ fn ns(seconds: f64) -> u64 {
 
 #[test]
 fn eight_threads_on_the_four_cores_of_a_node_do_half_as_much_as_on_eight() {
-    // NThread Fig. 4 and 8: the time that they take for ten calls each, and how much of it they wait.
+    // NThread Fig. 4 and 8: the time that they take for ten calls each, and how much of it they
+    // wait.
     let run = |count: u32, nodes: u32| {
         let (_, cores) = emulated(count, Arc::new(Still));
         for _ in 0..10 {

@@ -344,7 +344,8 @@ impl VolumePlane {
         self.callers.topology().nodes.iter().map(load).collect()
     }
 
-    /// CPU seconds that each CPU has worked so far: of emulated cores, in equal parts of its node's.
+    /// CPU seconds that each CPU has worked so far: of emulated cores, in equal parts of its
+    /// node's.
     fn cpu_seconds(&self) -> FxHashMap<u32, f64> {
         let Some(cores) = &self.settings.cores else { return cpu_seconds().into_iter().collect() };
         let topology = self.callers.topology();

@@ -67,7 +67,8 @@ struct Args {
     /// How many times as slow as Optane; Dragonfly's six modules a node are twice as slow as this
     #[arg(long, default_value_t = 200.0)]
     scale: f64,
-    /// Emulate so many cores a node, and software on them; 0: neither [default: those of each paper]
+    /// Emulate so many cores a node, and software on them; 0: neither [default: those of each
+    /// paper]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     cores: Option<u32>,
     /// One round of 12 s
