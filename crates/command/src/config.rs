@@ -33,6 +33,9 @@ pub struct Config {
     pub npolicy: placement::npolicy::Settings,
     /// `[arc]`: when a process moves to the node that caches its file.
     pub arc: placement::cache_affinity::Settings,
+    /// Of policy auto, which has no section.
+    #[serde(skip)]
+    pub auto: placement::auto::Settings,
     /// `[engine]`: windows and safety rails.
     pub engine: engine::Settings,
     /// `[moves]`: limits on moves that copy.
@@ -57,6 +60,28 @@ impl Config {
     /// The settings of the loop, with the limits on moves that copy.
     pub fn engine(&self) -> engine::Settings {
         engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
+    }
+
+    /// The same for memory so many times as slow as any real one, and programs on it: what is
+    /// bytes, or bytes per second, is as many times as small. Times stay: a policy's windows are
+    /// those of a clock.
+    #[must_use]
+    pub fn slower(mut self, times: f64) -> Self {
+        self.nthread.min_bytes = (self.nthread.min_bytes as f64 / times) as u64;
+        let (dragonfly, moves) = (&mut self.dragonfly, &mut self.moves);
+        for bytes in [
+            &mut self.nthread.locality_margin,
+            &mut dragonfly.migration_bw,
+            &mut dragonfly.bytes_per_day,
+            &mut dragonfly.burst_bytes,
+            &mut self.auto.file_copy_bw,
+            &mut moves.rate,
+            &mut moves.bytes_per_day,
+            &mut self.engine.busy_bytes_s,
+        ] {
+            *bytes /= times;
+        }
+        self
     }
 
     /// The source of the values, for messages.
@@ -84,6 +109,23 @@ mod tests {
 
     fn error(text: &str) -> String {
         Config::parse(text, Path::new("h.toml")).unwrap_err().to_string()
+    }
+
+    /// The engine took threads of emulated volumes for idle: they do a 200th of what real ones do.
+    #[test]
+    fn slower_memory_has_smaller_thresholds_and_the_same_times() {
+        let (config, slow) = (Config::default(), Config::default().slower(200.0));
+        let bytes = |c: &Config| {
+            let d = &c.dragonfly;
+            let policy =
+                [c.nthread.locality_margin, d.migration_bw, d.bytes_per_day, d.burst_bytes, c.auto.file_copy_bw];
+            let engine = c.engine();
+            (policy, [engine.moves.rate, engine.moves.bytes_per_day, engine.busy_bytes_s])
+        };
+        let (real, slower) = (bytes(&config), bytes(&slow));
+        assert_eq!(slower, (real.0.map(|bytes| bytes / 200.0), real.1.map(|bytes| bytes / 200.0)));
+        assert_eq!((config.nthread.min_bytes, slow.nthread.min_bytes), (4 << 20, 20_971));
+        assert_eq!(slow.slower(1.0 / 200.0).dragonfly.max_window_s, config.dragonfly.max_window_s);
     }
 
     #[test]

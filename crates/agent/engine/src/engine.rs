@@ -97,7 +97,7 @@ impl<P: Plane> Engine<P> {
         };
         let mut engine = Self {
             rails: Rails::new(&settings),
-            settled: Settled::new(&settings.settle),
+            settled: Settled::new(&settings.settle).busy_from(settings.busy_bytes_s),
             audit: Audit::default(),
             grown: Grown::default(),
             trials: Trials::new(settings.moves.trial),

@@ -38,6 +38,14 @@ pub struct Settings {
     pub beside_sched_ext: bool,
     /// Decide and report, change nothing, write nothing. Default false.
     pub dry_run: bool,
+    /// File bytes/s from which on a thread is busy, and its load counts. No key: the same for all,
+    /// but for memory that is slower than any real one.
+    #[serde(skip, default = "busy_bytes_s")]
+    pub busy_bytes_s: f64,
+}
+
+fn busy_bytes_s() -> f64 {
+    placement::load_change::BUSY_BYTES_S
 }
 
 /// Limits on moves that copy (files, and the memory of processes), and when a move has not paid:
@@ -137,6 +145,7 @@ impl Default for Settings {
             moves: Moves::unlimited(),
             beside_sched_ext: false,
             dry_run: false,
+            busy_bytes_s: busy_bytes_s(),
         }
     }
 }

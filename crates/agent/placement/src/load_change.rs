@@ -52,9 +52,10 @@ const STANDING: u64 = 300;
 /// A thread turns to other data, or another rate, within this many windows; drift takes longer.
 const AT_ONCE: u64 = 3;
 
-/// Whether a thread does enough in a window of `window_s` seconds to count.
-pub fn busy(thread: &Thread, window_s: f64) -> bool {
-    thread.file_bytes() as f64 / window_s >= BUSY_BYTES_S || thread.cpu_s >= BUSY_CPU * window_s
+/// Whether a thread does enough in a window of `window_s` seconds to count: `least` file bytes/s
+/// ([`BUSY_BYTES_S`]), or CPU time.
+pub fn busy(thread: &Thread, window_s: f64, least: f64) -> bool {
+    thread.file_bytes() as f64 / window_s >= least || thread.cpu_s >= BUSY_CPU * window_s
 }
 
 /// How a load differs from what it was when it began.

@@ -7,17 +7,11 @@ use placement::Policy;
 use topology::{NodeId, Topology};
 
 /// The policy that the user chose, with the settings of homenode.toml and of the command line.
-/// `scale`: how many times as long as the real one emulated memory takes; thresholds in bytes are
-/// divided by it, unless the command line gives them.
-pub fn chosen(args: &PolicyArgs, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
-    let (mut nthread, mut dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
-    nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin / scale);
-    nthread.min_bytes = args.min_bytes.unwrap_or((nthread.min_bytes as f64 / scale) as u64);
-    for bytes in [&mut dragonfly.migration_bw, &mut dragonfly.bytes_per_day, &mut dragonfly.burst_bytes] {
-        *bytes /= scale;
-    }
-    let mut auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..Default::default() };
-    auto.file_copy_bw /= scale;
+pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
+    let (mut nthread, dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
+    nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin);
+    nthread.min_bytes = args.min_bytes.unwrap_or(nthread.min_bytes);
+    let auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..config.auto.clone() };
     let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
     placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, auto })
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))

@@ -5,8 +5,8 @@
 //!
 //! **Approach.** [`Nodes`] says which nodes the volume is on, before it is mounted; [`run`] is the
 //! loop of `homenode run` on [`VolumePlane`], beside the server. Emulated memory is slower by the
-//! profile's scale; the thresholds of policies and rails that are bytes, or bytes per second, are
-//! divided by the same scale, unless the user gives them.
+//! profile's scale, and so are the thresholds of policies and rails ([`Config::slower`]), unless
+//! the user gives them as options.
 //!
 //! **Limits.** The process keeps its privileges: it unmounts at the end.
 
@@ -166,10 +166,10 @@ fn profile(args: &NodesArgs) -> Result<Profile, Failure> {
     Ok(profile)
 }
 
-/// The policy, for memory of this scale.
-fn chosen(args: &NodesArgs, config: &Config, scale: f64) -> Result<Box<dyn Policy>, Failure> {
+/// The policy.
+fn chosen(args: &NodesArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
     let policy = args.policy.clone().unwrap_or_else(|| "off".to_owned());
-    policies::chosen(&PolicyArgs { policy, margin: args.margin, min_bytes: args.min_bytes }, config, scale)
+    policies::chosen(&PolicyArgs { policy, margin: args.margin, min_bytes: args.min_bytes }, config)
 }
 
 fn start(topology: &Topology) -> Result<Arc<Callers>, Failure> {
@@ -211,15 +211,13 @@ impl Prepared {
             undo_crashed(global);
             return Ok(None);
         }
-        let config = Config::load(global.config.as_deref())?;
-        let policy = chosen(args, &config, nodes.scale())?;
-        let mut settings = engine::Settings {
+        let config = Config::load(global.config.as_deref())?.slower(nodes.scale());
+        let policy = chosen(args, &config)?;
+        let settings = engine::Settings {
             window_s: args.window.unwrap_or(config.engine.window_s),
             dry_run: args.dry_run || config.engine.dry_run,
             ..config.engine()
         };
-        settings.moves.rate /= nodes.scale();
-        settings.moves.bytes_per_day /= nodes.scale();
         let record = args.record.as_deref().map(Writer::open).transpose()?;
         let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
         // A dry run also tells `top` its windows there.
@@ -370,7 +368,7 @@ mod tests {
         let mut args = args("optane");
         args.policy = Some("auto".to_owned());
         let moves = |scale: f64| {
-            super::chosen(&args, &Config::default(), scale)
+            super::chosen(&args, &Config::default().slower(scale))
                 .ok()
                 .unwrap()
                 .decide(&snapshot.topology(), &snapshot)

@@ -19,8 +19,8 @@
 //! **Limits.** A machine whose busy threads come and go all the time never settles; the other rails
 //! have to suffice.
 
-use placement::Snapshot;
 use placement::load_change::{self, Detector};
+use placement::{Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
@@ -46,6 +46,8 @@ struct Displaced {
 #[derive(Debug, Default)]
 pub struct Settled {
     settings: Settle,
+    /// File bytes/s from which on a thread is busy.
+    least: f64,
     detector: Detector,
     /// Threads displaced since the load was new.
     displaced: FxHashMap<Subject, Displaced>,
@@ -62,7 +64,12 @@ pub struct Settled {
 impl Settled {
     /// Nothing seen yet.
     pub fn new(settings: &Settle) -> Self {
-        Self { settings: settings.clone(), ..Self::default() }
+        Self { settings: settings.clone(), ..Self::default() }.busy_from(load_change::BUSY_BYTES_S)
+    }
+
+    /// Threads are busy from so many file bytes/s on.
+    pub fn busy_from(self, least: f64) -> Self {
+        Self { least, detector: Detector::new(least), ..self }
     }
 
     /// Takes a window in that ended at `now` seconds.
@@ -71,7 +78,8 @@ impl Settled {
             return;
         }
         self.owed = std::mem::take(&mut self.owing);
-        for (thread, from) in self.detector.window(snapshot, |t| load_change::busy(t, snapshot.window_s)) {
+        let busy = |t: &Thread| load_change::busy(t, snapshot.window_s, self.least);
+        for (thread, from) in self.detector.window(snapshot, busy) {
             let before = self.displaced.get(&thread).copied().unwrap_or(Displaced { from, now: false, windows: 0 });
             let from = if before.now { before.from } else { from };
             self.displaced.insert(thread, Displaced { from, now: true, windows: before.windows + 1 });
@@ -158,6 +166,24 @@ mod tests {
             let now = settled.new_since_s + settled.seconds;
             settled.window(&snapshot, now);
         }
+    }
+
+    /// Emulated memory is 200 times as slow: programs on it were no load, and one that began was no
+    /// new one.
+    #[test]
+    fn slow_threads_are_busy_where_the_memory_is_slow() {
+        let slow = |tid| {
+            let read_bytes = [(NodeId(0), 20_000)].into_iter().collect();
+            Thread { pid: tid, cpu_s: 0.0, read_bytes, ..testing::thread(tid, 0, &[], 0) }
+        };
+        let held = |least: f64| {
+            let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 }).busy_from(least);
+            after(&mut settled, 5, &[slow(1)]);
+            assert!(settled.check(&subject(1), NodeId(0), 0.0).is_err());
+            after(&mut settled, 3, &[slow(1), slow(2)]);
+            settled.check(&subject(1), NodeId(0), 0.0).is_err()
+        };
+        assert_eq!([load_change::BUSY_BYTES_S, load_change::BUSY_BYTES_S / 200.0].map(held), [true, false]);
     }
 
     /// Threads that were bound to a part of their node stayed there for ten minutes.

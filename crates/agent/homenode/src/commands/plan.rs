@@ -15,7 +15,7 @@ use crate::recording;
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let mut policy = policies::chosen(&args.policy, &config, 1.0)?;
+    let mut policy = policies::chosen(&args.policy, &config)?;
     let (snapshot, limits) = match &args.snapshot {
         Some(path) => (recording::read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {

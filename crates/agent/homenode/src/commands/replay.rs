@@ -18,7 +18,7 @@ use crate::recording::Reader;
 /// Prints a plan per window of the recording.
 pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let policy = policies::chosen(&args.policy, &config, 1.0)?;
+    let policy = policies::chosen(&args.policy, &config)?;
     let mut reader = Reader::open(&args.file)?;
     let failure = |e: engine::EngineError| Failure::from_error(Exit::Usage, "cannot replay", &e);
     let mut engine = Engine::new(Recorded::default(), policy, config.engine(), None).map_err(failure)?;

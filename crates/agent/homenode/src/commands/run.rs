@@ -31,7 +31,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         dry_run: args.dry_run || config.engine.dry_run,
         ..config.engine()
     };
-    let policy = policies::chosen(&args.policy, &config, 1.0)?;
+    let policy = policies::chosen(&args.policy, &config)?;
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
