@@ -19,7 +19,6 @@ mod masks;
 mod policies;
 mod process;
 mod programs;
-mod trial;
 mod two_nodes;
 mod warm;
 mod zfs;
@@ -59,9 +58,6 @@ fn main() -> ExitCode {
             [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
             [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
             [reader, cpus, file] if reader == "map-reader" => lab::exit(map::be_reader(cpus, file)),
-            [reader, file, begin, home, factor] if reader == "slowed" => {
-                lab::exit(trial::be_slowed(file, begin, home, factor))
-            }
             role => file_users::play(role),
         };
     }
@@ -84,7 +80,6 @@ fn main() -> ExitCode {
         acts::TESTS,
         policies::TESTS,
         programs::TESTS,
-        trial::TESTS,
         dax::TESTS,
         zfs::TESTS,
     ];
