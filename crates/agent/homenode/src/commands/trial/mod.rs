@@ -48,7 +48,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let design = Design::of(args, window_s)?;
     let chosen = |name: &str| {
         let args = PolicyArgs { policy: name.to_owned(), margin: args.margin, min_bytes: args.min_bytes };
-        policies::chosen(&args, &config, 1.0)
+        policies::chosen(&args, &config)
     };
     let traits = design.policies.iter().map(|name| Ok(chosen(name)?.traits())).collect::<Result<Vec<_>, Failure>>()?;
     let traits = traits.into_iter().fold(NOTHING, union);
