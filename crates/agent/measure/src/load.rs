@@ -120,7 +120,7 @@ pub fn run(step: &Step<'_>, memory: &mut Memory<'_>) -> io::Result<Found> {
     let parts: Vec<_> = step.cpus.iter().zip(parts).collect();
     let gate = Gate::of(parts.len() + usize::from(step.latency.is_some()));
     thread::scope(|scope| {
-        let chain = step.latency.map(|cpu| start(scope, &gate, cpu, || latency(read, step.length, step.turn)));
+        let chain = step.latency.map(|cpu| start(scope, &gate, cpu, move || latency(read, step.length, step.turn)));
         let chain = chain.transpose()?;
         let loads = parts.into_iter().map(|(&cpu, (read, write))| {
             start(scope, &gate, cpu, move || one(step, step.rate.map(|rate| rate / n as f64), read, write))
