@@ -61,7 +61,8 @@ impl Machine {
         let file = config.measured.clone().unwrap_or_else(|| MEASURED_FILE.into());
         let (measured, unused) = match (&config.measured, of_this(sys)) {
             (Some(file), own) => (Some(fitting(file, &topology, own)?), None),
-            (None, true) if file.exists() => match fitting(&file, &topology, true) {
+            // Not to know whether it is there is no reason to be silent.
+            (None, true) if !matches!(file.try_exists(), Ok(false)) => match fitting(&file, &topology, true) {
                 Ok(measured) => (Some(measured), None),
                 Err(failure) => (None, Some(failure.line())),
             },

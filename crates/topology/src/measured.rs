@@ -13,8 +13,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -169,9 +171,11 @@ impl Measured {
     ///
     /// [`TopologyError::Read`], or [`TopologyError::Measured`] for something else than such a file.
     pub fn read(path: &Path) -> Result<Self, TopologyError> {
-        let text = File::open(path).and_then(|file| {
+        // To open a pipe would wait for a writer.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let text = File::options().read(true).custom_flags(flags).open(path).and_then(|file| {
             let mut text = String::new();
-            // A pipe would keep us waiting.
+            // To read one, too.
             let regular = file.metadata()?.is_file();
             file.take(if regular { LARGEST } else { 0 }).read_to_string(&mut text).map(|_| text)
         });
@@ -307,6 +311,15 @@ mod tests {
         assert_eq!(measured.why_not(&machine, Some("P")), None);
         machine.nodes[1].offline_cpus = CpuSet::default();
         assert!(measured.why_not(&machine, Some("P")).is_some_and(|why| why.contains("other nodes")));
+    }
+
+    #[test]
+    fn a_pipe_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, mode, 0).unwrap();
+        assert!(matches!(Measured::read(&pipe), Err(TopologyError::Measured { .. })));
     }
 
     #[test]

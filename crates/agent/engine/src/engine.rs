@@ -9,7 +9,7 @@ use topology::NodeId;
 use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::grown::Grown;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Spent};
 use crate::journal::{About, Entry, Event, Journal, unix_s};
 use crate::owned::OwnedTable;
 use crate::rails::budget::{self, BudgetWatch};
@@ -131,6 +131,18 @@ impl<P: Plane> Engine<P> {
     pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + 'static) -> Self {
         self.clock = Box::new(clock);
         self
+    }
+
+    /// Goes on with what an earlier engine had copied in the last 24 hours.
+    #[must_use]
+    pub fn with_spent(mut self, spent: Spent) -> Self {
+        self.jobs.spent = spent;
+        self
+    }
+
+    /// What was copied in the last 24 hours, for [`Self::with_spent`].
+    pub fn spent(&self) -> Spent {
+        self.jobs.spent.clone()
     }
 
     /// The plane.

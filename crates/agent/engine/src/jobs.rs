@@ -8,8 +8,8 @@
 //! that run, a bounded queue of those that wait, and the bytes copied in the last 24 hours
 //! ([`Spent`]).
 //!
-//! **Limits.** The count of the last 24 hours begins anew with each start of homenode. A full queue
-//! refuses further moves.
+//! **Limits.** The count of the last 24 hours begins anew with each start of homenode (not with
+//! each engine: [`Spent`] can be handed on). A full queue refuses further moves.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -274,8 +274,8 @@ impl Jobs {
 }
 
 /// Bytes copied in the last 24 hours, by the hour.
-#[derive(Debug, Default)]
-pub(crate) struct Spent {
+#[derive(Clone, Debug, Default)]
+pub struct Spent {
     hours: VecDeque<(u64, u64)>,
 }
 
@@ -284,7 +284,7 @@ const DAY_HOURS: u64 = 24;
 
 impl Spent {
     /// Bytes were copied at this time.
-    pub fn add(&mut self, now_s: f64, bytes: u64) {
+    pub(crate) fn add(&mut self, now_s: f64, bytes: u64) {
         let hour = (now_s / HOUR_S) as u64;
         match self.hours.back_mut() {
             Some(last) if last.0 == hour => last.1 = last.1.saturating_add(bytes),
@@ -294,7 +294,7 @@ impl Spent {
     }
 
     /// Bytes copied in the 24 hours until now, counted in whole hours.
-    pub fn day(&self, now_s: f64) -> u64 {
+    pub(crate) fn day(&self, now_s: f64) -> u64 {
         let hour = (now_s / HOUR_S) as u64;
         let within = self.hours.iter().filter(|h| h.0 + DAY_HOURS > hour);
         within.fold(0, |sum, h| sum.saturating_add(h.1))

@@ -34,7 +34,7 @@ mod trial;
 pub use attempt::{MoveEvent, word};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use jobs::{JobId, JobReport, JobState, Progress, Started};
+pub use jobs::{JobId, JobReport, JobState, Progress, Spent, Started};
 pub use placement::Subject;
 pub use plane::{Cause, Copies, Cost, Inherited, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
 pub use rails::Rail;

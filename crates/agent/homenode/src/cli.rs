@@ -216,7 +216,7 @@ Examples:
 
     /// Find out whether a policy helps the load of this machine: with and without it, by lot
     ///
-    /// Alternates periods with homenode off, when it only observes, and periods with each policy,
+    /// Alternates periods with homenode off, when it moves nothing, and periods with each policy,
     /// in an order that is drawn by lot. At the end of each period everything is put back. It then
     /// tells how much each policy changed what the threads did, with an interval of 95 %: *helps*,
     /// *hurts* or *no difference seen*, and the smallest effect that a trial of this length would
@@ -230,6 +230,9 @@ Examples:
     /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
     /// or CMD ends; then it ends CMD.
     ///
+    /// A trial that a signal or the end of CMD cuts short shows its intervals but gives no verdict:
+    /// its rounds were seen before.
+    ///
     /// Threads go back at the end of each period. Memory and file data that a policy moved go back,
     /// too; a round in which some stayed is left out.
     #[command(after_help = "\
@@ -240,8 +243,8 @@ Examples:
   sudo homenode trial --minutes 10 -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
-The exit code is 0 if every policy was judged, and 1 if the trial was too short for that or something could not be put
-back.")]
+The exit code is 0 if every policy was judged, and 1 if the trial was too short for that, or cut short, or something could
+not be put back.")]
     Trial(TrialArgs),
 
     /// Show which threads would move, and why, without moving them

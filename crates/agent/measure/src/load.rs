@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 use std::io;
-use std::sync::Barrier;
-use std::thread;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use topology::CpuSet;
@@ -64,34 +64,68 @@ pub fn bind(cpu: u32) -> io::Result<()> {
     linux::affinity::set(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), &CpuSet::from_iter([cpu]))
 }
 
+/// Where threads wait for each other, or hear that not all of them could be started.
+struct Gate {
+    all: usize,
+    /// How many wait, and whether they may go on, once that is known.
+    state: Mutex<(usize, Option<bool>)>,
+    known: Condvar,
+}
+
+impl Gate {
+    fn of(all: usize) -> Self {
+        Self { all, state: Mutex::default(), known: Condvar::new() }
+    }
+
+    /// Waits until all wait. False: they will never be all.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 += 1;
+        if state.0 == self.all {
+            state.1.get_or_insert(true);
+            self.known.notify_all();
+        }
+        let known = self.known.wait_while(state, |state| state.1.is_none());
+        known.unwrap_or_else(PoisonError::into_inner).1 == Some(true)
+    }
+
+    fn give_up(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).1 = Some(false);
+        self.known.notify_all();
+    }
+}
+
+/// Starts a thread that binds itself, waits for all others, and works.
+fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    gate: &'scope Gate,
+    cpu: u32,
+    work: impl FnOnce() -> f64 + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, io::Result<f64>>> {
+    let begin = move || {
+        let bound = bind(cpu);
+        if gate.wait() { bound.map(|()| work()) } else { Err(io::Error::other("not all threads could be started")) }
+    };
+    thread::Builder::new().spawn_scoped(scope, begin).map_err(|e| {
+        gate.give_up();
+        io::Error::new(e.kind(), format!("cannot start a thread for CPU {cpu}: {e}"))
+    })
+}
+
 /// Loads the memory for a while.
 pub fn run(step: &Step<'_>, memory: &mut Memory<'_>) -> io::Result<Found> {
     let n = step.cpus.len().max(1);
-    let start = Barrier::new(step.cpus.len() + usize::from(step.latency.is_some()));
     let (read, write) = (memory.read, &mut *memory.write);
     let parts = read.chunks((read.len() / n).max(PIECE)).zip(write.chunks_mut((write.len() / n).max(PIECE)));
+    let parts: Vec<_> = step.cpus.iter().zip(parts).collect();
+    let gate = Gate::of(parts.len() + usize::from(step.latency.is_some()));
     thread::scope(|scope| {
-        let chain = step.latency.map(|cpu| {
-            let start = &start;
-            scope.spawn(move || {
-                let bound = bind(cpu);
-                start.wait();
-                bound.map(|()| latency(read, step.length, step.turn))
-            })
+        let chain = step.latency.map(|cpu| start(scope, &gate, cpu, move || latency(read, step.length, step.turn)));
+        let chain = chain.transpose()?;
+        let loads = parts.into_iter().map(|(&cpu, (read, write))| {
+            start(scope, &gate, cpu, move || one(step, step.rate.map(|rate| rate / n as f64), read, write))
         });
-        let loads: Vec<_> = step
-            .cpus
-            .iter()
-            .zip(parts)
-            .map(|(&cpu, (read, write))| {
-                let start = &start;
-                scope.spawn(move || {
-                    let bound = bind(cpu);
-                    start.wait();
-                    bound.map(|()| one(step, step.rate.map(|rate| rate / n as f64), read, write))
-                })
-            })
-            .collect();
+        let loads = loads.collect::<io::Result<Vec<_>>>()?;
         let panicked = |_| io::Error::other("a thread that measures has panicked");
         let mut bytes_per_s = 0.0;
         for load in loads {
@@ -167,6 +201,21 @@ fn one(step: &Step<'_>, rate: Option<f64>, read: &[u64], write: &mut [u64]) -> f
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_wait_for_one_that_never_came_give_up() {
+        let gate = Gate::of(3);
+        thread::scope(|scope| {
+            let waiting: Vec<_> = (0..2).map(|_| scope.spawn(|| gate.wait())).collect();
+            gate.give_up();
+            assert!(waiting.into_iter().all(|thread| !thread.join().unwrap()));
+        });
+        let gate = Gate::of(2);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| gate.wait());
+            assert!(gate.wait() && other.join().unwrap());
+        });
+    }
 
     #[test]
     fn a_load_writes_its_memory_and_no_more_than_its_rate() {

@@ -44,6 +44,8 @@ pub enum Verdict {
     NoDifferenceSeen,
     /// Too few rounds.
     TooShort,
+    /// None is given, as the caller says: the rounds are not those that the lot chose.
+    NoVerdict,
 }
 
 /// The effect of a policy on one outcome, in its own unit.

@@ -258,6 +258,14 @@ fn bytes_per_day_stop_copies_and_hold_back_more() {
     let told = told.lock().unwrap();
     let stopped = |o: &OutcomeState| matches!(o, OutcomeState::Failed { bytes: 500, why } if why.contains("24 hours"));
     assert!(told[5].iter().any(stopped), "{:?}", told[5]);
+    // The next engine goes on with the same day.
+    let spent = engine.spent();
+    drop(engine);
+    let (policy, _) = at(vec![(1, vec![file(2, 1, 0)])]);
+    let settings = limits(Moves { bytes_per_day: 350.0, ..Moves::default() });
+    let mut next = Engine::new(plane.clone(), policy, settings, None).unwrap().with_spent(spent);
+    let outcomes = next.step().unwrap().outcomes;
+    assert!(matches!(&outcomes[0].result, MoveEvent::HeldBack { rail: Rail::BytesPerDay, .. }), "{outcomes:?}");
 }
 
 /// A file whose pages are where they should be takes nothing of the day's bytes, and does not count

@@ -8,7 +8,8 @@
 //! its own: its moves are written down before they are made, and undone at once, like all others.
 //!
 //! **Limits.** A thread that reads nothing in that window, or sleeps through it, stays. Of a
-//! process that was moved as a whole, memory goes back, and its threads stay.
+//! process that was moved as a whole, memory goes back, and its threads stay. At the end of a trial
+//! that is cut short, threads stay too: there is no next period, and they may run anywhere.
 
 use std::collections::BTreeMap;
 

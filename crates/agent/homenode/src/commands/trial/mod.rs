@@ -4,31 +4,34 @@
 //! what the last one left; and after the trial, however it ends.
 //!
 //! **Approach.** One plane observes from the first window to the last, so that both arms pay for it
-//! alike. A period with a policy has an engine of its own, which has the plane lent; at its end
-//! `Engine::finish` puts everything back. A period with homenode off has no engine. The design and
-//! the statistics are those of `trial`.
+//! alike. A period has an engine of its own, which has the plane lent; at its end `Engine::finish`
+//! puts everything back. With homenode off, its policy moves nothing ([`off`]). A period begins
+//! with an empty window, because a window has everything since the one before. The design and the
+//! statistics are those of `trial`.
 //!
 //! **Limits.** What observing costs is in both arms, so it is no part of the effect
-//! (`bench/observe` measures it). The CPU time is that of threads that touched file data in a
-//! window.
+//! (`bench/observe` measures it); so is what an engine does in each window. The CPU time is that of
+//! threads that touched file data in a window.
 
 mod back;
 mod design;
 mod metric;
+mod off;
 mod outcome;
 mod report;
 
 use std::time::Duration;
 
 use command::args::PolicyArgs;
-use engine::{Engine, Finished, Plane, StateDir};
+use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
-use placement::{Policy, Snapshot, Traits, Wish};
+use placement::{Policy, Traits, Wish};
 use session::{policies, undo};
 use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
+use self::off::Off;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
@@ -83,6 +86,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         stop: &stop,
         harms: vec![Harm::new(&design.statistics()); design.policies.len()],
         finished: Finished::default(),
+        spent: Spent::default(),
     };
     let ran = trial.run(&mut child, &mut report, &chosen);
     let Trial { harms, finished, .. } = trial;
@@ -124,6 +128,8 @@ struct Trial<'a> {
     harms: Vec<Harm>,
     /// All that was put back.
     finished: Finished,
+    /// What was copied in the last 24 hours: one limit for all periods.
+    spent: Spent,
 }
 
 impl Trial<'_> {
@@ -141,16 +147,17 @@ impl Trial<'_> {
                 if over() {
                     return Ok(());
                 }
-                let policy = match arm {
+                let name = match arm {
                     Arm::Off => None,
-                    Arm::On(n) => self.design.policies.get(n).map(|name| chosen(name)).transpose()?,
+                    Arm::On(n) => self.design.policies.get(n),
                 };
+                let policy = name.map_or_else(|| Ok(Box::new(Off) as Box<dyn Policy>), |name| chosen(name))?;
                 let period = period(
                     (&mut *self.plane, self.state),
                     (self.design, self.settings),
                     policy,
                     (self.stop, &mut over),
-                    &mut self.finished,
+                    (&mut self.finished, &mut self.spent),
                 )?;
                 // What was cut short is in no round.
                 let Some(period) = period else { return Ok(()) };
@@ -167,65 +174,45 @@ impl Trial<'_> {
     }
 }
 
-/// One period, with a policy or without; `None` if it was cut short. Whatever happens, everything is
-/// put back at its end.
+/// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
 fn period(
     (plane, state): (&mut HostPlane, &StateDir),
     (design, settings): (&Design, &engine::Settings),
-    policy: Option<Box<dyn Policy>>,
+    policy: Box<dyn Policy>,
     (stop, over): (&Stop, &mut dyn FnMut() -> bool),
-    finished: &mut Finished,
+    (finished, spent): (&mut Finished, &mut Spent),
 ) -> Result<Option<Period>, Failure> {
-    let mut sums = Sums::new(design.wash_out_s, design.period_s);
-    let cannot = |e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, "cannot go on", e);
-    let mut ended = Finished::default();
+    let mut sums = Sums::new(design.wash_out_s, design.period_s, design.window_s);
     let mut moves = 0;
     let mut back = Back::default();
-    let mut end = |sums: &Sums| sums.over() || over();
-    let ran = match policy {
-        None => loop {
-            match plane.observe(Duration::from_secs_f64(settings.window_s)) {
-                Ok(snapshot) => window(&mut sums, &snapshot),
-                Err(e) => break Err(cannot(&e)),
-            }
-            if end(&sums) {
-                break Ok(());
-            }
-        },
-        Some(policy) => {
-            let again = state.again().map_err(|e| cannot(&e))?;
-            let mut engine = Engine::new(&mut *plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
-            let ran = loop {
-                match engine.step() {
-                    Ok(report) => {
-                        back.note(&report);
-                        moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
-                        window(&mut sums, &report.snapshot);
-                    }
-                    Err(e) => break Err(cannot(&e)),
-                }
-                if end(&sums) {
-                    break Ok(());
-                }
-            };
-            // The number belongs to what the policy did, and not to what comes after.
-            sums.ask(design, stop);
-            let came = stop.came();
-            ended = engine.finish_until(&|| stop.came() > came);
-            drop(engine);
-            match back.is_empty() {
-                true => ran,
-                false => ran.and_then(|()| send_back((plane, state), settings, back)),
-            }
-        }
-    };
+    let again = state.again().map_err(|e| cannot(&e))?;
+    let engine = Engine::new(&mut *plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
+    let mut engine = engine.with_spent(std::mem::take(spent));
+    // What was between the periods is in none: a window has everything since the last one ended.
+    let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
+    while ran.is_ok() && !sums.over() && !over() {
+        ran = engine.step().map_err(|e| cannot(&e)).map(|report| {
+            back.note(&report);
+            moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
+            notify::alive();
+            sums.add(&report.snapshot);
+        });
+    }
+    // The number belongs to what the policy did, and not to what comes after.
     sums.ask(design, stop);
-    let whole = sums.over();
+    let came = stop.came();
+    let mut ended = engine.finish_until(&|| stop.came() > came);
+    *spent = engine.spent();
+    drop(engine);
+    let (restored, moved_back) = (ended.restored, ended.moved_back);
+    if ran.is_ok() && !back.is_empty() && !over() {
+        ran = send_back((plane, state), settings, back, &mut ended);
+    }
     let stayed = outcome::stayed(&ended);
-    let period =
-        Period { values: sums.values(), moves, restored: ended.restored, moved_back: ended.moved_back, stayed };
     outcome::add(finished, ended);
-    ran.map(|()| whole.then_some(period))
+    ran?;
+    let values = sums.values();
+    Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
 }
 
 /// One window in which threads go back to where they were; then they may run everywhere again.
@@ -233,18 +220,17 @@ fn send_back(
     (plane, state): (&mut HostPlane, &StateDir),
     settings: &engine::Settings,
     back: Back,
+    ended: &mut Finished,
 ) -> Result<(), Failure> {
-    let cannot = |e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, "cannot go on", e);
     // All at once: this is no load that is placed.
     let settings = engine::Settings { moves_per_s: 1e6, burst: 1_000_000, ..settings.clone() };
     let state = state.again().map_err(|e| cannot(&e))?;
     let mut engine = Engine::new(plane, Box::new(back), settings, Some(state)).map_err(|e| cannot(&e))?;
     let stepped = engine.step();
-    engine.finish();
+    outcome::add(ended, engine.finish());
     stepped.map(drop).map_err(|e| cannot(&e))
 }
 
-fn window(sums: &mut Sums, snapshot: &Snapshot) {
-    notify::alive();
-    sums.add(snapshot);
+fn cannot(e: &(dyn std::error::Error + 'static)) -> Failure {
+    Failure::from_error(Exit::Unsupported, "cannot go on", e)
 }

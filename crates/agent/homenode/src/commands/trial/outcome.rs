@@ -102,6 +102,8 @@ pub struct Period {
 pub struct Sums {
     wash_out_s: f64,
     period_s: f64,
+    /// How much too short rounding may make them.
+    tolerance_s: f64,
     /// Since the period began.
     elapsed_s: f64,
     seconds: f64,
@@ -113,10 +115,12 @@ pub struct Sums {
 }
 
 impl Sums {
-    pub fn new(wash_out_s: f64, period_s: f64) -> Self {
+    /// `window_s`: the set length of a window.
+    pub fn new(wash_out_s: f64, period_s: f64, window_s: f64) -> Self {
         Self {
             wash_out_s,
             period_s,
+            tolerance_s: 0.1 * window_s,
             elapsed_s: 0.0,
             seconds: 0.0,
             read: 0.0,
@@ -128,9 +132,9 @@ impl Sums {
     }
 
     /// A window counts if it began after the wash-out, or so little before that rounding may be
-    /// why.
+    /// why. CPU time counts of threads that touched file data: not that of homenode itself.
     pub fn add(&mut self, snapshot: &Snapshot) {
-        let counts = self.elapsed_s >= self.wash_out_s - 0.1 * snapshot.window_s;
+        let counts = self.elapsed_s >= self.wash_out_s - self.tolerance_s.min(0.1 * self.wash_out_s);
         self.elapsed_s += snapshot.window_s;
         if !counts {
             return;
@@ -139,14 +143,14 @@ impl Sums {
         for thread in &snapshot.threads {
             self.read += thread.read_bytes.total() as f64;
             self.remote += thread.remote_bytes() as f64;
-            self.cpu_s += thread.cpu_s;
+            self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
         }
     }
 
     /// Whether the period is over.
     pub fn over(&self) -> bool {
-        self.seconds > 0.0 && self.elapsed_s >= self.period_s - 0.1 * self.seconds.min(1.0)
+        self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
     }
 
     /// Asks for the user's number, once, at the end of a whole period.
@@ -221,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_wash_out_does_not_count() {
-        let mut sums = Sums::new(2.0, 4.0);
+        let mut sums = Sums::new(2.0, 4.0, 1.0);
         for (read, remote) in [(1000, 1000), (1000, 0), (300, 100)] {
             sums.add(&window(read, remote));
             assert!(!sums.over());
@@ -234,10 +238,33 @@ mod tests {
         assert_eq!((of("remote_share"), of("wait_share")), (0.5, 0.25));
         assert!(of("metric").is_nan());
         // Nothing read: what follows from it is unknown, not zero.
-        let mut idle = Sums::new(0.0, 1.0);
+        let mut idle = Sums::new(0.0, 1.0, 1.0);
         idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() });
         assert!(idle.over() && idle.values().get("remote_share").is_nan());
         assert_eq!(idle.values().json()["remote_share"], Value::Null);
+    }
+
+    #[test]
+    fn a_long_window_at_the_begin_does_not_count() {
+        // A tenth of the window is longer than the wash-out.
+        let mut sums = Sums::new(0.5, 20.0, 10.0);
+        sums.add(&Snapshot { window_s: 10.0, ..window(1000, 1000) });
+        assert!(!sums.over() && sums.values().get("remote_share").is_nan());
+        // Nor does a long one widen the tolerance.
+        let mut sums = Sums::new(1.0, 5.0, 1.0);
+        for window_s in [4.0, 0.5] {
+            sums.add(&Snapshot { window_s, ..window(1000, 0) });
+        }
+        assert!(!sums.over());
+    }
+
+    #[test]
+    fn cpu_time_of_threads_without_files_does_not_count() {
+        let mut sums = Sums::new(0.0, 1.0, 1.0);
+        let mut both = window(100, 0);
+        both.threads.push(Thread { cpu_s: 2.0, ..Thread::default() });
+        sums.add(&both);
+        assert_eq!(sums.values().get("read_bytes_per_cpu_s"), 200.0);
     }
 
     #[test]

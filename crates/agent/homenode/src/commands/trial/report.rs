@@ -24,19 +24,29 @@ pub struct Report<'a> {
     dropped: usize,
 }
 
+/// Why there is no verdict, and what else to know of one.
+const CUT_SHORT: &str = "the trial was cut short, after its rounds could be seen";
+const LOST: &str = "what counts was unknown in a period with it";
+const DATA_STAYED: &str =
+    "data stayed where a policy had moved it: later periods, also those with homenode off, found it there";
+
 /// The verdict about a policy.
 pub struct Judged {
     policy: String,
     verdict: Verdict,
+    /// Why there is no verdict.
+    why: Option<&'static str>,
     /// It clearly hurt before the trial was over.
     stopped: bool,
+    /// Rounds in which what counts was unknown.
+    unknown: usize,
     effects: Vec<(Outcome, Effect)>,
 }
 
 impl Judged {
     /// Whether there was enough to judge by.
     pub fn decided(&self) -> bool {
-        self.verdict != Verdict::TooShort
+        !matches!(self.verdict, Verdict::TooShort | Verdict::NoVerdict)
     }
 }
 
@@ -117,6 +127,9 @@ impl<'a> Report<'a> {
                 text.push_str(&format!(", {} moved back", bytes(period.moved_back)));
             }
         }
+        if !period.values.get(primary.key).is_finite() {
+            text.push_str("; this round does not count");
+        }
         if let Some(why) = &period.stayed {
             text.push_str(&format!("; this round does not count: {}", escape(why)));
         }
@@ -166,19 +179,27 @@ impl<'a> Report<'a> {
                 .iter()
                 .map(|outcome| (*outcome, judge(&of(n, outcome), outcome.better, &statistics)))
                 .collect();
+            let values = of(n, &self.design.primary());
+            let unknown = values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count();
+            let lost = values.iter().any(|(_, on)| !on.is_finite());
+            let rounds = self.rounds.len() + self.dropped;
             // A round that was left out can have the order in it that the lot gave.
-            let too_many = 4 * self.dropped > self.rounds.len() + self.dropped;
-            let verdict = match effects.first() {
-                _ if harm.clear() => Verdict::Hurts,
-                Some((_, effect)) if !too_many => effect.verdict,
-                _ => Verdict::TooShort,
+            let too_many = 4 * (self.dropped + unknown) > rounds;
+            let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
+                _ if harm.clear() => (Verdict::Hurts, None),
+                verdict if too_many || verdict == Verdict::TooShort => (Verdict::TooShort, None),
+                // Whoever ended it had seen the rounds.
+                _ if rounds < self.design.rounds => (Verdict::NoVerdict, Some(CUT_SHORT)),
+                Verdict::Helps if lost => (Verdict::NoVerdict, Some(LOST)),
+                verdict => (verdict, None),
             };
-            Judged { policy: policy.clone(), verdict, stopped: harm.clear(), effects }
+            Judged { policy: policy.clone(), verdict, why, stopped: harm.clear(), unknown, effects }
         });
         all.collect()
     }
 
     pub fn end(&self, judged: &[Judged], finished: &Finished, stopped: bool) -> Result<(), Failure> {
+        let note = (finished.not_moved_back > 0).then_some(DATA_STAYED);
         if self.json {
             output::print_json_line(&json!({
                 "kind": "end",
@@ -187,6 +208,7 @@ impl<'a> Report<'a> {
                 "stopped": stopped,
                 "results": judged.iter().map(|judged| self.result(judged)).collect::<Vec<_>>(),
                 "put_back": finished,
+                "notes": note.into_iter().collect::<Vec<_>>(),
             }))?;
             return Ok(());
         }
@@ -197,6 +219,9 @@ impl<'a> Report<'a> {
         }
         if self.dropped > 0 {
             text.push_str(&format!("{} left out, because data or threads stayed\n", count(self.dropped, "round")));
+        }
+        if let Some(note) = note {
+            text.push_str(&format!("note: {note}\n"));
         }
         text.push_str(&put_back::finished(finished));
         Ok(output::print(&text)?)
@@ -225,7 +250,9 @@ impl<'a> Report<'a> {
         json!({
             "policy": judged.policy,
             "verdict": judged.verdict,
+            "why": judged.why,
             "stopped_early": judged.stopped,
+            "unknown": judged.unknown,
             "primary": self.design.primary().key,
             "outcomes": outcomes,
         })
@@ -233,11 +260,12 @@ impl<'a> Report<'a> {
 
     fn text(&self, judged: &Judged) -> String {
         let said = match judged.verdict {
-            Verdict::Helps => "helps",
-            Verdict::Hurts if judged.stopped => "hurts, and was stopped early",
-            Verdict::Hurts => "hurts",
-            Verdict::NoDifferenceSeen => "no difference seen",
-            Verdict::TooShort => "too few rounds to tell",
+            Verdict::Helps => "helps".to_owned(),
+            Verdict::Hurts if judged.stopped => "hurts, and was stopped early".to_owned(),
+            Verdict::Hurts => "hurts".to_owned(),
+            Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
+            Verdict::TooShort => "too few rounds to tell".to_owned(),
+            Verdict::NoVerdict => format!("no verdict: {}", judged.why.unwrap_or_default()),
         };
         let rounds = judged.effects.first().map_or(0, |(_, effect)| effect.rounds);
         let mut text = format!("policy {}: {said} ({})\n", judged.policy, count(rounds, "round"));
@@ -263,6 +291,10 @@ impl<'a> Report<'a> {
             ]);
         }
         text.push_str(&table.render());
+        if judged.unknown > 0 {
+            let primary = self.design.primary().name;
+            text.push_str(&format!("{} left out: {primary} was not known\n", count(judged.unknown, "round")));
+        }
         if judged.stopped {
             text.push_str("note: the intervals are those of rounds that ended because they looked bad\n");
         }
@@ -276,5 +308,67 @@ fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
         Some(relative) => format!("{:+.1} %", 100.0 * relative),
         None if value < 0.0 => format!("-{}", outcome.shown(-value)),
         None => format!("+{}", outcome.shown(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::trial::outcome::Values;
+    use trial::Better;
+
+    fn design(rounds: usize) -> Design {
+        let policies = vec!["nthread".to_owned()];
+        let metric = Some("true".to_owned());
+        let better = Better::Higher;
+        Design { policies, rounds, period_s: 4.0, wash_out_s: 1.0, window_s: 1.0, seed: 1, metric, better }
+    }
+
+    /// The verdict after these values with homenode off and with the policy.
+    fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
+        let design = design(planned);
+        let mut report = Report::new(true, &design);
+        let period = |metric: f64| Period {
+            values: Values(vec![("metric", metric)]),
+            moves: 0,
+            restored: 0,
+            moved_back: 0,
+            stayed: None,
+        };
+        let mut harm = Harm::new(&design.statistics());
+        for (off, on) in values {
+            let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
+            better.into_iter().for_each(|(_, better)| harm.round(better));
+        }
+        report.judge(&[harm]).remove(0)
+    }
+
+    #[test]
+    fn a_trial_that_was_cut_short_gives_no_verdict() {
+        let helps = [(1.0, 2.0); 9];
+        assert_eq!(judged(9, &helps).verdict, Verdict::Helps);
+        let cut = judged(15, &helps);
+        assert_eq!((cut.verdict, cut.why, cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
+        assert!(cut.effects[0].1.low.is_some());
+        let text = Report::new(false, &design(15)).text(&cut);
+        assert!(text.contains("no verdict: the trial was cut short"), "{text}");
+        // An early stop is valid whenever it comes.
+        let hurts = judged(15, &[(2.0, 1.0); 9]);
+        assert_eq!((hurts.verdict, hurts.stopped), (Verdict::Hurts, true));
+        assert_eq!(judged(15, &helps[..4]).verdict, Verdict::TooShort);
+    }
+
+    #[test]
+    fn rounds_without_a_value_are_counted_and_do_not_help() {
+        let known = [(1.0, 2.0); 12];
+        let with = |lost: &[(f64, f64)]| judged(12 + lost.len(), &[&known[..], lost].concat());
+        let off = with(&[(f64::NAN, 2.0)]);
+        assert_eq!((off.verdict, off.unknown), (Verdict::Helps, 1));
+        let on = with(&[(1.0, f64::NAN)]);
+        assert_eq!((on.verdict, on.why, on.unknown), (Verdict::NoVerdict, Some(LOST), 1));
+        let text = Report::new(false, &design(13)).text(&on);
+        assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
+        // More than a quarter.
+        assert_eq!(with(&[(f64::NAN, 2.0); 5]).verdict, Verdict::TooShort);
     }
 }
