@@ -22,10 +22,10 @@ use std::time::Duration;
 use act::privileged::PrivilegedWorker;
 use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
-use observe::mapped::{self, Watcher};
+use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
 use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{Node, Topology};
 
 use crate::bandwidth::Meter;
@@ -155,31 +155,28 @@ impl HostPlane {
         window: Duration,
         files: &mut [FileSeen],
         threads: &[Thread],
+        mapped: &[MappedProcess],
         notes: &mut Vec<String>,
     ) -> Vec<Process> {
         let Some(facts) = &self.facts else { return Vec::new() };
-        let (processes, more) = facts.window(window, files, threads);
+        let mapped = mapped.iter().map(|of| of.pid).collect();
+        let (processes, more) = facts.window(window, files, threads, &mapped);
         notes.extend(more);
         self.observer().into_iter().for_each(|observer| observer.locate(files));
         processes
     }
 
-    /// Adds the mapped files of busy processes that could be moved.
-    fn add_mapped(&self, processes: &mut Vec<Process>, threads: &[Thread], window_s: f64, notes: &mut Vec<String>) {
-        notes.extend(self.unmapped.clone());
-        let Some(watcher) = &self.mapped else { return };
+    /// The mapped files of busy processes that could be moved, and what they do not show.
+    fn mapped(&self, threads: &[Thread], window_s: f64) -> (Vec<MappedProcess>, Vec<String>) {
+        let Some(watcher) = &self.mapped else { return (Vec::new(), self.unmapped.iter().cloned().collect()) };
         // What a thread reads by calls says more about it than what it has mapped.
         let all = self.settings.mapped == Wish::Needed;
         let loads = threads.iter().filter(|thread| all || thread.file_bytes() == 0);
-        let (mapped, limits) = watcher.window(mapped::to_sample(loads, window_s));
-        notes.extend(limits);
-        for of in mapped {
-            match processes.iter_mut().find(|process| process.pid == of.pid) {
-                Some(process) => process.mapped = of.mapped,
-                None => processes.push(Process { pid: of.pid, mapped: of.mapped, ..Process::default() }),
-            }
-        }
-        processes.sort_by_key(|process| process.pid);
+        let (mut mapped, limits) = watcher.window(mapped::to_sample(loads, window_s));
+        // The sample is older than this window.
+        let listed: FxHashSet<u32> = threads.iter().map(|thread| thread.pid).collect();
+        mapped.retain(|of| listed.contains(&of.pid));
+        (mapped, limits)
     }
 
     /// The file with what tells it from an earlier one with its inode number. How often others have
@@ -194,6 +191,17 @@ impl HostPlane {
 /// A thread as the actor takes it.
 fn seen(ObservedThread { thread, mask, asked, kernel_thread, .. }: ObservedThread) -> Seen {
     Seen { thread, mask, asked, kernel_thread }
+}
+
+/// Adds mapped files.
+fn add_mapped(processes: &mut Vec<Process>, mapped: Vec<MappedProcess>) {
+    for of in mapped {
+        match processes.iter_mut().find(|process| process.pid == of.pid) {
+            Some(process) => process.mapped = of.mapped,
+            None => processes.push(Process { pid: of.pid, mapped: of.mapped, ..Process::default() }),
+        }
+    }
+    processes.sort_by_key(|process| process.pid);
 }
 
 /// Adds start times, where the threads of a process tell it.
@@ -220,9 +228,11 @@ impl Plane for HostPlane {
         notes.push(controllers);
 
         let threads: Vec<Thread> = threads.into_iter().map(|thread| self.actor.complete(seen(thread))).collect();
-        let mut processes = self.add_facts(window, &mut files, &threads, &mut notes);
+        let (mapped, limits) = self.mapped(&threads, window_s);
+        let mut processes = self.add_facts(window, &mut files, &threads, &mapped, &mut notes);
         notes.extend(self.actor.take_notes());
-        self.add_mapped(&mut processes, &threads, window_s, &mut notes);
+        notes.extend(limits);
+        add_mapped(&mut processes, mapped);
         add_starts(&mut processes, &threads);
 
         self.actor.moves().seen(files.iter().map(|file| (file.id, &file.file)), &threads);

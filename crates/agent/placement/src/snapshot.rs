@@ -93,8 +93,8 @@ pub struct NodeLoad {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLoad {
-    /// The counter: `uncore_imc`, `uncore_imc_pmm` (persistent memory), `cxl_pmu`, `amd_umc`,
-    /// `amd_df` or `resctrl`.
+    /// The counter: `uncore_imc`, `uncore_imc+pmm` (DRAM and persistent memory), `cxl_pmu`,
+    /// `amd_umc`, `amd_df` or `resctrl`.
     pub source: String,
     /// Bytes read and written.
     pub bytes: u64,

@@ -13,9 +13,9 @@
 //! bytes, which are in `other_read_bytes`, as are those of threads out of scope. Programs that live
 //! for less than a window are found there. The bytes of a window are put down to the node where the
 //! thread ran at its end; `remote_bytes` is counted as they are read. Where threads could run says
-//! nothing of whether they would find CPUs and bandwidth there: that is a policy's question. At
-//! most [`MOST`] rows of each kind are kept, those with the fewest bytes go first; their bytes
-//! still count in the sums.
+//! nothing of whether they would find CPUs and bandwidth there: that is a policy's question. At most
+//! [`MOST`] rows of each kind are kept, those with the fewest bytes go first; their bytes still
+//! count in the sums. A group's processes are counted up to [`MOST`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,7 +105,7 @@ fn could_be_local(thread: &Thread) -> u64 {
 pub struct Unit {
     /// Path of the group; empty if its processes ended before they could be asked.
     pub cgroup: String,
-    /// How many of its processes used file bytes.
+    /// How many of its processes used file bytes. [`MOST`]: so many or more.
     pub processes: usize,
     /// Its bytes.
     #[serde(flatten)]
@@ -213,7 +213,9 @@ impl Map {
             process.bytes.thread(thread);
             let (unit, seen) = self.units.entry(process.cgroup.clone()).or_default();
             unit.bytes.thread(thread);
-            seen.insert(id);
+            if seen.len() < MOST {
+                seen.insert(id);
+            }
             for used in &thread.files {
                 let file = self.files.entry(used.file.clone()).or_default();
                 file.bytes.add(thread.node, &used.read_bytes, &used.write_bytes);
@@ -406,5 +408,17 @@ mod tests {
         }
         assert!(map.units.len() <= MOST * 3 / 2 && map.files.len() <= MOST * 3 / 2);
         assert_eq!(map.report(10).sum.read_bytes, 24_000);
+    }
+
+    /// Each build step of a service is a process.
+    #[test]
+    fn a_group_counts_its_processes_up_to_a_limit() {
+        let mut map = Map::default();
+        for window in 0..3u32 {
+            let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
+            map.add(&snapshot(threads), &mut |_, _| Some("/build".to_owned()));
+        }
+        let units = map.report(1).units;
+        assert_eq!((units[0].cgroup.as_str(), units[0].processes), ("/build", MOST));
     }
 }

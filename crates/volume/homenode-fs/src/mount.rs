@@ -133,7 +133,7 @@ fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Fai
         let started = start(args)?;
         // mount(8) and its users expect silence.
         if started == Exit::Done && !args.helper {
-            wanted.tell(global, &args.dir)?;
+            wanted.tell(global, &args.dir);
         }
         Ok(started)
     }
@@ -240,9 +240,9 @@ impl Wanted {
     }
 
     /// What moves threads and files of the mount, for a person.
-    fn tell(&self, global: &Global, dir: &Path) -> Result<(), Failure> {
+    fn tell(&self, global: &Global, dir: &Path) {
         if global.json {
-            return Ok(());
+            return;
         }
         let dir = dir.display().to_string();
         let dir = output::escape(&dir);
@@ -254,7 +254,10 @@ impl Wanted {
                 )
             }
         };
-        output::print(&format!("{text}\n")).map_err(|e| Failure::from_error(Exit::Io, "stdout", &e))
+        // It is mounted, whether or not somebody reads that.
+        if let Err(error) = output::print(&format!("{text}\n")) {
+            tracing::warn!("stdout: {error}");
+        }
     }
 }
 
@@ -350,7 +353,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     };
     notify::ready(None);
     if !background && !wanted.nodes.policy() {
-        wanted.tell(global, &args.dir)?;
+        wanted.tell(global, &args.dir);
     }
     let session = Arc::new(session);
     let (waited, waiting) = (Arc::clone(&session), thread::current());

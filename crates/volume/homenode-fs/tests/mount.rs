@@ -18,6 +18,10 @@ const TESTS: &[(&str, fn())] = &[
     ("mount_8_finds_what_it_expects", mount_8_finds_what_it_expects),
     ("a_policy_starts_with_a_mount_of_mount_8", a_policy_starts_with_a_mount_of_mount_8),
     ("a_mount_by_hand_says_what_decides", a_mount_by_hand_says_what_decides),
+    (
+        "a_mount_that_works_is_none_that_failed_when_nobody_reads_it",
+        a_mount_that_works_is_none_that_failed_when_nobody_reads_it,
+    ),
     ("a_signal_unmounts", a_signal_unmounts),
     ("a_server_serves_on_when_nobody_reads_what_it_says", a_server_serves_on_when_nobody_reads_what_it_says),
     ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
@@ -274,6 +278,19 @@ fn a_mount_by_hand_says_what_decides() {
     let said = String::from_utf8(mounted.stdout).unwrap();
     assert_eq!(said, format!("mounted on {}: policy auto decides; homenode top shows it\n", place.dir));
     place.unmount();
+}
+
+fn a_mount_that_works_is_none_that_failed_when_nobody_reads_it() {
+    let place = Place::new();
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    for stdout in [Stdio::from(full()), Stdio::from(closed)] {
+        let mut mount = Command::new(env!("CARGO_BIN_EXE_homenode-fs"));
+        let done = mount.args(["mount", &place.volume, &place.dir]).stdout(stdout).output().unwrap();
+        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        place.unmount();
+    }
 }
 
 fn a_signal_unmounts() {

@@ -8,7 +8,7 @@
 //! | source | counts | node |
 //! |---|---|---|
 //! | Intel `uncore_imc` ([`uncore`]) | reads and writes of each memory channel | of the socket |
-//! | its queues of persistent memory ([`pmem`]) | the same | of the socket, if it has NVDIMMs |
+//! | beside it, its queues of persistent memory ([`pmem`]) | the same | of the socket, if it has NVDIMMs |
 //! | PMUs of CXL devices ([`cxl`], Linux 6.5) | the same | of the device |
 //! | AMD `amd_umc` (Zen 4 and later, Linux 6.9) | the same | of the socket |
 //! | AMD `amd_df` (Zen 1 to 3) | both together | of the socket |
@@ -52,8 +52,6 @@ enum Source {
 /// A source, and what it showed last.
 pub struct Meter {
     source: Source,
-    /// Why some nodes are not measured.
-    gaps: Vec<String>,
     before: BTreeMap<NodeId, Carried>,
 }
 
@@ -61,17 +59,14 @@ impl Meter {
     /// Opens the best source. The error says why there is none.
     pub fn open(sys_root: &Path, proc_root: &Path, topology: &Topology) -> Result<Self, String> {
         let cpuinfo = std::fs::read_to_string(proc_root.join("cpuinfo")).unwrap_or_default();
-        let (source, gaps) = match uncore::Counters::open(sys_root, &cpuinfo, topology) {
-            Ok(mut counters) => {
-                let gaps = std::mem::take(&mut counters.gaps);
-                (Source::Uncore(counters), gaps)
-            }
+        let source = match uncore::Counters::open(sys_root, &cpuinfo, topology) {
+            Ok(counters) => Source::Uncore(counters),
             Err(no_pmu) => match resctrl::Groups::open(sys_root, topology) {
-                Ok(groups) => (Source::Resctrl(groups), Vec::new()),
+                Ok(groups) => Source::Resctrl(groups),
                 Err(no_resctrl) => return Err(format!("{no_pmu}; {no_resctrl}")),
             },
         };
-        let mut meter = Self { source, gaps, before: BTreeMap::new() };
+        let mut meter = Self { source, before: BTreeMap::new() };
         meter.before = meter.now()?;
         Ok(meter)
     }
@@ -88,7 +83,10 @@ impl Meter {
 
     /// Why some nodes are not measured.
     pub fn gap(&self) -> Option<String> {
-        (!self.gaps.is_empty()).then(|| self.gaps.join("; "))
+        match &self.source {
+            Source::Uncore(counters) if !counters.gaps.is_empty() => Some(counters.gaps.join("; ")),
+            _ => None,
+        }
     }
 
     /// Bytes that each node's controllers carried since the last call.
@@ -100,7 +98,7 @@ impl Meter {
 
     fn now(&mut self) -> Result<BTreeMap<NodeId, Carried>, String> {
         match &mut self.source {
-            Source::Uncore(counters) => counters.carried(),
+            Source::Uncore(counters) => Ok(counters.carried()),
             Source::Resctrl(groups) => groups.carried(),
         }
     }

@@ -1,7 +1,8 @@
 //! What the persistent memory of a node carries: the queues of Intel's memory controllers.
 //!
 //! **Problem.** `cas_count_read` and `cas_count_write` are commands to DRAM. Persistent memory is
-//! on the same channels behind queues of its own, so a node whose files are there looks idle.
+//! on the same channels behind queues of its own, so a node whose files are there looks idle. The
+//! other way round, the queues see nothing of a node's page cache.
 //! NThread measured it with ipmwatch.
 //!
 //! **Approach.** Each insert into the queue of reads (RPQ) or writes (WPQ) is a line of 64 bytes.
@@ -19,6 +20,10 @@ use std::path::Path;
 use topology::{NodeId, Region, Topology};
 
 use super::uncore::{Pmu, Spec, What, named, node_of};
+
+/// Name of the sum of these queues and of the DRAM counters: the DRAM counters alone measure no node
+/// with persistent memory.
+pub(super) const SOURCE: &str = "uncore_imc+pmm";
 
 /// Kernel names, and the event codes `UNC_M_PMM_RPQ_INSERTS` and `UNC_M_PMM_WPQ_INSERTS` of
 /// `uncore-memory.json` in the kernel's tools/perf/pmu-events/arch/x86/{cascadelakex, icelakex,
@@ -66,7 +71,7 @@ pub(super) fn specs(
             for cpu in pmu.cpus.iter() {
                 let node = node_of(&topology.nodes, cpu)?;
                 if nodes.contains(&node) {
-                    specs.push(Spec { source: "uncore_imc_pmm", what, kind: pmu.kind, config, cpu, node, bytes });
+                    specs.push(Spec { source: SOURCE, what, kind: pmu.kind, config, cpu, node, bytes });
                 }
             }
         }

@@ -11,15 +11,17 @@
 //!
 //! | node | counter |
 //! |---|---|
-//! | with a region of NVDIMMs | inserts into the queues of persistent memory (`PMM`), 64 bytes each |
+//! | with a region of NVDIMMs | the sum of the DRAM counters and the inserts into the `PMM` queues |
 //! | without CPUs, of CXL memory | the PMUs of all its devices ([`super::cxl`]) |
 //! | others with CPUs | the DRAM counters of its socket |
 //!
-//! A node that has no counter of its kind is not measured, and a sentence says why.
+//! A node that has no counter of its kind, or one that cannot be opened or read, is not measured,
+//! and a sentence says why.
 //!
-//! **Limits.** A socket's counters are its node's only where the socket is one node. DRAM of a
-//! node with persistent memory is not counted. NVDIMMs that the kernel runs as memory of a node
-//! without CPUs (dax kmem) count for the node of their socket.
+//! **Limits.** A socket's counters are its node's only where the socket is one node. The sum of
+//! a node with persistent memory does not tell what went to which kind; where DRAM is a cache of
+//! persistent memory (Memory Mode), a miss counts in both. NVDIMMs that the kernel runs as memory
+//! of a node without CPUs (dax kmem) count for the node of their socket.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -124,25 +126,50 @@ struct Counter {
 /// The counters of all nodes that have some.
 pub(super) struct Counters {
     all: Vec<Counter>,
-    /// Why the other nodes have none.
+    /// Why the other nodes have none, or have none any more.
     pub gaps: Vec<String>,
 }
 
 impl Counters {
     pub fn open(sys_root: &Path, cpuinfo: &str, topology: &Topology) -> Result<Self, String> {
         let Found { specs, gaps } = found(sys_root, cpuinfo, topology)?;
-        let opened = |spec: Spec| {
-            let file = open(&spec).map_err(|error| format!("{} on CPU {}: {error}", spec.source, spec.cpu))?;
-            Ok::<_, String>(Counter { spec, file, last: [0; 3], sum: 0.0 })
-        };
-        Ok(Self { all: specs.into_iter().map(opened).collect::<Result<_, _>>()?, gaps })
+        Self::of(specs, gaps, open)
     }
 
-    pub fn carried(&mut self) -> Result<BTreeMap<NodeId, Carried>, String> {
-        let mut carried: BTreeMap<NodeId, Carried> = BTreeMap::new();
+    /// Opens these. A node of which one cannot be opened is not measured. The error says why no
+    /// node is.
+    fn of(specs: Vec<Spec>, gaps: Vec<String>, open: impl Fn(&Spec) -> io::Result<File>) -> Result<Self, String> {
+        let (mut all, mut without) = (Vec::new(), BTreeMap::new());
+        for spec in specs {
+            match open(&spec) {
+                Ok(file) => all.push(Counter { spec, file, last: [0; 3], sum: 0.0 }),
+                Err(error) => _ = without.entry(spec.node).or_insert_with(|| trouble(&spec, &error)),
+            }
+        }
+        let mut counters = Self { all, gaps };
+        counters.leave_out(without);
+        if counters.all.is_empty() { Err(counters.gaps.join("; ")) } else { Ok(counters) }
+    }
+
+    /// Measures these nodes no more, for these reasons.
+    fn leave_out(&mut self, nodes: BTreeMap<NodeId, String>) {
+        self.all.retain(|counter| !nodes.contains_key(&counter.spec.node));
+        self.gaps.extend(nodes.into_iter().map(|(node, why)| format!("node {node}: {why}")));
+    }
+
+    /// What each node carried since the start. A node of which a counter cannot be read, because
+    /// its device was removed, is not measured any more.
+    pub fn carried(&mut self) -> BTreeMap<NodeId, Carried> {
+        let mut without = BTreeMap::new();
         for counter in &mut self.all {
-            let Spec { source, cpu, node, .. } = counter.spec;
-            counter.read().map_err(|error| format!("{source} on CPU {cpu}: {error}"))?;
+            if let Err(error) = counter.read() {
+                without.entry(counter.spec.node).or_insert_with(|| trouble(&counter.spec, &error));
+            }
+        }
+        self.leave_out(without);
+        let mut carried: BTreeMap<NodeId, Carried> = BTreeMap::new();
+        for counter in &self.all {
+            let Spec { source, node, .. } = counter.spec;
             let node = carried.entry(node).or_insert(Carried { source, apart: true, ..Carried::default() });
             match counter.spec.what {
                 Reads => node.read += counter.sum,
@@ -153,8 +180,12 @@ impl Counters {
                 }
             }
         }
-        Ok(carried)
+        carried
     }
+}
+
+fn trouble(spec: &Spec, error: &io::Error) -> String {
+    format!("{} on CPU {}: {error}", spec.source, spec.cpu)
 }
 
 impl Counter {
@@ -197,10 +228,16 @@ fn found(sys_root: &Path, cpuinfo: &str, topology: &Topology) -> Result<Found, S
     let mut found = Found::default();
     match of_sockets(&devices, &names, &sockets) {
         Ok((device, specs)) => {
-            found.specs.extend(specs.into_iter().filter(|spec| !persistent.contains(&spec.node)));
+            let (both, dram): (Vec<Spec>, Vec<Spec>) =
+                specs.into_iter().partition(|spec| persistent.contains(&spec.node));
+            found.specs.extend(dram);
             if !persistent.is_empty() {
                 match pmem::specs(sys_root, cpuinfo, topology, &pmus(&devices, &names, "uncore_imc_")) {
-                    Ok(specs) => found.specs.extend(specs),
+                    // Files in the page cache are in its DRAM, also where nobody uses the region.
+                    Ok(queues) => {
+                        let both = both.into_iter().map(|spec| Spec { source: pmem::SOURCE, ..spec });
+                        found.specs.extend(both.chain(queues));
+                    }
                     Err(why) => found.gaps.push(format!(
                         "{}: persistent memory is not counted ({why}), and {device} counts DRAM",
                         named(persistent.iter().copied())
@@ -498,7 +535,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn persistent_memory_is_counted_by_its_own_queues() {
+    fn persistent_memory_is_counted_by_its_own_queues_beside_dram() {
         let sys = intel("0,2\n");
         let topology = with_nvdimms(&sys, 2, "0x0301\n");
         let Found { specs, gaps } = found(sys.path(), CASCADE_LAKE, &topology).unwrap();
@@ -507,10 +544,14 @@ pub(super) mod tests {
             let of_node = specs.iter().filter(|spec| spec.node == NodeId(node));
             of_node.map(|spec| (spec.source, spec.what, spec.kind, spec.config, spec.bytes)).collect::<Vec<_>>()
         };
-        // UNC_M_PMM_RPQ_INSERTS and UNC_M_PMM_WPQ_INSERTS of two channels: no DRAM command.
-        let pmm = |what, kind, config| ("uncore_imc_pmm", what, kind, config, 64.0);
-        let queues = [pmm(Reads, 13, 0xe3), pmm(Written, 13, 0xe7), pmm(Reads, 14, 0xe3), pmm(Written, 14, 0xe7)];
-        assert_eq!((of(0), of(1)), (queues.to_vec(), queues.to_vec()));
+        // Of two channels, DRAM commands, and UNC_M_PMM_RPQ_INSERTS and UNC_M_PMM_WPQ_INSERTS. What
+        // programs read from the page cache of such a node was missing.
+        let spec = |what, kind, config| ("uncore_imc+pmm", what, kind, config, 64.0);
+        let both = [
+            [spec(Reads, 13, 0x304), spec(Written, 13, 0xc04), spec(Reads, 14, 0x304), spec(Written, 14, 0xc04)],
+            [spec(Reads, 13, 0xe3), spec(Written, 13, 0xe7), spec(Reads, 14, 0xe3), spec(Written, 14, 0xe7)],
+        ];
+        assert_eq!((of(0), of(1)), (both.concat(), both.concat()));
         // Where the kernel names the events, no processor needs to be known.
         for channel in ["uncore_imc_0", "uncore_imc_1"] {
             device(
@@ -523,7 +564,7 @@ pub(super) mod tests {
             );
         }
         let specs = found(sys.path(), "", &topology).unwrap().specs;
-        assert_eq!((specs.len(), specs[0].config, specs[0].source), (8, 0x1e3, "uncore_imc_pmm"));
+        assert_eq!((specs.len(), specs[8].config, specs[8].source), (16, 0x1e3, "uncore_imc+pmm"));
     }
 
     #[test]
@@ -533,7 +574,7 @@ pub(super) mod tests {
         topology.nodes = machine(2).nodes;
         let specs = found(sys.path(), CASCADE_LAKE, &topology).unwrap().specs;
         let of = |node| specs.iter().filter(|s| s.node == NodeId(node)).map(|s| s.source).collect::<BTreeSet<_>>();
-        assert_eq!((of(0), of(1)), (BTreeSet::from(["uncore_imc_pmm"]), BTreeSet::from(["uncore_imc"])));
+        assert_eq!((of(0), of(1)), (BTreeSet::from(["uncore_imc+pmm"]), BTreeSet::from(["uncore_imc"])));
     }
 
     #[test]
@@ -624,6 +665,40 @@ pub(super) mod tests {
         topology.nodes.push(Node::new(NodeId(2), CpuSet::default(), 1 << 30));
         let Found { specs, gaps } = found(intel("0,2\n").path(), "", &topology).unwrap();
         assert_eq!((specs.len(), gaps), (8, vec!["node 2: no counter is known for its memory".to_owned()]));
+    }
+
+    /// One event of persistent memory that could not be opened, or a CXL device that was removed,
+    /// left every socket unmeasured.
+    #[test]
+    fn trouble_with_one_nodes_counter_leaves_the_others_measured() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |node: NodeId, what: What| dir.path().join(format!("{node}{what:?}"));
+        let spec = |node: u32, what| Spec {
+            source: "uncore_imc",
+            what,
+            kind: 13,
+            config: 0,
+            cpu: 2 * node,
+            node: NodeId(node),
+            bytes: 64.0,
+        };
+        let specs: Vec<Spec> = (0..3).flat_map(|node| [spec(node, Reads), spec(node, Written)]).collect();
+        let count = |events: u64| [events, 1, 1].map(u64::to_ne_bytes).concat();
+        for spec in specs.iter().filter(|spec| (spec.node, spec.what) != (NodeId(1), Written)) {
+            // The device of node 2 is there for one reading.
+            let readings = if spec.node == NodeId(2) { 1 } else { 2 };
+            std::fs::write(path(spec.node, spec.what), count(5).repeat(readings)).unwrap();
+        }
+        let open = |spec: &Spec| File::open(path(spec.node, spec.what));
+        let mut counters = Counters::of(specs.clone(), vec!["x".to_owned()], open).unwrap();
+        let nodes = |counters: &mut Counters| counters.carried().into_keys().map(|node| node.0).collect::<Vec<_>>();
+        assert_eq!(nodes(&mut counters), [0, 2]);
+        assert_eq!(counters.gaps.len(), 2);
+        assert!(counters.gaps[1].starts_with("node 1: uncore_imc on CPU 2: No such file"), "{:?}", counters.gaps);
+        assert_eq!(nodes(&mut counters), [0]);
+        assert!(counters.gaps[2].starts_with("node 2: uncore_imc on CPU 4: "), "{:?}", counters.gaps);
+        let none = Counters::of(specs, Vec::new(), |_| Err(io::ErrorKind::PermissionDenied.into())).err().unwrap();
+        assert!(none.starts_with("node 0: uncore_imc on CPU 0: permission denied; node 1: "), "{none}");
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //! opening somebody's file may wait for somebody.
 //!
 //! **Approach.** After each window a thread of its own ([`worker`]) looks at the files and
-//! processes with at least a hundredth of the bytes ([`wanted`]), the longest unseen first, until a
-//! budget of CPU time is used up. Large files are sampled. The plane waits for it, but not for
-//! long: what is not finished then shows up in a later window. Files are opened by inode, and what
-//! their file system does with their data is a table ([`act::files`]).
+//! processes with at least a hundredth of the bytes, and at the processes whose mapped files are
+//! sampled ([`wanted`]), the longest unseen first, until a budget of CPU time is used up. Large
+//! files are sampled. The plane waits for it, but not for long: what is not finished then shows up
+//! in a later window. Files are opened by inode, and what their file system does with their data is
+//! a table ([`act::files`]).
 //!
 //! **Limits.** Figures can be up to a minute old; older ones are left out, and a note says how many
 //! are missing. While a file is looked at, it is open once more.
@@ -23,6 +24,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use placement::{Process, Thread};
+use rustc_hash::FxHashSet;
 
 use observe::FileSeen;
 use wanted::Wanted;
@@ -59,10 +61,17 @@ impl Facts {
     }
 
     /// Looks at what matters in a window of this length, and adds what is known to its files.
-    /// Returns the processes that are known, and notes.
-    pub fn window(&self, length: Duration, files: &mut [FileSeen], threads: &[Thread]) -> (Vec<Process>, Vec<String>) {
+    /// `mapped`: the processes whose mapped files are known. Returns the processes that are known,
+    /// and notes.
+    pub fn window(
+        &self,
+        length: Duration,
+        files: &mut [FileSeen],
+        threads: &[Thread],
+        mapped: &FxHashSet<u32>,
+    ) -> (Vec<Process>, Vec<String>) {
         let share = self.share();
-        let wanted = Wanted::new(files, threads);
+        let wanted = Wanted::new(files, threads, mapped);
         let wait = match self.worker.knows(&wanted) {
             _ if share == 0.0 => Duration::ZERO,
             true => WAIT,

@@ -1,7 +1,7 @@
 //! Which files and processes of a window are worth a look. Pure.
 
 use placement::Thread;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use observe::FileSeen;
 use topology::{FileId, ProcessId};
@@ -29,9 +29,10 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The relevant ones of these files and threads. A process that a policy must not move is left
-    /// out.
-    pub fn new(files: &[FileSeen], threads: &[Thread]) -> Self {
+    /// The relevant ones of these files and threads, and the processes whose `mapped` files were
+    /// sampled: what else they have in memory says how much that means. A process that a policy
+    /// must not move is left out.
+    pub fn new(files: &[FileSeen], threads: &[Thread], mapped: &FxHashSet<u32>) -> Self {
         let all: u64 = files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes));
         let matters = |bytes: u64| bytes > 0 && bytes as f64 >= MATTERS * all as f64;
         let mut seen: Vec<&FileSeen> = files.iter().filter(|file| matters(file.bytes)).collect();
@@ -56,8 +57,9 @@ impl Wanted {
             let sum = sums.entry(id).or_default();
             *sum = (sum.0.saturating_add(thread.file_bytes()), sum.1 || thread.pinned.is_some());
         }
+        let wants = |id: &ProcessId, bytes| matters(bytes) || mapped.contains(&id.pid);
         let mut processes: Vec<(u64, ProcessId)> =
-            sums.iter().filter(|(_, sum)| matters(sum.0) && !sum.1).map(|(id, sum)| (sum.0, *id)).collect();
+            sums.iter().filter(|(id, sum)| wants(id, sum.0) && !sum.1).map(|(id, sum)| (sum.0, *id)).collect();
         processes.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         Self { files: seen.iter().map(wanted).collect(), processes: processes.into_iter().map(|(_, id)| id).collect() }
     }
@@ -79,6 +81,19 @@ mod tests {
         Thread { tid, pid, pinned, read_bytes: [(NodeId(0), bytes)].into_iter().collect(), ..Thread::default() }
     }
 
+    fn mapped(pids: &[u32]) -> FxHashSet<u32> {
+        pids.iter().copied().collect()
+    }
+
+    /// The own memory of a program that makes no calls was unknown, and taken for none.
+    #[test]
+    fn a_process_with_sampled_mapped_files_matters_without_bytes() {
+        let threads = [thread(11, 10, 5_000, false), thread(21, 20, 0, false), thread(31, 30, 0, true)];
+        let files = [file(1, 5_000, &[11])];
+        let wanted = Wanted::new(&files, &threads, &mapped(&[20, 30, 40]));
+        assert_eq!(wanted.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [10, 20]);
+    }
+
     #[test]
     fn what_matters_has_a_hundredth_of_the_bytes() {
         let files = [file(1, 99, &[11]), file(2, 9_801, &[11, 21, 22]), file(3, 100, &[31, 99])];
@@ -90,7 +105,7 @@ mod tests {
             thread(41, 40, 99, false),
             thread(51, 50, 0, false),
         ];
-        let wanted = Wanted::new(&files, &threads);
+        let wanted = Wanted::new(&files, &threads, &mapped(&[]));
         // 10,000 bytes in all.
         assert_eq!(wanted.files.iter().map(|f| f.id.ino).collect::<Vec<_>>(), [2, 3]);
         assert_eq!((&*wanted.files[0].readers, &*wanted.files[1].readers), (&[20, 10][..], &[30][..]));
@@ -101,10 +116,10 @@ mod tests {
     #[test]
     fn few_files_matter_on_any_machine() {
         let files: Vec<_> = (0..100_000).map(|ino| file(ino, 1 + ino % 3, &[])).collect();
-        assert_eq!(Wanted::new(&files, &[]).files.len(), 0);
+        assert_eq!(Wanted::new(&files, &[], &mapped(&[])).files.len(), 0);
         let files: Vec<_> = (0..100).map(|ino| file(ino, 5, &[])).collect();
-        assert_eq!(Wanted::new(&files, &[]).files.len(), 100);
-        assert_eq!(Wanted::new(&[], &[]), Wanted::default());
-        assert_eq!(Wanted::new(&[file(1, 0, &[])], &[]), Wanted::default());
+        assert_eq!(Wanted::new(&files, &[], &mapped(&[])).files.len(), 100);
+        assert_eq!(Wanted::new(&[], &[], &mapped(&[])), Wanted::default());
+        assert_eq!(Wanted::new(&[file(1, 0, &[])], &[], &mapped(&[])), Wanted::default());
     }
 }

@@ -67,6 +67,10 @@ const LOST: f64 = 0.01;
 /// N-Policy's epoch.
 pub const EPOCH: Duration = Duration::from_secs(10);
 
+/// What is known of a process is kept for so long after it was asked about last: a program that now
+/// and then reads by calls is not a new one each time.
+const REMEMBERED: Duration = Duration::from_secs(6 * EPOCH.as_secs());
+
 /// Seconds for which an unused share is kept: an epoch.
 const KEPT_S: f64 = EPOCH.as_secs() as f64;
 
@@ -138,15 +142,17 @@ impl Mapped {
     }
 
     /// Samples these processes, those first that have waited longest, until the budget is used up.
-    /// Forgets all others. Returns the latest figures of each, whether sampled now or before, and
-    /// what they do not show. `budget`: what the daemon may use, as a share of one CPU.
+    /// Forgets others a minute after they were asked about last, or when their room is needed.
+    /// Returns the latest figures of each that was asked about within an [`EPOCH`], whether sampled
+    /// now or before, and what they do not show. `budget`: what the daemon may use, as a share of
+    /// one CPU.
     pub fn sample(&mut self, pids: &[u32], budget: f64) -> Result<(Vec<MappedProcess>, Vec<String>), ObserveError> {
         let now = Instant::now();
         let share = budget * SHARE;
         let earned = now.duration_since(self.credited).as_secs_f64() * share;
         self.credit_s = (self.credit_s + earned).min(KEPT_S * share);
         self.credited = now;
-        self.processes.retain(|pid, _| pids.contains(pid));
+        ask(&mut self.processes, pids, now);
         let mut order = pids.to_vec();
         // Never sampled comes first: `None` is less.
         order.sort_by_key(|pid| self.processes.get(pid).and_then(|process| process.sampled));
@@ -154,6 +160,7 @@ impl Mapped {
             if self.credit_s <= 0.0 {
                 break;
             }
+            make_room(&mut self.processes, pid, now);
             let later = match self.processes.get(&pid) {
                 Some(process) => process.sampled.is_some_and(|at| {
                     at.elapsed() < self.pause(process.samples) || at.elapsed().as_secs_f64() * LOST < process.lost_s
@@ -169,6 +176,7 @@ impl Mapped {
         for (pid, process) in &self.processes {
             if let Some(start_ns) = process.start_ns()
                 && !process.mapped.is_empty()
+                && now.saturating_duration_since(process.asked) < EPOCH
             {
                 all.push(MappedProcess { pid: *pid, start_ns, mapped: process.mapped.clone() });
                 notes.extend(process.notes.iter().cloned());
@@ -210,7 +218,62 @@ impl Mapped {
     }
 }
 
+/// Notes that these processes were asked about, and forgets those that were not for too long.
+fn ask(processes: &mut FxHashMap<u32, Process>, pids: &[u32], now: Instant) {
+    for pid in pids {
+        processes.get_mut(pid).into_iter().for_each(|process| process.asked = now);
+    }
+    processes.retain(|_, process| now.saturating_duration_since(process.asked) < REMEMBERED);
+}
+
+/// Forgets processes that are not asked about now, those first that were asked about longest ago,
+/// until there is room for this one.
+fn make_room(processes: &mut FxHashMap<u32, Process>, pid: u32, now: Instant) {
+    loop {
+        let others = || processes.iter().filter(|(other, _)| **other != pid);
+        let slots: u64 = others().map(|(_, process)| process.slots()).sum();
+        if others().count() < PROCESSES_MOST && slots + process::SLOTS_MOST <= SLOTS_MOST {
+            return;
+        }
+        let left = others().filter(|(_, process)| process.asked < now);
+        let Some(longest) = left.min_by_key(|(_, process)| process.asked).map(|(pid, _)| *pid) else { return };
+        processes.remove(&longest);
+    }
+}
+
 /// CPU seconds of the calling thread and of those that answer it.
 fn cpu_s() -> f64 {
     linux::patient::cpu_ns() as f64 * 1e-9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program wrote a line every other second, and was a new one each time.
+    #[test]
+    fn a_process_that_is_not_asked_about_for_a_while_is_remembered() {
+        let now = Instant::now();
+        let process = |pid| {
+            let mut process = Process::new(Path::new("/none"), pid);
+            (process.samples, process.asked) = (9, now);
+            (pid, process)
+        };
+        let mut processes: FxHashMap<u32, Process> = (0..PROCESSES_MOST as u32).map(process).collect();
+        ask(&mut processes, &[0], now + EPOCH);
+        assert_eq!((processes.len(), processes[&1].samples), (PROCESSES_MOST, 9));
+        // All but one left; they make room for others, one at a time.
+        let others = 1..PROCESSES_MOST as u32;
+        ask(&mut processes, &others.collect::<Vec<_>>(), now + 2 * EPOCH);
+        make_room(&mut processes, 1, now + 2 * EPOCH);
+        assert_eq!(processes.len(), PROCESSES_MOST, "it has its room");
+        make_room(&mut processes, 1000, now + 2 * EPOCH);
+        assert!(processes.len() == PROCESSES_MOST - 1 && !processes.contains_key(&0));
+        processes.extend([process(1000)]);
+        processes.get_mut(&1000).unwrap().asked = now + 2 * EPOCH;
+        make_room(&mut processes, 1001, now + 2 * EPOCH);
+        assert_eq!(processes.len(), PROCESSES_MOST, "all are asked about");
+        ask(&mut processes, &[5], now + 2 * EPOCH + REMEMBERED);
+        assert_eq!(processes.keys().collect::<Vec<_>>(), [&5]);
+    }
 }

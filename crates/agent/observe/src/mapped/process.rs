@@ -81,6 +81,8 @@ pub struct Process {
     room: u64,
     /// Its directory in procfs.
     directory: PathBuf,
+    /// When it was last asked about.
+    pub asked: Instant,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
     /// How often.
@@ -110,6 +112,7 @@ impl Process {
             slots: 0,
             room: SLOTS_MOST,
             directory,
+            asked: Instant::now(),
             sampled: None,
             samples: 0,
             lost_s: 0.0,

@@ -11,7 +11,8 @@
 //! Where no counter shows a controller's traffic, a program waits for its own memory for a share of
 //! its CPU time ([`Settings::own_memory`](super::Settings::own_memory)), and what it touches of
 //! mapped files is a part of that memory, beside what else it has resident. The traffic is what it
-//! could move in that part of its time from where it runs.
+//! could move in that part of its time from where it runs. As long as nobody knows what else it has
+//! resident, only what it touched counts.
 //!
 //! **Limits.** Other memory traffic counts as mapped-file traffic too, as far as controllers are
 //! observed. Without counters the share is a guess, the same for all programs. Reads and writes are
@@ -35,7 +36,7 @@ pub(super) struct Mapped {
     pub threads: f64,
     /// Of this, by the node where it was used.
     at: Shares,
-    /// Bytes of its own memory.
+    /// Bytes of its own memory; 0 if unknown.
     resident: f64,
 }
 
@@ -88,6 +89,10 @@ pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot, own_memory: f64) 
             let (by_calls, all_s) =
                 (called.get(id).copied().unwrap_or_default(), users.get(id).copied().unwrap_or(0.0));
             let Some((all_read, all_written)) = load.whole() else {
+                // Nobody knows what part of its memory this is.
+                if m.resident <= 0.0 {
+                    continue;
+                }
                 // Seconds of its time there, and seconds per byte from where its threads run.
                 let waits_s = own_memory * m.cpu_s * *read / (hot + m.resident);
                 let far_s: f64 = m.at.iter().map(|(at, cpu_s)| cpu_s * hardware.read_s(*at, node)).sum();
@@ -161,13 +166,15 @@ mod tests {
             (super::mapped(&hardware, &snapshot, 0.2)[&1].nodes[0].1, read_s, far_s)
         };
         // A fifth of its time.
-        let (near, read_s, _) = of(0, 0, 64 << 20);
-        assert!((near / (0.2 / read_s) - 1.0).abs() < 1e-9, "{near}");
-        let (far, _, far_s) = of(1, 0, 64 << 20);
-        assert!((far / (0.2 / far_s) - 1.0).abs() < 1e-9 && far_s > read_s, "{far}");
+        let (near, read_s, _) = of(0, 1, 64 << 20);
+        assert!((near / (0.2 / read_s) - 1.0).abs() < 1e-6, "{near}");
+        let (far, _, far_s) = of(1, 1, 64 << 20);
+        assert!((far / (0.2 / far_s) - 1.0).abs() < 1e-6 && far_s > read_s, "{far}");
         // As much memory of its own: half of that.
-        assert!((of(0, 64 << 20, 64 << 20).0 / near - 0.5).abs() < 1e-9);
+        assert!((of(0, 64 << 20, 64 << 20).0 / near - 0.5).abs() < 1e-6);
         // It touched more than that: at least so much was read.
-        assert_eq!(of(0, 0, 1 << 40).0, (1_u64 << 40) as f64);
+        assert_eq!(of(0, 1, 1 << 40).0, (1_u64 << 40) as f64);
+        // A page, of a memory of unknown size.
+        assert_eq!(of(1, 0, 4096).0, 4096.0);
     }
 }
