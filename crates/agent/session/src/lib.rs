@@ -6,7 +6,8 @@
 //!
 //! **Approach.** [`policies`] chooses, [`windows`] runs window after window and prints, in the
 //! forms of [`report`]. [`undo`] opens a state directory and undoes what a crash left there.
-//! [`map`] adds up windows by control group, process and file. [`published`] is what the server of a mount lets `top` and `explain` see: its last [`window`].
+//! [`map`] adds up windows by control group, process and file. [`published`] is what the server of
+//! a mount lets `top` and `explain` see: its last [`window`].
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
 
