@@ -5,11 +5,11 @@
 //! source equals target. A process whose memory is copied pays more than that.
 //!
 //! **Approach.** What moving the memory costs follows from the copy: the process stands still for
-//! P / c seconds (c: [`Settings::process_copy_bw`], or more if earlier copies were faster) of the
-//! F / r seconds that it goes on reading at rate r. As a share of the run time that is
-//! (P / F) × (r / c): the thesis's form, with R = r / c. The third choice, beside this and staying,
-//! is to move the threads alone. Then nobody copies, but the part of the program's own time that
-//! waits for its own memory grows with the distance.
+//! P / c seconds (c: [`Settings::process_copy_bw`], or what earlier copies have reached) of the F / r
+//! seconds that it goes on reading at rate r. As a share of the run time that is (P / F) × (r / c):
+//! the thesis's form, with R = r / c. The third choice, beside this and staying, is to move the
+//! threads alone. Then nobody copies, but the part of the program's own time that waits for its own
+//! memory grows with the distance.
 //!
 //! **Limits.** One hop between the nodes, whatever the machine. On a real kernel a process does not
 //! stand still for all of the copy, so moving with the memory is dearer here than there. How much
@@ -32,9 +32,8 @@ pub struct Settings {
     /// `process_copy_bw` and the rate at which the process reads. The thesis expects R = M.
     #[serde(deserialize_with = "maybe", skip_serializing_if = "Option::is_none")]
     pub reduction: Option<f64>,
-    /// Bytes/s at which a process's memory is copied, unless a copy was seen to be faster. Slower
-    /// ones show how fast homenode lets copies go (`moves.rate`). Default: 16 KiB in 35 µs on
-    /// Optane (NThread III-C1), on DRAM 2.8 times as fast (I).
+    /// Bytes/s at which a process's memory is copied, until copies of processes have shown their
+    /// speed. Default: 16 KiB in 35 µs on Optane (NThread III-C1), on DRAM 2.8 times as fast (I).
     #[serde(deserialize_with = "positive")]
     pub process_copy_bw: f64,
     /// Guard: smallest mean read, bytes (section 8.2: no gain below one ZFS block, 128 KiB).
@@ -69,9 +68,7 @@ impl Settings {
 
     /// R of a process that reads so many bytes/s, where copies of processes reach `copy_bw`.
     pub fn reduction(&self, read_bw: f64, copy_bw: Option<f64>) -> f64 {
-        // A copy that was seen to go on slowly was held back by the engine's rate (`moves.rate`, for
-        // all copies together) or by what else the machine did: that is not what a copy costs.
-        let derived = || read_bw / copy_bw.unwrap_or(0.0).max(self.process_copy_bw);
+        let derived = || read_bw / copy_bw.filter(|bw| *bw > 0.0).unwrap_or(self.process_copy_bw);
         self.reduction.unwrap_or_else(derived)
     }
 
