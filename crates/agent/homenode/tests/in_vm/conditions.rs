@@ -100,7 +100,9 @@ fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> 
     ensure!(masks(program.pid()) == before, "{:?}, before {before:?}", masks(program.pid()));
     let journal = fs::read_to_string(bench.state_dir().join("journal.jsonl")).context("the journal")?;
     let lines = journal.lines().map(serde_json::from_str).collect::<Result<Vec<serde_json::Value>, _>>()?;
-    let moved: Vec<_> = lines.iter().filter(|line| line["event"] == "moved").collect();
+    // A process that takes its memory along is copied.
+    let is_move = |line: &&serde_json::Value| line["event"] == "moved" || line["event"] == "copy_started";
+    let moved: Vec<_> = lines.iter().filter(is_move).collect();
     let [moved] = moved[..] else { anyhow::bail!("{} moves: {journal}", moved.len()) };
     say!("{}: {}", moved["reason"], moved["why"]);
     let whose = if moved["kind"] == "process" { &moved["pid"] } else { &moved["tid"] };
