@@ -79,8 +79,20 @@ impl Finished {
         self.failed == 0 && self.not_moved_back == 0
     }
 
-    /// Adds a sentence, unless there are many already.
-    pub(crate) fn note(&mut self, text: String) {
+    /// Adds the numbers of another one. What becomes of its notes is for the caller.
+    pub fn add_numbers(&mut self, other: &Self) {
+        self.restored += other.restored;
+        self.inherited += other.inherited;
+        self.changed_by_others += other.changed_by_others;
+        self.gone += other.gone;
+        self.copies += other.copies;
+        self.moved_back += other.moved_back;
+        self.not_moved_back += other.not_moved_back;
+        self.failed += other.failed;
+    }
+
+    /// Adds a sentence, unless it is there or there are many already.
+    pub fn note(&mut self, text: String) {
         const ENOUGH: usize = 32;
         if self.notes.len() < ENOUGH && !self.notes.contains(&text) {
             self.notes.push(text);

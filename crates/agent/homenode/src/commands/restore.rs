@@ -47,13 +47,6 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
 }
 
 fn add(all: &mut Finished, one: Finished) {
-    all.restored += one.restored;
-    all.inherited += one.inherited;
-    all.changed_by_others += one.changed_by_others;
-    all.gone += one.gone;
-    all.copies += one.copies;
-    all.moved_back += one.moved_back;
-    all.not_moved_back += one.not_moved_back;
-    all.failed += one.failed;
+    all.add_numbers(&one);
     all.notes.extend(one.notes);
 }

@@ -191,19 +191,8 @@ pub fn stayed(finished: &Finished) -> Option<String> {
 
 /// Adds up what was put back.
 pub fn add(all: &mut Finished, one: Finished) {
-    all.restored += one.restored;
-    all.inherited += one.inherited;
-    all.changed_by_others += one.changed_by_others;
-    all.gone += one.gone;
-    all.copies += one.copies;
-    all.moved_back += one.moved_back;
-    all.not_moved_back += one.not_moved_back;
-    all.failed += one.failed;
-    for note in one.notes {
-        if all.notes.len() < 32 && !all.notes.contains(&note) {
-            all.notes.push(note);
-        }
-    }
+    all.add_numbers(&one);
+    one.notes.into_iter().for_each(|note| all.note(note));
 }
 
 #[cfg(test)]
