@@ -196,13 +196,11 @@ impl FileMove {
     /// As [`prepare`](Self::prepare).
     pub fn of_opened(file: Opened, range: &Range<u64>, to: NodeId) -> Result<Self, FileMoveError> {
         let file = movable(file, to)?;
-        let page = rustix::param::page_size() as u64;
-        let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(file.size);
-        let range = (range.start / page * page).min(end)..end;
+        let range = whole_pages(range, file.size);
         let found = residency::of_range(&file, &range, &mut |_, _| ())?;
         let counted = (found.total(), found.get(to));
         let (start, turn) = (range.start, Turn::All(range.start));
-        Ok(Self { start, end, turn, ..Self::with(file, (None, to), counted, true)? })
+        Ok(Self { start, end: range.end, turn, ..Self::with(file, (None, to), counted, true)? })
     }
 
     /// The same for a file that was opened with `O_NOATIME`. With `from`, only its pages on that
@@ -458,6 +456,13 @@ fn look(file: &Opened) -> impl Fn(rustix::io::Errno) -> ResidencyError + '_ {
 /// Names that the file has.
 fn links(file: &Opened) -> Result<u64, ResidencyError> {
     Ok(rustix::fs::fstat(&file.fd).map_err(look(file))?.st_nlink as u64)
+}
+
+/// The pages of a file of this size that a range of bytes touches: their bytes, up to its end.
+pub(crate) fn whole_pages(range: &Range<u64>, size: u64) -> Range<u64> {
+    let page = rustix::param::page_size() as u64;
+    let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(size);
+    (range.start / page * page).min(end)..end
 }
 
 /// The file, if its pages may be moved.

@@ -111,10 +111,7 @@ impl Warm {
     pub fn open(path: &Path, range: Option<Range<u64>>, how: Spread, nodes: &[NodeId]) -> Result<Self, WarmError> {
         let file = open::open(path)?;
         pages::uncached(&file).map_err(|(_, why)| WarmError::Refused { path: path.to_owned(), why })?;
-        let page = rustix::param::page_size() as u64;
-        let range = range.unwrap_or(0..file.size);
-        let end = range.end.checked_next_multiple_of(page).unwrap_or(range.end).min(file.size);
-        let range = (range.start / page * page).min(end)..end;
+        let range = pages::whole_pages(&range.unwrap_or(0..file.size), file.size);
         let mut warm = Self {
             asked: range.start,
             at: range.start,
