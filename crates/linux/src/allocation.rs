@@ -11,6 +11,8 @@ use topology::NodeId;
 /// How pages are taken from a set of nodes. The numbers are those of `linux/mempolicy.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
+    /// From these nodes first.
+    Prefer = 1,
     /// From these nodes and no others.
     Bind = 2,
     /// From one after the other.
@@ -19,11 +21,23 @@ pub enum Spread {
     Weighted = 6,
 }
 
+impl Spread {
+    /// Stable word for programs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefer => "prefer",
+            Self::Bind => "bind",
+            Self::Interleave => "interleave",
+            Self::Weighted => "weighted",
+        }
+    }
+}
+
 /// Words of a mask of nodes: 1024 nodes, the most that a kernel can be built for.
 const WORDS: usize = 16;
 
-/// Bits of such a mask. The kernel reads one bit less than it is told.
-const BITS: libc::c_ulong = 64 * WORDS as libc::c_ulong + 1;
+/// Bits of such a mask, as calls are told them. The kernel reads one bit less.
+pub const BITS: libc::c_ulong = 64 * WORDS as libc::c_ulong + 1;
 
 /// The policy that a thread had; it gets it back when this is dropped.
 #[derive(Debug)]
@@ -41,19 +55,28 @@ pub struct Before {
 /// kernel without NUMA.
 pub fn spread(how: Spread, nodes: &[NodeId]) -> io::Result<Before> {
     let mut before = Before { mode: 0, mask: [0; WORDS] };
-    let (mode, mask): (*mut libc::c_int, *mut u64) = (&raw mut before.mode, before.mask.as_mut_ptr());
+    let (mode, into): (*mut libc::c_int, *mut u64) = (&raw mut before.mode, before.mask.as_mut_ptr());
     // SAFETY: both pointers are to live memory, the second with room for as many bits as are told.
-    let got = unsafe { libc::syscall(libc::SYS_get_mempolicy, mode, mask, BITS - 1, 0, 0) };
+    let got = unsafe { libc::syscall(libc::SYS_get_mempolicy, mode, into, BITS - 1, 0, 0) };
     if got != 0 {
         return Err(io::Error::last_os_error());
     }
+    set(how as libc::c_int, &mask(nodes)?)?;
+    Ok(before)
+}
+
+/// The mask of these nodes, of [`BITS`] bits.
+///
+/// # Errors
+///
+/// `EINVAL`: no kernel knows so many nodes.
+pub fn mask(nodes: &[NodeId]) -> io::Result<[u64; WORDS]> {
     let mut mask = [0; WORDS];
     for node in nodes {
         let word = mask.get_mut(node.0 as usize / 64).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         *word |= 1 << (node.0 % 64);
     }
-    set(how as libc::c_int, &mask)?;
-    Ok(before)
+    Ok(mask)
 }
 
 impl Drop for Before {

@@ -3,11 +3,9 @@
 use std::io;
 use std::ptr::NonNull;
 
+use linux::allocation::{self, Before, Spread};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use topology::NodeId;
-
-/// The words of a mask of nodes that the kernel takes; it knows at most 1,024.
-const WORDS: usize = 16;
 
 /// Pages to ask where they are.
 const ASKED: usize = 256;
@@ -39,10 +37,15 @@ impl Buffer {
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
         let mut buffer = Self { base, words };
-        bind(node, |mask, bits| {
-            // SAFETY: the range is the new mapping; the mask is as long as it says.
-            unsafe { libc::syscall(libc::SYS_mbind, base.as_ptr(), words * 8, libc::MPOL_BIND, mask.as_ptr(), bits, 0) }
-        })?;
+        let (mask, bits) = (allocation::mask(&[node])?, allocation::BITS);
+        // SAFETY: the range is the new mapping; the mask has as many bits as the kernel reads.
+        let bound = match unsafe {
+            libc::syscall(libc::SYS_mbind, base.as_ptr(), words * 8, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
+        } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        or_alone(node, bound)?;
         // Without huge pages each load also waits for the page table.
         // SAFETY: advice for the new mapping, which changes no content.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), words * 8, Advice::LinuxHugepage) };
@@ -93,25 +96,17 @@ impl Drop for Buffer {
     }
 }
 
-/// The calling thread takes memory for pages of files from this node only.
-pub fn bind_thread(node: NodeId) -> io::Result<()> {
-    bind(node, |mask, bits| {
-        // SAFETY: the mask is as long as it says; only this thread's policy changes.
-        unsafe { libc::syscall(libc::SYS_set_mempolicy, libc::MPOL_BIND, mask.as_ptr(), bits) }
-    })
+/// The calling thread takes memory for pages of files from this node only, while the returned value
+/// is there.
+pub fn bind_thread(node: NodeId) -> io::Result<Option<Before>> {
+    or_alone(node, allocation::spread(Spread::Bind, &[node]).map(Some))
 }
 
-/// Makes a call with the mask of one node. A kernel without NUMA has node 0 only, and no such call.
-fn bind(node: NodeId, call: impl FnOnce(&[u64; WORDS], usize) -> libc::c_long) -> io::Result<()> {
-    let mut mask = [0_u64; WORDS];
-    let word = mask.get_mut(node.0 as usize / 64).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-    *word = 1 << (node.0 % 64);
-    if call(&mask, WORDS * 64) == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        e if e.raw_os_error() == Some(libc::ENOSYS) && node.0 == 0 => Ok(()),
-        e => Err(e),
+/// A kernel without NUMA has node 0 only, and no calls that bind memory to it.
+fn or_alone<T: Default>(node: NodeId, bound: io::Result<T>) -> io::Result<T> {
+    match bound {
+        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) && node.0 == 0 => Ok(T::default()),
+        bound => bound,
     }
 }
 

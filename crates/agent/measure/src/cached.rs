@@ -24,7 +24,7 @@ pub fn file(node: NodeId, bytes: u64) -> io::Result<File> {
     let mut file = File::from(rustix::fs::memfd_create("homenode-measure", MemfdFlags::CLOEXEC)?);
     // A thread's policy says where pages go that it writes first, so it is one of its own.
     thread::spawn(move || {
-        bind_thread(node)?;
+        let _bound = bind_thread(node)?;
         let block = vec![1; 1 << 20];
         for _ in 0..bytes.div_ceil(1 << 20) {
             file.write_all(&block)?;

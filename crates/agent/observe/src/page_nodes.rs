@@ -21,10 +21,11 @@ use std::path::Path;
 
 use libbpf_rs::btf::types::{Array, Struct, Typedef};
 use libbpf_rs::btf::{Btf, BtfType};
+use linux::allocation::{self, Spread};
 use linux::residency::count;
 use linux::residency::map::{Arena, Toucher};
 use serde::Serialize;
-use topology::CpuSet;
+use topology::{CpuSet, NodeId};
 
 use super::programs::page_flags;
 
@@ -149,9 +150,7 @@ fn own_pages(nodes: &CpuSet) -> Result<Vec<(u64, u32)>, String> {
     let wanted: Vec<Option<u32>> = if nodes.is_empty() { vec![None] } else { nodes.iter().map(Some).collect() };
     for node in wanted {
         // A cpuset can forbid the node: the page is elsewhere then, which is as good.
-        if let Some(node) = node {
-            _ = prefer(node);
-        }
+        let _preferred = node.map(|node| allocation::spread(Spread::Prefer, &[NodeId(node)]));
         for _ in 0..TRIES {
             match own_page() {
                 Ok(Some(page)) => {
@@ -183,21 +182,6 @@ fn own_page() -> Result<Option<(u64, u32)>, String> {
     let before = count::page(at);
     let flags = page_flags(file.as_raw_fd())?;
     Ok(before.filter(|node| count::page(at) == Some(*node)).map(|node| (flags, node.0)))
-}
-
-/// Makes the kernel take this thread's new pages from a node, if it can.
-fn prefer(node: u32) -> io::Result<()> {
-    const MPOL_PREFERRED: libc::c_long = 1;
-    let mut mask = [0u64; (1 << MOST_BITS) / 64];
-    if let Some(word) = mask.get_mut(node as usize / 64) {
-        *word |= 1 << (node % 64);
-    }
-    // SAFETY: the mask has as many bits as the call is told, less the one that the kernel
-    // subtracts.
-    match unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_PREFERRED, mask.as_ptr(), 64 * mask.len() + 1) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

@@ -186,11 +186,7 @@ impl Done {
     fn json(&self, job: &Job) -> Value {
         json!({
             "path": self.path.to_string_lossy(),
-            "policy": match job.how {
-                Spread::Bind => "bind",
-                Spread::Interleave => "interleave",
-                Spread::Weighted => "weighted",
-            },
+            "policy": job.how.name(),
             "to": job.nodes,
             "offset": self.range.start,
             "bytes": self.len(),
