@@ -96,7 +96,7 @@ struct Pool {
     busy: AtomicU64,
 }
 
-/// Who has the cores of a node.
+/// The cores of a node, and what calls have taken there.
 struct Turns {
     /// When each is free.
     free: Vec<u64>,

@@ -105,7 +105,7 @@ fn real_time_between_calls_is_part_of_the_software_and_thinking_is_not() {
     clock.sleep_until_ns(1_000_000);
     one();
     assert_eq!(clock.now_ns(), 1_000_000, "no more than its software");
-    // Whoever has never called owes what anybody owes.
+    // A thread without an earlier call owes as much as any other.
     call(&cores, (2, 0), Call::Name, None, || ());
     assert!(clock.now_ns() < 1_000_000 + 24_260);
 }

@@ -188,7 +188,7 @@ impl<'a> Report<'a> {
             let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
                 _ if harm.clear() => (Verdict::Hurts, None),
                 verdict if too_many || verdict == Verdict::TooShort => (Verdict::TooShort, None),
-                // Whoever ended it had seen the rounds.
+                // The user saw the rounds before ending it.
                 _ if rounds < self.design.rounds => (Verdict::NoVerdict, Some(CUT_SHORT)),
                 Verdict::Helps if lost => (Verdict::NoVerdict, Some(LOST)),
                 verdict => (verdict, None),
