@@ -54,8 +54,8 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`, or
-/// `(1U << SHIFT)`.
+/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`,
+/// `(1U << SHIFT)`, `(1ULL << SHIFT)`, or a number of 64 bits in hexadecimal.
 fn constants(header: &Path, to: &Path) -> Result<(), String> {
     let text = fs::read_to_string(header).map_err(|e| format!("{}: {e}", header.display()))?;
     let mut rust = String::new();
@@ -68,6 +68,8 @@ fn constants(header: &Path, to: &Path) -> Result<(), String> {
             "(~0U)" => ("u32", "u32::MAX".to_owned()),
             "(~0ULL)" => ("u64", "u64::MAX".to_owned()),
             shift if shift.starts_with("(1U << ") => ("u32", shift.replace("1U", "1").replace(['(', ')'], "")),
+            shift if shift.starts_with("(1ULL << ") => ("u64", shift.replace("1ULL", "1").replace(['(', ')'], "")),
+            hex if hex.starts_with("0x") && hex.ends_with("ULL") => ("u64", hex.replace("ULL", "")),
             number if number.parse::<u32>().is_ok() => ("u32", number.to_owned()),
             other => return Err(format!("{}: {name} has an unknown form: {other}", header.display())),
         };

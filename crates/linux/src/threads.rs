@@ -17,7 +17,7 @@ use crate::affinity;
 use crate::patient::{self, STAT};
 
 /// Nanoseconds in a unit of `/proc/<tid>/stat` (`USER_HZ` is 100 on every architecture we know).
-const NS_PER_TICK: u64 = 10_000_000;
+pub const NS_PER_TICK: u64 = 10_000_000;
 
 /// `PF_KTHREAD` in `task->flags` (include/linux/sched.h).
 const PF_KTHREAD: u64 = 0x0020_0000;

@@ -7,10 +7,11 @@ use topology::Topology;
 
 use super::mapped::kernel::Kernel;
 use super::mapped::places::Places;
+use super::records::intf;
 use super::types::ObserveError;
 
 /// As many as `bpf/frames.h` has room for.
-const FRAMES_MAX: usize = 64;
+const FRAMES_MAX: usize = intf::FRAMES_MAX as usize;
 
 /// Frames of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,8 +17,11 @@ pub(super) mod intf {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 use intf::{
-    COMM_LEN, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
+    COMM_LEN, DESCENDANT_BYTES, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE,
+    TASK_KTHREAD, TASK_NOT_ASKED,
 };
+
+const _: () = assert!(intf::NS_PER_TICK as u64 == linux::threads::NS_PER_TICK);
 
 /// One thread, one file, one node (`struct usage_key`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -280,13 +283,10 @@ impl Watched {
     }
 }
 
-/// Size of `struct descendant_record`.
-const DESCENDANT_BYTES: usize = 32;
-
 /// All descendants of one pass, of a `struct descendant_record` each; one that is cut short ends
 /// it.
 pub(super) fn descendants(bytes: &[u8]) -> Vec<Descendant> {
-    bytes.chunks_exact(DESCENDANT_BYTES).filter_map(one_descendant).collect()
+    bytes.chunks_exact(DESCENDANT_BYTES as usize).filter_map(one_descendant).collect()
 }
 
 fn one_descendant(bytes: &[u8]) -> Option<Descendant> {

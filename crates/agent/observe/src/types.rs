@@ -8,6 +8,8 @@ use placement::{NodeBytes, ObservedFile, Thread};
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, FileId, NodeId};
 
+use crate::records::intf::COUNTED_PER_S;
+
 /// Which threads are reported. Bytes of all others still count in the node totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -63,9 +65,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Events that a CPU counts in a second at the most, each of which can need an entry
-    /// (`counted_per_s`, bpf/tunables.h).
-    const COUNTED_PER_S: f64 = 16_384.0;
     /// Nearly five for each of 10,000 threads, in 15 MB of kernel memory; also enough for each CPU
     /// of a small machine.
     const ENTRIES: f64 = 49_152.0;
@@ -75,7 +74,7 @@ impl Settings {
     /// Entries of a table on a machine with this many CPUs.
     pub(super) fn entries(&self, cpus: usize) -> u32 {
         let cpus = cpus.max(1) as f64;
-        let most = cpus * Self::COUNTED_PER_S * self.window.as_secs_f64().max(1.0);
+        let most = cpus * f64::from(COUNTED_PER_S) * self.window.as_secs_f64().max(1.0);
         let bound = Self::ENTRIES.max(cpus * Self::ENTRIES_PER_CPU);
         self.max_entries.map_or(most.min(bound) as u32, |entries| entries.max(1))
     }

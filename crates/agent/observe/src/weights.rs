@@ -5,6 +5,8 @@
 //! comes from a table of its quantiles. An event of u pages is counted if any of them is drawn, and
 //! weighs the inverse of that probability.
 
+use super::records::intf::WEIGHT_ONE;
+
 /// Largest k that the tables know.
 const K: usize = 16;
 /// Largest event in pages that the tables know.
@@ -32,7 +34,7 @@ impl Sampling {
             table: std::array::from_fn(|i| fixed(quantile(i) / mean)),
             scale: std::array::from_fn(|k| if k == 0 { 0 } else { fixed(-1.0 / missed(k).ln()) }),
             weights: std::array::from_fn(|k| {
-                std::array::from_fn(|u| (1024.0 / (1.0 - missed(k).powi(u as i32 + 1))).round() as u32)
+                std::array::from_fn(|u| (f64::from(WEIGHT_ONE) / (1.0 - missed(k).powi(u as i32 + 1))).round() as u32)
             }),
         }
     }

@@ -15,13 +15,8 @@ struct frames {
 	u32 node;
 	u32 pad;
 };
-#define FRAMES_MAX 64
 const volatile struct frames frames[FRAMES_MAX] = {};
 
-/* arch/x86/include/asm/pgtable_types.h */
-#define ENTRY_PRESENT (1ULL << 0)
-#define ENTRY_HUGE (1ULL << 7)
-#define ENTRY_ADDRESS 0x000ffffffffff000ULL
 #define NO_FRAME (~0ULL)
 
 /* Where the lowest entry for an address is, below the table `top`: a word of kernel memory. 0 if a table is missing. `bytes`: what

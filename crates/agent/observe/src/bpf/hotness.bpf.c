@@ -38,21 +38,11 @@ struct slot {
 struct slot slots[SLOTS];
 u64 tables[SLOTS][ENTRIES];
 
-#define NS_PER_TICK 10000000
-
-/* arch/x86/include/asm/pgtable_types.h */
-#define ENTRY_PRESENT (1ULL << 0)
-#define ENTRY_HUGE (1ULL << 7)
-#define ENTRY_PROTNONE (1ULL << 8) /* only if not present: AutoNUMA waits for an access */
-#define ENTRY_ADDRESS 0x000ffffffffff000ULL
-
 /* include/linux/mm.h, include/linux/fs.h, include/uapi/linux/stat.h */
 #define VM_EXEC 0x4
 #define VM_PFNMAP 0x400
 #define VM_IO 0x4000
 #define VM_HUGETLB 0x400000
-
-_Static_assert(sizeof(struct mapping_record) == 40, "struct mapping_record");
 
 static __always_inline bool is_asked_for(struct task_struct *task)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The data that the programs and user space exchange. ../records.rs reads it, and its tests compare the sizes.
- * build.rs makes constants of Rust of those here: numbers, ~0 and 1 << SHIFT. */
+ * build.rs makes constants of Rust of those here: numbers, ~0 and shifts of 1. */
 #ifndef HOMENODE_INTF_H
 #define HOMENODE_INTF_H
 
@@ -10,6 +10,22 @@ typedef unsigned long long u64;
 typedef long long s64;
 
 #define COMM_LEN 16
+
+/* procfs shows the start of a thread in ticks (USER_HZ is 100). */
+#define NS_PER_TICK 10000000
+
+/* 16,384 counted events a second and CPU take 0.25 % of the CPU at 150 ns each. A thread with 25,000 reads a second (100 MB at
+ * 4 KiB) is then known to 1 %. */
+#define COUNTED_PER_S 16384
+
+/* Ranges of physical memory with a node each. */
+#define FRAMES_MAX 64
+
+/* Of an entry of a page table (x86-64: arch/x86/include/asm/pgtable_types.h). */
+#define ENTRY_PRESENT (1ULL << 0)
+#define ENTRY_HUGE (1ULL << 7)
+#define ENTRY_PROTNONE (1ULL << 8) /* only if not present: AutoNUMA waits for an access, and the bits of the frame are inverted */
+#define ENTRY_ADDRESS 0x000ffffffffff000ULL
 
 /* Hash key: one thread, one file, one node. Without the file (dev, ino): a thread's bytes of all files for which there was no room.
  * With all fields 0 except the node: bytes of threads for which there was none either. */
@@ -137,6 +153,8 @@ struct descendant_record {
 	u32 own;
 	u32 pad;
 };
+#define DESCENDANT_BYTES 32
+_Static_assert(sizeof(struct descendant_record) == DESCENDANT_BYTES, "struct descendant_record");
 
 /* One mapping of a file (hotness.bpf.c). */
 struct mapping_record {
@@ -147,5 +165,7 @@ struct mapping_record {
 	u32 inode_flags;
 	u32 program;     /* it is executed: other mappings of the file are its data */
 };
+#define MAPPING_BYTES 40
+_Static_assert(sizeof(struct mapping_record) == MAPPING_BYTES, "struct mapping_record");
 
 #endif

@@ -27,12 +27,8 @@ struct {
 	__type(value, struct watched);
 } marked SEC(".maps");
 
-/* records.rs decodes records of these sizes. */
+/* records.rs decodes records of this size. */
 _Static_assert(sizeof(struct task_record) == 88, "struct task_record");
-_Static_assert(sizeof(struct descendant_record) == 32, "struct descendant_record");
-
-/* User space knows start times in hundredths of a second. */
-#define NS_PER_TICK 10000000
 
 /* Number of threads that the passes have seen. */
 u64 pass_tasks = 0;

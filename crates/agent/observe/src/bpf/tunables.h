@@ -11,9 +11,7 @@ const volatile bool exact = false;
 /* The hook on the read path stays attached: there is one slice, without end (../slices.rs). */
 const volatile bool steady = false;
 
-/* 16,384 counted events a second and CPU take 0.25 % of the CPU at 150 ns each. A thread with 25,000 reads a second (100 MB at
- * 4 KiB) is then known to 1 %. */
-const volatile u32 counted_per_s = 16384;
+const volatile u32 counted_per_s = COUNTED_PER_S;
 
 /* Adapt k after this many counted events, or after this time, to follow changes within a window. */
 const volatile u32 adapt_counted = 32;

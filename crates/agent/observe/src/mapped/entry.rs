@@ -1,5 +1,7 @@
 //! Entries of a page table (x86-64).
 
+use crate::records::intf::{ENTRY_ADDRESS, ENTRY_PRESENT, ENTRY_PROTNONE};
+
 /// Entries that stand one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
@@ -32,18 +34,13 @@ pub struct Entry {
     pub raw: u64,
 }
 
-// arch/x86/include/asm/pgtable_types.h
-const PRESENT: u64 = 1 << 0;
+/// arch/x86/include/asm/pgtable_types.h
 const ACCESSED: u64 = 1 << 5;
-/// Only without [`PRESENT`]: AutoNUMA waits for an access. All bits of the frame are inverted then
-/// (pgtable-invert.h).
-const PROTNONE: u64 = 1 << 8;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 impl Entry {
     /// Whether it maps memory.
     pub fn present(&self) -> bool {
-        self.raw & (PRESENT | PROTNONE) != 0
+        self.raw & (ENTRY_PRESENT | ENTRY_PROTNONE) != 0
     }
 
     /// Whether the memory was accessed since the bit was cleared.
@@ -58,9 +55,9 @@ impl Entry {
 
     /// The number of the memory's first 4 KiB frame.
     pub fn frame(&self) -> u64 {
-        let raw = if self.raw & PRESENT == 0 { !self.raw } else { self.raw };
+        let raw = if self.raw & ENTRY_PRESENT == 0 { !self.raw } else { self.raw };
         // The low bits of a large entry's address hold other things.
-        (raw & ADDRESS & !(self.bytes - 1)) >> 12
+        (raw & ENTRY_ADDRESS & !(self.bytes - 1)) >> 12
     }
 }
 
@@ -85,7 +82,7 @@ mod tests {
         // Bit 12 of a 2 MiB entry is its PAT bit.
         assert_eq!(entry(2 << 20, 0x0000_0001_2340_10e7).frame(), 0x123400);
         // AutoNUMA's: bit 0 off, bit 8 on, the address inverted.
-        let hinted = (!0x0000_0001_2345_6000 & ADDRESS) | 0x160;
+        let hinted = (!0x0000_0001_2345_6000 & ENTRY_ADDRESS) | 0x160;
         assert!(entry(4096, hinted).present());
         assert_eq!(entry(2 << 20, 0x0000_0001_2340_10e7).frame_of(0x7f00_0012_3456), 0x123523);
         assert_eq!(entry(4096, hinted).frame(), 0x123456);

@@ -25,6 +25,7 @@ use rustc_hash::FxHashSet;
 
 use super::entry::Piece;
 use crate::programs::silence_libbpf;
+use crate::records::intf::MAPPING_BYTES;
 use crate::types::ObserveError;
 
 skeleton!(mod skel = "hotness.skel.rs");
@@ -72,9 +73,6 @@ pub struct Kernel {
 
 /// `S_DAX`, include/linux/fs.h.
 const S_DAX: u32 = 0x2000;
-
-/// Bytes of `struct mapping_record`; hotness.bpf.c asserts the same.
-const RECORD: usize = 40;
 
 /// Times that the page by which the direct map is found may have moved meanwhile (compaction).
 const TRIES: usize = 5;
@@ -168,7 +166,7 @@ impl Kernel {
         self.run(Program::Mappings, target.tid)?;
         // A process without any mapping that counts is found too.
         let found = self.found();
-        let all: Vec<_> = self.output.chunks_exact(RECORD).filter_map(decode).collect();
+        let all: Vec<_> = self.output.chunks_exact(MAPPING_BYTES as usize).filter_map(decode).collect();
         let programs: FxHashSet<_> = all.iter().filter(|(_, program)| *program).map(|(m, _)| (m.dev, m.ino)).collect();
         let mappings = all.into_iter().map(|(mapping, _)| mapping).filter(|m| !programs.contains(&(m.dev, m.ino)));
         Ok(found.map(|found| (found, mappings.collect())))
