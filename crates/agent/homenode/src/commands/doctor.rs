@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use command::args::Global;
 use linux::interference::Interference;
 use observe::hooks::Kind;
 use observe::{Capabilities, Configuration, Fact, Hook, Observer};
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 use topology::{NodeId, Topology};
 
-use crate::cli::{DoctorArgs, Global};
+use crate::cli::DoctorArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};

@@ -7,9 +7,10 @@ use engine::journal::{self, About, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 use serde_json::json;
 
+use command::args::Global;
 use session::{published, report};
 
-use crate::cli::{ExplainArgs, Global};
+use crate::cli::ExplainArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::units::{bytes, percent, seconds};
 use crate::output::{self, escape, words};

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use command::args::Global;
 use linux::cpuset;
 use linux::threads::Threads;
 use placement::Wish;
 use session::map::{Bytes, Map, Report};
 use topology::NodeId;
 
-use crate::cli::{Global, MapArgs};
+use crate::cli::MapArgs;
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -5,11 +5,12 @@ mod measure;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use command::args::Global;
 use serde_json::{Value, json};
 use topology::capture::Captured;
 use topology::{MemoryKind, Node, NodeId, Topology};
 
-use crate::cli::{Global, NodesArgs};
+use crate::cli::NodesArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};

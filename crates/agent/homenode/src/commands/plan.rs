@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use command::args::Global;
 use session::policies;
 
-use crate::cli::{Global, PlanArgs};
+use crate::cli::PlanArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use command::args::Global;
 use placement::Wish;
 
-use crate::cli::{Global, RecordArgs};
+use crate::cli::RecordArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -6,9 +6,10 @@ use engine::{Engine, Masks, Plane, PlaneError, Started, Undo, Undone, Write};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
+use command::args::Global;
 use session::{policies, report};
 
-use crate::cli::{Global, ReplayArgs};
+use crate::cli::ReplayArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output;

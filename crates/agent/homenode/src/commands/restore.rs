@@ -1,12 +1,12 @@
 //! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed
 //! servers of mounts.
 
+use command::args::Global;
 use engine::Finished;
 use serde_json::json;
 use session::undo::undo;
 use session::{published, report};
 
-use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 use crate::output;
 

@@ -9,12 +9,13 @@
 
 use std::time::Duration;
 
+use command::args::Global;
 use engine::{Engine, Plane};
 use session::windows::{Output, windows};
 use session::{policies, undo};
 
 use crate::child::Child;
-use crate::cli::{Global, RunArgs};
+use crate::cli::RunArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use act::warm::{self, Warm, WarmError};
 use clap::Args;
+use command::args::Global;
 use linux::allocation::Spread;
 use linux::residency;
 use serde_json::{Value, json};
 use topology::{NodeBytes, NodeId};
 
 use super::pace::Pace;
-use crate::cli::Global;
 use crate::config::Config;
 use crate::exit::{Exit, Failure, chain};
 use crate::machine;

@@ -1,6 +1,7 @@
 //! `homenode where`: shows which node holds each file's cached data, or its blocks if it is on DAX or
 //! on a volume.
 
+use command::args::Global;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use linux::volume::Place;
 use serde_json::{Value, json};
 use topology::NodeId;
 
-use crate::cli::{Global, WhereArgs};
+use crate::cli::WhereArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;

@@ -19,6 +19,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use command::args::Global;
 use command::heat_map::HeatMap;
 use command::{machine, sibling};
 use observe::ObserveError;
@@ -27,7 +28,7 @@ use serde_json::json;
 use topology::Topology;
 use view::View;
 
-use crate::cli::{Global, HotArgs};
+use crate::cli::HotArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

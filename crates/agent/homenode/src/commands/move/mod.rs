@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use act::copying::{Copied, Copying};
 use clap::Args;
+use command::args::Global;
 use serde_json::{Value, json};
 use topology::{NodeId, Topology};
 
 use super::pace::Pace;
-use crate::cli::Global;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;

@@ -16,6 +16,7 @@ use std::path::Path;
 use act::mover::Rules;
 use act::process::{self, ProcessMove};
 use act::{Mover, copying};
+use command::args::Global;
 use engine::state::file::StateFile;
 use engine::state::records::{Owned, Record};
 use engine::{Plane, PlaneError, StateDir, Subject, Undo};
@@ -24,7 +25,6 @@ use serde_json::{Value, json};
 use super::{Done, Job, drive};
 use session::undo;
 
-use crate::cli::Global;
 use crate::commands::plane;
 use crate::exit::{Exit, Failure};
 use crate::machine;

@@ -11,12 +11,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use command::args::Global;
 use command::args::MEASURED_FILE;
 use measure::{MeasureError, Progress, Settings};
 use topology::NodeId;
 use topology::measured::{Measured, Pair, Point};
 
-use crate::cli::{Global, NodesArgs};
+use crate::cli::NodesArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -30,9 +30,10 @@ use host::HostPlane;
 use placement::{Policy, Snapshot, Wish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use command::args::Global;
 use session::window::Window;
 
-use crate::cli::{Global, TopArgs};
+use crate::cli::TopArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};

@@ -35,13 +35,14 @@ use self::off::Off;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
-use crate::cli::{Global, TrialArgs};
+use crate::cli::TrialArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::notify;
 use crate::output;
 use crate::signals::Stop;
+use command::args::Global;
 
 /// Tries policies until the trial is over, one clearly hurts, or a signal comes.
 pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
@@ -199,7 +200,7 @@ fn period(
         });
     }
     // The number belongs to what the policy did, and not to what comes after.
-    sums.ask(design, stop);
+    sums.ask(design.metric.as_deref(), stop);
     let came = stop.came();
     let mut ended = engine.finish_until(&|| stop.came() > came);
     *spent = engine.spent();

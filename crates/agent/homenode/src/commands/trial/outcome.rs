@@ -5,7 +5,6 @@ use placement::Snapshot;
 use serde_json::{Map, Value, json};
 use trial::Better;
 
-use super::design::Design;
 use super::metric;
 use crate::output::units::{percent, rate};
 use crate::signals::Stop;
@@ -50,8 +49,7 @@ const OTHERS: [Outcome; 3] = [
 ];
 
 /// All of a trial; the first is what the verdict is about.
-pub fn all(design: &Design) -> Vec<Outcome> {
-    let primary = design.primary();
+pub fn all(primary: Outcome) -> Vec<Outcome> {
     let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS).filter(|outcome| *outcome != primary);
     std::iter::once(primary).chain(rest).collect()
 }
@@ -153,9 +151,9 @@ impl Sums {
         self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
     }
 
-    /// Asks for the user's number, once, at the end of a whole period.
-    pub fn ask(&mut self, design: &Design, stop: &Stop) {
-        if let Some(command) = design.metric.as_deref().filter(|_| self.metric.is_none() && self.over()) {
+    /// Asks for the user's number, if there is one, once, at the end of a whole period.
+    pub fn ask(&mut self, metric: Option<&str>, stop: &Stop) {
+        if let Some(command) = metric.filter(|_| self.metric.is_none() && self.over()) {
             self.metric = Some(metric::ask(command, &|| stop.requested()).unwrap_or_else(|why| {
                 tracing::warn!("--metric: {why}");
                 f64::NAN

@@ -52,7 +52,7 @@ impl Judged {
 
 impl<'a> Report<'a> {
     pub fn new(json: bool, design: &'a Design) -> Self {
-        Self { json, design, outcomes: outcome::all(design), rounds: Vec::new(), dropped: 0 }
+        Self { json, design, outcomes: outcome::all(design.primary()), rounds: Vec::new(), dropped: 0 }
     }
 
     pub fn start(&self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
