@@ -245,3 +245,13 @@ fn the_manual_documents_every_key_of_a_scenario() {
         }
     }
 }
+
+/// Its figures were those of constants that had been chosen anew.
+#[test]
+fn the_manual_shows_what_the_program_prints() {
+    let manual = fs::read_to_string(root("docs/simulate.md")).unwrap();
+    let (code, out, _) = ends(&[&root("scenarios/page-cache.toml")]);
+    assert_eq!(code, 0);
+    let shown = manual.split("$ homenode simulate scenarios/page-cache.toml\n").nth(1).unwrap();
+    assert_eq!(shown.split("```").next().unwrap(), out);
+}
