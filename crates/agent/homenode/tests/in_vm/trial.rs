@@ -1,0 +1,181 @@
+//! `homenode trial`: its verdicts on loads that the test makes, and everything is back afterwards.
+//!
+//! An emulated machine does not model how far memory is. So the readers whose remote reads
+//! are slower make them slower themselves: they compute after each read away from their file.
+//! Readers that compute after each read *near* their file make the policy one that hurts.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use lab::machine::parse_list;
+use lab::threads;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+use crate::lab_bench::{Bench, Outcome, homenode, masks};
+use crate::{Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test { name: "trial::a_load_with_slower_remote_reads_is_helped", nodes: &[2], run: helped },
+    Test { name: "trial::a_load_for_which_nothing_matters_is_not_helped", nodes: &[2], run: nothing_matters },
+    Test { name: "trial::a_policy_that_hurts_is_stopped_early", nodes: &[2], run: hurt },
+];
+
+/// Bytes of one read.
+const BLOCK: usize = 64 << 10;
+
+/// Threads that read. The kernel spreads them over both nodes, so without homenode about half of
+/// their reads are remote. A single one may stay near its file by itself.
+const READERS: usize = 4;
+
+/// The readers: begin on some CPUs, may run on all, and read a file again and again. On the slow
+/// CPUs each read costs `factor` times its CPU time, by computing.
+pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()> {
+    let factor: f64 = factor.parse()?;
+    let (begin, slow, all) = (parse_list(begin)?, parse_list(slow)?, threads::affinity()?);
+    let file = File::open(file)?;
+    let blocks = file.metadata()?.len() / BLOCK as u64;
+    let read = || -> Result<()> {
+        threads::set_affinity(0, &begin)?;
+        let mut buffer = vec![0; BLOCK];
+        threads::set_affinity(0, &all)?;
+        let cpu_time = || clock_gettime(ClockId::ThreadCPUTime);
+        let ns = |t: rustix::time::Timespec| t.tv_sec * 1_000_000_000 + t.tv_nsec;
+        for n in 0_u64.. {
+            let before = ns(cpu_time());
+            file.read_exact_at(&mut buffer, n % blocks * BLOCK as u64)?;
+            if slow.contains(&(rustix::thread::sched_getcpu() as u32)) {
+                let read = ns(cpu_time()) - before;
+                while ((ns(cpu_time()) - before) as f64) < factor * read as f64 {
+                    std::hint::spin_loop();
+                }
+            }
+            // A third of a CPU or so: all of them fit on a node.
+            if n % 8 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
+        println!("reading");
+        std::io::stdout().flush()?;
+        readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| anyhow!("a reader panicked"))?)
+    })
+}
+
+/// The readers, killed when dropped.
+struct Slowed(Child);
+
+impl Slowed {
+    /// Begins on node 1, and is slow on the CPUs of this node.
+    fn start(bench: &Bench, file: &Path, slow: u32, factor: f64) -> Result<Self> {
+        let (begin, slow) = (bench.machine.list_of(1), bench.machine.list_of(slow));
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--role", "slowed"])
+            .arg(file)
+            .args([&begin, &slow, &factor.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
+        ensure!(line == "reading\n", "the reader said {line:?}");
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Slowed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `homenode trial --json` with short periods, for one process.
+fn trial(bench: &Bench, pid: u32, rounds: u32) -> Command {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
+    let mut command = Command::new(homenode());
+    command.args(["trial", "--json", "--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--window", "0.5"]);
+    command.args(["--period", "3", "--wash-out", "1.5", "--minutes", &(f64::from(rounds) * 0.1).to_string()]);
+    command.args(["--pid", &pid.to_string(), "--config"]).arg(config).arg("--state-dir").arg(bench.state_dir());
+    command.stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command
+}
+
+fn lines(text: &str) -> Result<Vec<Value>> {
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned())).collect()
+}
+
+fn of_kind<'a>(lines: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    lines.iter().filter(|line| line.get("kind").and_then(Value::as_str) == Some(kind)).collect()
+}
+
+/// What a trial said: its periods, and the result of its only policy.
+struct Said {
+    periods: Vec<Value>,
+    result: Value,
+}
+
+impl Said {
+    fn verdict(&self) -> &str {
+        self.result.get("verdict").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// A trial of so many rounds with readers of a file on node 0, which begin on node 1. Threads move in periods with the policy only, they go back, and affinities are as before.
+fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
+    let bench = Bench::new()?;
+    let file = bench.files(0, 1)?.remove(0);
+    let reader = Slowed::start(&bench, &file, slow, factor)?;
+    let before = masks(reader.0.id());
+    let output = trial(&bench, reader.0.id(), rounds).output()?;
+    let lines = lines(std::str::from_utf8(&output.stdout)?)?;
+    let periods: Vec<Value> = of_kind(&lines, "period").into_iter().cloned().collect();
+    let end = *of_kind(&lines, "end").first().context("no end")?;
+    let result = end.pointer("/results/0").context("no result")?.clone();
+    ensure!(output.status.success(), "{}: {end}", output.status);
+    let (off, on): (Vec<_>, Vec<_>) =
+        periods.iter().partition(|period| period.get("arm").and_then(Value::as_str) == Some("off"));
+    ensure!(off.len() == on.len(), "{} periods off, {} on", off.len(), on.len());
+    let moves = |periods: &[&Value]| -> Vec<u64> { periods.iter().filter_map(|p| p.get("moves")?.as_u64()).collect() };
+    ensure!(moves(&off).iter().all(|moves| *moves == 0), "moves while off: {:?}", moves(&off));
+    // Not in each: a thread that slept through the window in which it was sent back has stayed.
+    let moved = moves(&on).iter().filter(|moves| **moves > 0).count();
+    let shown = || periods.iter().map(Value::to_string).collect::<Vec<_>>().join("\n");
+    ensure!(2 * moved > on.len(), "moves in few periods:\n{}", shown());
+    ensure!(periods.iter().all(|period| period.get("stayed") == Some(&Value::Null)), "something stayed");
+    ensure!(masks(reader.0.id()) == before, "affinities before {before:?}, after {:?}", masks(reader.0.id()));
+    say!("{} rounds: {result}", on.len());
+    Ok(Said { periods, result })
+}
+
+/// Remote reads cost ten times as much, by the test itself.
+fn helped() -> Outcome {
+    const ROUNDS: u32 = 8;
+    let said = tried(1, 10.0, ROUNDS)?;
+    ensure!(said.periods.len() == 2 * ROUNDS as usize, "{} periods", said.periods.len());
+    ensure!(said.verdict() == "helps", "{}", said.result);
+    Ok(())
+}
+
+/// One such trial in 64 says `helps` by chance: when all of six rounds look better.
+fn nothing_matters() -> Outcome {
+    let said = tried(1, 1.0, 6)?;
+    ensure!(said.verdict() != "helps", "{}", said.result);
+    Ok(())
+}
+
+/// Reads cost ten times as much near the file. The early stop takes nine rounds or so.
+fn hurt() -> Outcome {
+    const ROUNDS: u32 = 30;
+    let said = tried(0, 10.0, ROUNDS)?;
+    ensure!(said.result.get("stopped_early") == Some(&Value::Bool(true)), "{}", said.result);
+    ensure!(said.verdict() == "hurts" && said.periods.len() < ROUNDS as usize, "{}", said.result);
+    Ok(())
+}
