@@ -59,6 +59,11 @@ impl Child {
         self.inner.id()
     }
 
+    /// Its program, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Lets it run. Its end unparks the calling thread, so that the current window becomes the
     /// last.
     pub fn go(&mut self) -> Result<(), Failure> {

@@ -34,6 +34,8 @@ const LIVE: &[Test] = &[
     ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
     ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
     ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
+    ("what_is_no_control_group_cannot_be_observed", what_is_no_control_group_cannot_be_observed),
+    ("run_says_that_it_waits_for_its_command", run_says_that_it_waits_for_its_command),
     ("doctor_finds_everything", doctor_finds_everything),
     ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
     ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
@@ -417,6 +419,44 @@ fn what_is_not_there_cannot_be_observed() {
     let output = place.run(&["--pid", "2147483647"]).output().unwrap();
     let error = text(&output.stderr);
     assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: no such process\n"));
+}
+
+/// Any directory was taken: nothing was ever found in it.
+fn what_is_no_control_group_cannot_be_observed() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let mut paths =
+        vec![(place.path(""), "this is no control group"), (place.path("file"), "this is no control group")];
+    // Where version 2 is, alone or beside version 1.
+    let procs = ["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"].into_iter();
+    paths.extend(procs.filter(|p| Path::new(p).exists()).map(|p| (p.to_owned(), "a control group is a directory")));
+    if Path::new("/sys/fs/cgroup/cpu").is_dir() && Path::new("/sys/fs/cgroup/unified").is_dir() {
+        paths.push(("/sys/fs/cgroup/cpu".to_owned(), "this is a control group of version 1"));
+    }
+    for (path, why) in paths {
+        for command in [&["plan"][..], &["map"], &["top", "--once"]] {
+            let output = homenode(&[command, &["--cgroup", &path]].concat());
+            let error = text(&output.stderr);
+            assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{command:?}: {error}");
+            let line = format!("homenode: control group {path}: {why}");
+            assert!(error.starts_with(&line) && error.contains("  hint: "), "{command:?}: {error}");
+        }
+    }
+}
+
+/// It looked as if it hung.
+fn run_says_that_it_waits_for_its_command() {
+    let place = Place::new();
+    let script = "trap 'exit 42' TERM; while :; do sleep 0.1; done";
+    let (child, mut lines, _) =
+        started(&mut place.run(&["--windows", "1", "--window", "0.05", "--", "sh", "-c", script]));
+    let mut line = String::new();
+    while !line.starts_with("no longer observing; waiting for sh (pid ") {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    signal(&child, Signal::TERM);
+    assert_eq!(ends(child).0, Some(42));
 }
 
 fn doctor_finds_everything() {
