@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use command::args::policy_names;
-pub use command::args::{Global, LabCommand, PolicyArgs, seconds};
+pub use command::args::{Global, LabCommand, PolicyArgs, pid, seconds};
 use command::output::units;
 use command::volume_args::VolumeCommand;
 
@@ -379,7 +379,7 @@ pub struct WhereArgs {
 #[derive(Debug, Args)]
 pub struct HotArgs {
     /// Process to look at
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "PID", value_parser = pid)]
     pub pid: u32,
     /// Watch for so long; longer if sampling would slow the process down by more than 5 %
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
@@ -393,7 +393,7 @@ pub struct HotArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ScopeArgs {
     /// Only these processes (repeat the option, or separate ids with commas)
-    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
     pub pid: Vec<u32>,
     /// Only processes in this control group and below (a directory under /sys/fs/cgroup)
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]

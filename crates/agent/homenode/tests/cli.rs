@@ -306,6 +306,8 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         &["run", "--window", "1e9"],
         &["run", "--margin", "fast"],
         &["run", "--pid", "0"],
+        &["run", "--pid", "abc"],
+        &["move", "--to", "0", "--pid", "2147483648"],
         &["run", "--pid", "1", "--cgroup", "/x"],
         &["run", "--pid", "1", "--", "true"],
         &["run", "--windows", "0"],
@@ -359,6 +361,15 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
     {
         assert!(line.contains(path.to_str().unwrap()) && line.contains(why), "{line}");
     }
+}
+
+#[test]
+fn hot_takes_no_kernel_thread() {
+    let kernel_thread = fs::read_to_string("/proc/2/stat").is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
+    let (code, out, err) = ends(&["hot", "--pid", "2"]);
+    assert!(
+        !kernel_thread || (code, out.as_str(), err.as_str()) == (2, "", "homenode: process 2: is a kernel thread\n")
+    );
 }
 
 #[test]
@@ -555,6 +566,7 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
     let (code, _, err) = ends(&["explain", "--state-dir", state]);
     assert_eq!(code, 5);
     assert!(err.contains("journal.jsonl") && err.contains("ENOENT") && err.contains("hint:"), "{err}");
+    assert!(!err.contains("since boot"), "{err}");
     let moved = r#"{"time":1000000000.0,"tid":4121,"pid":41,"comm":"rocksdb:low3","event":"moved","from":1,"to":0,"reason":"read_locality","why":"812.0 MB of 830.0 MB read from node 0","remote_share":0.98}
 {"time":1000000003.0,"tid":4121,"pid":41,"comm":"rocksdb:low3","event":"audited","before":0.98,"after":0.01}
 {"time":1000000009.0,"tid":5,"pid":5,"comm":"x","event":"held_back","from":1,"to":0,"rail":"dwell","why":"moved 3 s ago"}

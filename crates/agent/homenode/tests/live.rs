@@ -315,7 +315,8 @@ fn run_returns_what_its_command_returned() {
     assert!(text(&output.stderr).contains("cannot start /nonexistent/command: "), "{}", text(&output.stderr));
     let output = place.run(&["--json", "--", "/nonexistent/command"]).output().unwrap();
     let error = text(&output.stderr).lines().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    assert_eq!(error.unwrap()["error"]["errno"], "ENOENT", "{}", text(&output.stderr));
+    let error = &error.unwrap()["error"];
+    assert_eq!((&error["errno"], &error["exit_code"]), (&"ENOENT".into(), &127.into()), "{}", text(&output.stderr));
     let output = place.run(&["--", "/etc/passwd"]).output().unwrap();
     assert_eq!(output.status.code(), Some(126));
 }
@@ -376,6 +377,11 @@ fn sigterm_is_passed_on_to_the_command() {
 fn a_second_run_is_refused() {
     let place = Place::new();
     let (first, _lines, _) = started(&mut place.run(&["--json", "--window", "3600"]));
+    let other = place.path("other");
+    let output = homenode(&["run", "--state-dir", &other, "--windows", "1", "--window", "0.05"]);
+    let report = text(&output.stdout);
+    let found = format!("note: another homenode: process {} (homenode run); ", first.id());
+    assert!(report.contains(&found), "{report}{}", text(&output.stderr));
     let output = place.run(&["--windows", "1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     let error = text(&output.stderr);
@@ -464,6 +470,7 @@ fn doctor_finds_everything() {
     assert_eq!(output.status.code(), Some(0));
     let report = text(&output.stdout);
     assert!(report.contains("everything needed is available") && report.contains("filemap_get_pages"), "{report}");
+    assert!(report.contains("\ninterferes\n"), "{report}");
     let broken = homenode(&["doctor", "--json", "--state-dir", "/etc/passwd/state"]);
     let report = json(&broken.stdout);
     assert_eq!((broken.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");
