@@ -182,6 +182,12 @@ pub fn mount_policies() -> clap::builder::PossibleValuesParser {
     )
 }
 
+/// A process id.
+pub fn pid(text: &str) -> Result<u32, String> {
+    let pid = text.trim().parse().ok().filter(|pid| (1..=i32::MAX as u32).contains(pid));
+    pid.ok_or_else(|| "not the id of a process".to_owned())
+}
+
 /// A window must be long enough to show something and short enough for a prompt stop.
 pub fn seconds(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('s').trim().parse::<f64>() {

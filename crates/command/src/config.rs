@@ -53,6 +53,9 @@ impl Config {
                 Ok(config)
             }
             Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Err(Failure::new(Exit::Usage, path.display().to_string(), "it is not UTF-8 text"))
+            }
             Err(e) => Err(Failure::io("read", path, &e)),
         }
     }
@@ -149,6 +152,19 @@ mod tests {
             let error = error(text);
             assert!(error.contains(place) && error.contains("unknown key") && error.contains(key), "{error}");
         }
+    }
+
+    /// 90 meant 90 %, and was taken for 90 times the node's CPUs.
+    #[test]
+    fn a_percentage_is_no_share_and_inf_is_no_limit() {
+        for key in ["cpu_limit", "controller_limit"] {
+            for value in ["90", "2.1", "0.0", "-inf", "nan"] {
+                let error = error(&format!("[nthread]\n{key} = {value}\n"));
+                assert!(error.contains("h.toml:2:") && error.contains("is not a share"), "{error}");
+            }
+        }
+        let limit = |text: &str| Config::parse(text, Path::new("h.toml")).unwrap().nthread.cpu_limit;
+        assert_eq!((limit("[nthread]\ncpu_limit = inf"), limit("[nthread]\ncpu_limit = 1.01")), (f64::INFINITY, 1.01));
     }
 
     #[test]

@@ -164,8 +164,13 @@ impl Reader {
         }
         let place = format!("{}:{}", self.name, self.line);
         let parsed = match std::str::from_utf8(&line) {
+            // JSON over several lines, as a person or jq writes it.
+            Ok(text) if text.trim() == "{" => {
+                let hint = "`homenode plan --snapshot FILE` reads a single snapshot";
+                Err(Failure::new(Exit::Usage, place, "not a recording: a snapshot is one line").hint(hint))
+            }
             Ok(text) => Snapshot::from_json(text).map_err(|e| Failure::from_error(Exit::Usage, place, &e)),
-            Err(e) => Err(Failure::from_error(Exit::Usage, place, &e)),
+            Err(_) => Err(Failure::new(Exit::Usage, place, "not a recording: no UTF-8 text")),
         };
         match parsed {
             Ok(snapshot) => Ok(Some(snapshot)),
@@ -187,8 +192,19 @@ pub fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
         let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text));
         (path.display().to_string(), read)
     };
+    let several = |text: &str| {
+        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+        lines.next().is_some_and(|first| Snapshot::from_json(first).is_ok()) && lines.next().is_some()
+    };
     match read {
-        Ok(_) => Snapshot::from_json(&text).map_err(|e| Failure::from_error(Exit::Usage, name, &e)),
+        Ok(_) => Snapshot::from_json(&text).map_err(|e| match several(&text) {
+            true => Failure::new(Exit::Usage, name, "not a snapshot, but a recording of several windows")
+                .hint("`homenode replay` plans for each of them; `head -1` gives the first"),
+            false => Failure::from_error(Exit::Usage, name, &e),
+        }),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+            Err(Failure::new(Exit::Usage, name, "not a snapshot: no UTF-8 text"))
+        }
         Err(e) => Err(Failure::from_error(Exit::Usage, format!("cannot read {name}"), &e)),
     }
 }

@@ -318,7 +318,7 @@ pub struct MkfsArgs {
     /// Keep a checksum of every block of file data, and check it at each read
     #[arg(long)]
     pub data_checksums: bool,
-    /// Overwrite a volume, or whatever else is there
+    /// Overwrite a volume, or whatever else is there (without --size, which only makes new files)
     #[arg(long)]
     pub force: bool,
     /// The regions, one per node: DAX devices, or files on DAX, hugetlbfs, tmpfs or any other file

@@ -101,10 +101,12 @@ pub fn detect(proc_root: &Path, sys_root: &Path, stop: &dyn Fn() -> bool) -> Vec
 fn search(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
     let mut found = Vec::new();
     let processes = processes(proc_root);
+    let own = fs::read_link(proc_root.join("self")).ok().and_then(|own| own.to_str()?.parse().ok());
     for process in &processes {
         match process.name.as_str() {
             "numad" => found.push(numad(process)),
             "kubelet" => found.extend(kubelet(process)),
+            "homenode" => found.extend(homenode(process).filter(|_| own != Some(process.pid))),
             name if name.starts_with("nri-resource-po") => found.push(nri(process)),
             _ => (),
         }
@@ -154,7 +156,7 @@ fn processes(proc_root: &Path) -> Vec<Process> {
 }
 
 fn is_of_interest(name: &str) -> bool {
-    matches!(name, "numad" | "kubelet") || name.starts_with("nri-resource-po")
+    matches!(name, "numad" | "kubelet" | "homenode") || name.starts_with("nri-resource-po")
 }
 
 /// Whether `/proc/<pid>/status` describes a process with root's ids only, in the PID namespace of
@@ -234,6 +236,29 @@ fn sched_ext(sys_root: &Path) -> Option<Interference> {
          take a thread with a mask of its own off its normal path (scx_layered does), so homenode binds no thread",
         "stop the scheduler; or use --beside-sched-ext, and compare with the kernel's scheduler if threads starve after a move",
     ))
+}
+
+/// Another homenode that moves threads. Of one with the same state directory, this one never starts.
+fn homenode(process: &Process) -> Option<Interference> {
+    let line = text(&process.dir, "cmdline")?;
+    let words: Vec<&str> = line.split('\0').skip(1).take_while(|word| *word != "--").collect();
+    let mut left = words.iter();
+    let command = loop {
+        match *left.next()? {
+            "--config" | "--state-dir" => _ = left.next(),
+            word if word.starts_with('-') => {}
+            word => break word,
+        }
+    };
+    let moves = matches!(command, "run" | "trial") && !words.contains(&"--dry-run");
+    moves.then(|| {
+        Interference::new(
+            "another homenode",
+            format!("process {} (homenode {command})", process.pid),
+            "it moves threads, too, and takes what the other one has bound for affinities that programs chose",
+            "let only one of them manage the same threads: stop one, or give each its own --pid or --cgroup",
+        )
+    })
 }
 
 fn nri(process: &Process) -> Interference {
@@ -334,6 +359,22 @@ mod tests {
         assert_eq!(in_proc(&quiet), []);
         assert_eq!(in_proc(&[]), []);
         assert_eq!(detect(Path::new("/nonexistent"), Path::new("/nonexistent"), &|| false), []);
+    }
+
+    /// With another state directory, a second daemon said nothing of the first.
+    #[test]
+    fn another_homenode_that_moves_is_found_by_what_it_does() {
+        let with = |line: &str| in_proc(&[("812/comm", "homenode\n"), ("812/cmdline", line)]);
+        let found = |command: &str| one("another homenode", &format!("process 812 (homenode {command})"));
+        assert_eq!(with("homenode\0run\0"), found("run"));
+        assert_eq!(with("/usr/bin/homenode\0--state-dir\0top\0-v\0trial\0--minutes\09\0"), found("trial"));
+        assert_eq!(with("homenode\0run\0--\0cp\0--dry-run\0"), found("run"));
+        for line in ["homenode\0top\0", "homenode\0run\0--dry-run\0", "homenode\0__exec\0--\0run\0", "homenode\0", ""] {
+            assert_eq!(with(line), [], "{line:?}");
+        }
+        let own = root(&[("812/comm", "homenode\n"), ("812/cmdline", "homenode\0run\0")]);
+        std::os::unix::fs::symlink("812", own.path().join("self")).unwrap();
+        assert_eq!(detect(own.path(), Path::new("/nonexistent"), &|| false), []);
     }
 
     #[test]

@@ -96,8 +96,8 @@ pub struct Warm {
     /// End of what was asked for, and of what was read.
     asked: u64,
     at: u64,
-    /// Bytes of the range that were cached before.
-    before: u64,
+    /// Bytes of the range that were cached before; `None` where the kernel does not tell.
+    before: Option<u64>,
     buffer: Vec<u8>,
 }
 
@@ -119,7 +119,7 @@ impl Warm {
             range,
             how,
             nodes: nodes.to_vec(),
-            before: 0,
+            before: None,
             buffer: vec![0; REQUEST as usize],
         };
         warm.before = warm.cached();
@@ -137,16 +137,16 @@ impl Warm {
     }
 
     /// Bytes of the range that were cached before anything was read in, less those that
-    /// [`drop_cached`](Self::drop_cached) dropped. 0 where the kernel does not tell.
-    pub fn before(&self) -> u64 {
+    /// [`drop_cached`](Self::drop_cached) dropped. `None` where the kernel does not tell.
+    pub fn before(&self) -> Option<u64> {
         self.before
     }
 
-    /// Bytes of the range that are cached now; 0 where the kernel does not tell.
-    fn cached(&self) -> u64 {
+    /// Bytes of the range that are cached now; `None` where the kernel does not tell.
+    fn cached(&self) -> Option<u64> {
         let bytes = self.range.end - self.range.start;
-        let pages = if bytes > 0 { cached::count(&self.file.fd, self.range.start, bytes) } else { None };
-        pages.unwrap_or(0).saturating_mul(rustix::param::page_size() as u64).min(bytes)
+        let pages = if bytes > 0 { cached::count(&self.file.fd, self.range.start, bytes) } else { Some(0) };
+        pages.map(|pages| pages.saturating_mul(rustix::param::page_size() as u64).min(bytes))
     }
 
     /// Lets go of the cached pages of the range, so that they are read in anew. Dirty and mapped
@@ -172,7 +172,7 @@ impl Warm {
     ///
     /// [`WarmError::Refused`] with the first node that is too full.
     pub fn fits(&self) -> Result<(), WarmError> {
-        let missing = (self.range.end - self.range.start).saturating_sub(self.before);
+        let missing = (self.range.end - self.range.start).saturating_sub(self.before.unwrap_or(0));
         // By weight, a node takes more or less than its part; then the kernel takes another.
         let part = missing / self.nodes.len().max(1) as u64;
         self.nodes.iter().try_for_each(|to| {

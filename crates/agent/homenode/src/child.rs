@@ -59,6 +59,11 @@ impl Child {
         self.inner.id()
     }
 
+    /// Its program, for people.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Lets it run. Its end unparks the calling thread, so that the current window becomes the
     /// last.
     pub fn go(&mut self) -> Result<(), Failure> {
@@ -124,8 +129,8 @@ pub fn become_command(args: &ExecArgs, json: bool) -> Result<Exit, Failure> {
         .map_err(|e| Failure::from_error(Exit::Io, "cannot wait", &io::Error::from(e)))?;
     let error = Command::new(program).args(rest).exec();
     let name = escape(&program.to_string_lossy());
-    let failure = Failure::from_error(Exit::Io, format!("cannot start {name}"), &error);
-    failure.report(json);
     // As shells have it.
-    Ok(Exit::Command(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }))
+    let exit = Exit::Command(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+    Failure::from_error(Exit::Io, format!("cannot start {name}"), &error).exiting(exit).report(json);
+    Ok(exit)
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use command::args::policy_names;
-pub use command::args::{Global, LabCommand, PolicyArgs, seconds};
+pub use command::args::{Global, LabCommand, PolicyArgs, pid, seconds};
 use command::output::units;
 use command::volume_args::VolumeCommand;
 
@@ -76,7 +76,7 @@ Examples:
     /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX
     /// or on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
     /// changes nothing. The kernel may hide this from users who do not own the file; the output
-    /// then says so. Of a file on a volume, whoever may read it is told.
+    /// then says so. On a volume, anyone who may read the file may see this.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
@@ -112,8 +112,8 @@ Examples:
   sudo homenode move --json --to 1 big.db | jq .moved[0].failed_bytes
   sudo homenode move --pid 4121 --to 1
 
-An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes stayed behind, or a
-signal stopped the move.")]
+An error for one file does not stop the others. The exit code is 1 if a file was refused,
+bytes stayed behind, or a signal stopped the move.")]
     Move(MoveArgs),
 
     /// Read files into the page cache of chosen nodes
@@ -124,13 +124,14 @@ signal stopped the move.")]
     /// weights of a language model, is best interleaved; a file that one service reads belongs on
     /// that service's node.
     ///
-    /// What is cached already stays where it is: `homenode move` moves it, and --drop-first lets
-    /// go of it and reads it in anew. Pages that are dirty or mapped by a process are never
+    /// What is cached already stays where it is: `homenode move` moves it, and --drop-first drops
+    /// it from the cache first and reads it in anew. Pages that are dirty or mapped by a process are never
     /// dropped. A file that does not fit in the nodes' free memory is refused. Pages that the
     /// kernel evicts later come back where their next reader runs.
     ///
-    /// Needs no privileges, only files that you may read. The cached pages are charged to the
-    /// control group that homenode runs in.
+    /// Needs no privileges, only files that you may read. Of a file that you neither own nor may
+    /// write, the kernel does not tell where the pages are: the output says so, and the exit code
+    /// is 1. The cached pages are charged to the control group that homenode runs in.
     #[command(after_help = "\
 Examples:
   homenode warm --interleave /models/weights.gguf
@@ -138,8 +139,8 @@ Examples:
   homenode warm --to 0 --range 1GiB+256MiB big.db
   homenode warm --weighted --rate 1GB/s --json big.db | jq .warmed[0].nodes
 
-An error for one file does not stop the others. The exit code is 1 if a file was refused, bytes are elsewhere than
-asked, or a signal stopped it.")]
+An error for one file does not stop the others. The exit code is 1 if a file was refused,
+bytes are elsewhere than asked, where they are is unknown, or a signal stopped it.")]
     Warm(WarmArgs),
 
     /// Show which mapped file data a process uses, and on which node it is
@@ -214,14 +215,14 @@ Examples:
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(RunArgs),
 
-    /// Find out whether a policy helps the load of this machine: with and without it, by lot
+    /// Find out whether a policy helps the load of this machine: with and without it, in random order
     ///
     /// Alternates periods with homenode off, when it moves nothing, and periods with each policy,
-    /// in an order that is drawn by lot. At the end of each period everything is put back. It then
+    /// in an order that is drawn at random. At the end of each period everything is put back. It then
     /// tells how much each policy changed what the threads did, with an interval of 95 %: *helps*,
     /// *hurts* or *no difference seen*, and the smallest effect that a trial of this length would
     /// have seen. A policy that clearly hurts is stopped early. Nothing is assumed about the load
-    /// but that the effect is the same in each round.
+    /// but that the effect is the same in each round. It refuses a machine with one node.
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
@@ -234,7 +235,8 @@ Examples:
     /// its rounds were seen before.
     ///
     /// Threads go back at the end of each period. Memory and file data that a policy moved go back,
-    /// too; a round in which some stayed is left out.
+    /// too; a round in which some stayed is left out. The trial ends as soon as more than a quarter
+    /// of its rounds are left out, because then there is no verdict.
     #[command(after_help = "\
 Examples:
   sudo homenode trial                                   # nthread, 30 minutes, all processes
@@ -243,8 +245,8 @@ Examples:
   sudo homenode trial --minutes 10 -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
-The exit code is 0 if every policy was judged, and 1 if the trial was too short for that, or cut short, or something could
-not be put back.")]
+The exit code is 0 if every policy was judged, and 1 if the trial was too short for that,
+or cut short, or something could not be put back.")]
     Trial(TrialArgs),
 
     /// Show which threads would move, and why, without moving them
@@ -377,7 +379,7 @@ pub struct WhereArgs {
 #[derive(Debug, Args)]
 pub struct HotArgs {
     /// Process to look at
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "PID", value_parser = pid)]
     pub pid: u32,
     /// Watch for so long; longer if sampling would slow the process down by more than 5 %
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
@@ -391,7 +393,7 @@ pub struct HotArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ScopeArgs {
     /// Only these processes (repeat the option, or separate ids with commas)
-    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
     pub pid: Vec<u32>,
     /// Only processes in this control group and below (a directory under /sys/fs/cgroup)
     #[arg(long, value_name = "PATH", conflicts_with = "pid")]
@@ -495,7 +497,7 @@ pub struct RunArgs {
     /// Print only windows with moves or news
     #[arg(short, long, conflicts_with = "json")]
     pub quiet: bool,
-    /// End after N windows
+    /// End after N windows. CMD goes on, and homenode waits for its end
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: Option<u64>,
     /// Command to start and manage
@@ -525,13 +527,14 @@ pub struct TrialArgs {
     /// Seconds at the begin of each period that do not count [default: a quarter of it]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub wash_out: Option<f64>,
-    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period
+    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period, and once
+    /// before the first
     #[arg(long, value_name = "CMD")]
     pub metric: Option<String>,
     /// A lower number is better
     #[arg(long, requires = "metric")]
     pub lower_is_better: bool,
-    /// Seed of the lot [default: random]
+    /// Random seed: the same one gives the same order [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// How to observe.

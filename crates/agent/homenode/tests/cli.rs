@@ -173,7 +173,10 @@ fn measuring_needs_a_file_that_can_be_written_and_enough_time() {
 fn a_trial_that_can_show_nothing_is_refused() {
     let (code, _, err) = ends(&["trial", "--minutes", "1"]);
     assert_eq!(code, 2);
-    assert!(err.contains("--minutes: 1 round cannot show anything; 6 of such periods take 4.0 minutes"), "{err}");
+    assert!(
+        err.contains("--minutes: 1 round cannot show anything; 6 rounds of 2 periods of 20.0 s take 4.0 minutes"),
+        "{err}"
+    );
 }
 
 #[test]
@@ -285,6 +288,10 @@ fn a_bad_configuration_is_named_with_key_and_line() {
         let place = format!("homenode: {}{line}", config.display());
         assert!(err.starts_with(&place) && err.contains(key), "{text}: {err}");
     }
+    // It was exit code 5.
+    fs::write(&config, b"[engine]\n# \xff\n").unwrap();
+    let (code, _, err) = ends(&["nodes", "--config", config.to_str().unwrap()]);
+    assert_eq!((code, err), (2, format!("homenode: {}: it is not UTF-8 text\n", config.display())));
     let (code, _, err) = ends(&["nodes", "--config", "/nonexistent.toml"]);
     assert_eq!(code, 5);
     assert!(err.contains("/nonexistent.toml") && err.contains("ENOENT"), "{err}");
@@ -299,6 +306,8 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         &["run", "--window", "1e9"],
         &["run", "--margin", "fast"],
         &["run", "--pid", "0"],
+        &["run", "--pid", "abc"],
+        &["move", "--to", "0", "--pid", "2147483648"],
         &["run", "--pid", "1", "--cgroup", "/x"],
         &["run", "--pid", "1", "--", "true"],
         &["run", "--windows", "0"],
@@ -324,6 +333,15 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
     assert!(json["error"]["why"].as_str().unwrap().contains("magic"), "{err}");
 }
 
+/// On a terminal, it opened the live view.
+#[test]
+fn the_live_view_is_no_json() {
+    let (code, out, err) = ends(&["top", "--json"]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    let json: serde_json::Value = serde_json::from_str(&err).unwrap();
+    assert!(json["error"]["why"].as_str().unwrap().contains("--once"), "{err}");
+}
+
 #[test]
 fn where_refuses_what_has_no_pages_and_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -343,6 +361,15 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
     {
         assert!(line.contains(path.to_str().unwrap()) && line.contains(why), "{line}");
     }
+}
+
+#[test]
+fn hot_takes_no_kernel_thread() {
+    let kernel_thread = fs::read_to_string("/proc/2/stat").is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
+    let (code, out, err) = ends(&["hot", "--pid", "2"]);
+    assert!(
+        !kernel_thread || (code, out.as_str(), err.as_str()) == (2, "", "homenode: process 2: is a kernel thread\n")
+    );
 }
 
 #[test]
@@ -400,6 +427,9 @@ fn move_refuses_what_has_no_pages_and_goes_on() {
     );
     // With several nodes, the file may have been elsewhere.
     assert!([0, 10_000].contains(&last["bytes"].as_u64().unwrap()) && last["bytes"] == last["moved_bytes"], "{out}");
+    let (code, out, err) = ends(&["move", "--to", &node, "--range", "100GiB+1", file]);
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains(file) && err.contains("the range begins at 100.0 GiB, and the file ends at 9.8 KiB"), "{err}");
     let (code, out, err) = ends(&["move", "--to", &node, file]);
     assert_eq!((code, out, err), (0, format!("{file}: 10.0 kB are on node {node} already\n"), String::new()));
 }
@@ -436,6 +466,10 @@ fn warm_reads_in_what_was_asked_and_goes_on() {
         "{out}"
     );
     assert_eq!(cached().len(), pages(3));
+    // It was a success that read in nothing.
+    let (code, out, err) = ends(&["warm", "--interleave", "--range", "1GiB+1MiB", &file]);
+    let why = "the range begins at 1.0 GiB, and the file ends at 3.0 MiB";
+    assert_eq!((code, out.as_str(), err), (1, "", format!("homenode: warm: cannot warm {file}: {why}\n")));
     for (args, why) in [
         (["warm", "--to", "4000", &file].as_slice(), "no such node"),
         (&["warm", &file], "--to"),
@@ -504,6 +538,27 @@ fn a_recording_that_cannot_be_used_is_named() {
     assert!(err.contains("not a snapshot: EOF"), "{err}");
 }
 
+/// `trailing characters at line 2 column 1`, `EOF while parsing an object` and `invalid utf-8
+/// sequence of 1 bytes` did not say which command reads what.
+#[test]
+fn a_recording_is_no_snapshot_and_a_snapshot_no_recording() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.jsonl");
+    let path = path.to_str().unwrap();
+    recording(Path::new(path), &[1.0, 2.0]);
+    let (code, out, err) = ends(&["plan", "--snapshot", path]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.contains("a recording of several windows") && err.contains("hint: `homenode replay`"), "{err}");
+    let (code, out, err) = ends(&["replay", &input("two-nodes.json")]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.contains("two-nodes.json:1: not a recording") && err.contains("plan --snapshot"), "{err}");
+    fs::write(path, b"\x7fELF\xff\n").unwrap();
+    for (args, why) in [(&["replay", path][..], "not a recording"), (&["plan", "--snapshot", path], "not a snapshot")] {
+        let (code, _, err) = ends(args);
+        assert!(code == 2 && err.contains(&format!("{why}: no UTF-8 text")) && err.contains(path), "{err}");
+    }
+}
+
 #[test]
 fn explain_reads_a_journal_and_says_when_there_is_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -511,6 +566,7 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
     let (code, _, err) = ends(&["explain", "--state-dir", state]);
     assert_eq!(code, 5);
     assert!(err.contains("journal.jsonl") && err.contains("ENOENT") && err.contains("hint:"), "{err}");
+    assert!(!err.contains("since boot"), "{err}");
     let moved = r#"{"time":1000000000.0,"tid":4121,"pid":41,"comm":"rocksdb:low3","event":"moved","from":1,"to":0,"reason":"read_locality","why":"812.0 MB of 830.0 MB read from node 0","remote_share":0.98}
 {"time":1000000003.0,"tid":4121,"pid":41,"comm":"rocksdb:low3","event":"audited","before":0.98,"after":0.01}
 {"time":1000000009.0,"tid":5,"pid":5,"comm":"x","event":"held_back","from":1,"to":0,"rail":"dwell","why":"moved 3 s ago"}

@@ -34,6 +34,8 @@ const LIVE: &[Test] = &[
     ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
     ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
     ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
+    ("what_is_no_control_group_cannot_be_observed", what_is_no_control_group_cannot_be_observed),
+    ("run_says_that_it_waits_for_its_command", run_says_that_it_waits_for_its_command),
     ("doctor_finds_everything", doctor_finds_everything),
     ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
     ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
@@ -313,7 +315,8 @@ fn run_returns_what_its_command_returned() {
     assert!(text(&output.stderr).contains("cannot start /nonexistent/command: "), "{}", text(&output.stderr));
     let output = place.run(&["--json", "--", "/nonexistent/command"]).output().unwrap();
     let error = text(&output.stderr).lines().find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    assert_eq!(error.unwrap()["error"]["errno"], "ENOENT", "{}", text(&output.stderr));
+    let error = &error.unwrap()["error"];
+    assert_eq!((&error["errno"], &error["exit_code"]), (&"ENOENT".into(), &127.into()), "{}", text(&output.stderr));
     let output = place.run(&["--", "/etc/passwd"]).output().unwrap();
     assert_eq!(output.status.code(), Some(126));
 }
@@ -374,6 +377,11 @@ fn sigterm_is_passed_on_to_the_command() {
 fn a_second_run_is_refused() {
     let place = Place::new();
     let (first, _lines, _) = started(&mut place.run(&["--json", "--window", "3600"]));
+    let other = place.path("other");
+    let output = homenode(&["run", "--state-dir", &other, "--windows", "1", "--window", "0.05"]);
+    let report = text(&output.stdout);
+    let found = format!("note: another homenode: process {} (homenode run); ", first.id());
+    assert!(report.contains(&found), "{report}{}", text(&output.stderr));
     let output = place.run(&["--windows", "1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(4));
     let error = text(&output.stderr);
@@ -419,11 +427,50 @@ fn what_is_not_there_cannot_be_observed() {
     assert_eq!((output.status.code(), error.as_str()), (Some(2), "homenode: process 2147483647: no such process\n"));
 }
 
+/// Any directory was taken: nothing was ever found in it.
+fn what_is_no_control_group_cannot_be_observed() {
+    let place = Place::new();
+    fs::write(place.path("file"), "").unwrap();
+    let mut paths =
+        vec![(place.path(""), "this is no control group"), (place.path("file"), "this is no control group")];
+    // Where version 2 is, alone or beside version 1.
+    let procs = ["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"].into_iter();
+    paths.extend(procs.filter(|p| Path::new(p).exists()).map(|p| (p.to_owned(), "a control group is a directory")));
+    if Path::new("/sys/fs/cgroup/cpu").is_dir() && Path::new("/sys/fs/cgroup/unified").is_dir() {
+        paths.push(("/sys/fs/cgroup/cpu".to_owned(), "this is a control group of version 1"));
+    }
+    for (path, why) in paths {
+        for command in [&["plan"][..], &["map"], &["top", "--once"]] {
+            let output = homenode(&[command, &["--cgroup", &path]].concat());
+            let error = text(&output.stderr);
+            assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{command:?}: {error}");
+            let line = format!("homenode: control group {path}: {why}");
+            assert!(error.starts_with(&line) && error.contains("  hint: "), "{command:?}: {error}");
+        }
+    }
+}
+
+/// It looked as if it hung.
+fn run_says_that_it_waits_for_its_command() {
+    let place = Place::new();
+    let script = "trap 'exit 42' TERM; for i in $(seq 200); do sleep 0.1; done";
+    let (child, mut lines, _) =
+        started(&mut place.run(&["--windows", "1", "--window", "0.05", "--", "sh", "-c", script]));
+    let mut line = String::new();
+    while !line.starts_with("no longer observing; waiting for sh (pid ") {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
+    }
+    signal(&child, Signal::TERM);
+    assert_eq!(ends(child).0, Some(42));
+}
+
 fn doctor_finds_everything() {
     let output = homenode(&["doctor"]);
     assert_eq!(output.status.code(), Some(0));
     let report = text(&output.stdout);
     assert!(report.contains("everything needed is available") && report.contains("filemap_get_pages"), "{report}");
+    assert!(report.contains("\ninterferes\n"), "{report}");
     let broken = homenode(&["doctor", "--json", "--state-dir", "/etc/passwd/state"]);
     let report = json(&broken.stdout);
     assert_eq!((broken.status.code(), &report["ok"]), (Some(1), &false.into()), "{report}");

@@ -182,6 +182,17 @@ pub(super) fn assemble(
     out
 }
 
+/// CPU times are read some time after the end of a window, and how long after differs: on a busy
+/// machine this thread waits for a CPU, too. `scale` is the length of the window over the time
+/// between the readings.
+pub(super) fn of_window(tasks: &mut [Task], exited_cpu_ns: &mut [u64], scale: f64) {
+    if !scale.is_finite() {
+        return;
+    }
+    let times = tasks.iter_mut().flat_map(|task| [&mut task.cpu_ns, &mut task.wait_ns]);
+    times.chain(exited_cpu_ns).for_each(|ns| *ns = (*ns as f64 * scale).round() as u64);
+}
+
 /// Adds what slices stand for to what each thread read.
 pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]) {
     if !slices.sliced() {
@@ -534,6 +545,24 @@ mod tests {
         assert_eq!((out.no_node_bytes, out.odd_node_bytes, out.files.len(), out.files[1].bytes), (5, 0, 3, 5));
         let mut none = vec![entry(7, EARLY, 3, 8, 10, 0)];
         assert!(spread(&mut none, &located, &pass, &places()).is_empty() && none.len() == 1);
+    }
+
+    /// `top` showed nodes that were 124 % busy: threads were read later after the second window's
+    /// end than after the first one's.
+    #[test]
+    fn cpu_time_is_that_of_the_window_whenever_it_was_read() {
+        let mut pass = pass(&[(7, 0, EARLY), (8, 1, EARLY)]);
+        pass.tasks.iter_mut().for_each(|task| (task.cpu_ns, task.wait_ns) = (1_250_000_000, 250_000_000));
+        let mut exited = [0, 0, 0, 625_000_000];
+        // Two windows of 1 s, of which the threads were read 1.25 s apart.
+        of_window(&mut pass.tasks, &mut exited, 1.0 / 1.25);
+        let out = assemble(&pass, Vec::new(), &Filter::All, &places(), &exited);
+        let threads: Vec<_> = out.threads.iter().map(|t| (t.thread.cpu_s, t.thread.wait_s)).collect();
+        assert_eq!(threads, [(1.0, Some(0.2)); 2]);
+        assert_eq!(out.node_cpu_s.values().sum::<f64>(), 2.5);
+        // Two readings at once tell nothing.
+        of_window(&mut pass.tasks, &mut exited, f64::INFINITY);
+        assert_eq!(exited[3], 500_000_000);
     }
 
     #[test]

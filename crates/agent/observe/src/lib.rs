@@ -121,9 +121,19 @@ pub struct Observer {
     watching: Cell<bool>,
 }
 
+/// Reads what threads have used, and says when: the middle of a pass, which reads one thread after
+/// the other.
+fn pass(programs: &mut Programs) -> Result<(records::Pass, Instant), ObserveError> {
+    let begun = Instant::now();
+    let pass = programs.pass()?;
+    Ok((pass, begun + begun.elapsed() / 2))
+}
+
 /// Where the last window ended.
 struct Before {
     at: Instant,
+    /// When the CPU times of threads were read.
+    passed: Instant,
     /// How long the hook on the read path had been attached by then.
     attached: Attached,
     counters: Vec<Counters>,
@@ -167,13 +177,15 @@ impl Observer {
         if let Scope::Tree(root) = settings.scope {
             mark_tree(&mut programs, &mut filter, root)?;
         }
-        // CPU time counts from here.
-        programs.pass()?;
         let ended = programs.flip();
+        let at = Instant::now();
+        let attached = programs.reads().map(Slicer::attached).unwrap_or_default();
+        let (_, passed) = pass(&mut programs)?;
         programs.drain(ended)?;
         let before = Before {
-            at: Instant::now(),
-            attached: programs.reads().map(Slicer::attached).unwrap_or_default(),
+            at,
+            passed,
+            attached,
             counters: programs.counters()?,
             tasks_passed: programs.tasks_passed(),
             cpu_s: cpu_s(),
@@ -220,7 +232,7 @@ impl Observer {
         let ended = self.programs.flip();
         let at = Instant::now();
         let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
-        let pass = self.programs.pass()?;
+        let (mut pass, passed) = pass(&mut self.programs)?;
         let mut entries = self.programs.drain(ended)?;
         let counters = self.programs.counters()?;
         let tasks_passed = self.programs.tasks_passed();
@@ -241,9 +253,11 @@ impl Observer {
             counted: f64::from(WEIGHT_ONE) * sum.counted as f64 / sum.stood_for.max(1) as f64,
             refused: self.programs.reads().and_then(Slicer::refused),
         };
+        let read_s = passed.duration_since(self.before.passed).as_secs_f64();
+        let mut exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
+        assemble::of_window(&mut pass.tasks, &mut exited, length_s / read_s);
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
-        let exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
         let notes = self.notes(&sum, &slices, &all);
@@ -265,7 +279,7 @@ impl Observer {
                 kernel_bytes: self.programs.kernel_bytes(),
             },
         };
-        self.before = Before { at, attached, counters, tasks_passed, cpu_s: cpu };
+        self.before = Before { at, passed, attached, counters, tasks_passed, cpu_s: cpu };
         Ok(observed)
     }
 

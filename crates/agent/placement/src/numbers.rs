@@ -26,6 +26,16 @@ pub(crate) fn limit<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error>
     number(from, |value| value >= 0.0, "a limit: zero, a positive number, or inf")
 }
 
+/// A share of what there is. A load can want somewhat more than all; a number far above 1 is a
+/// percentage by mistake. `inf` is no limit.
+pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let fits = |value| value > 0.0 && (value <= MOST_SHARE || value == f64::INFINITY);
+    number(from, fits, "a share: above 0 and at most 2 (0.9 is 90 %), or inf for no limit")
+}
+
+/// Largest share that is no mistake.
+const MOST_SHARE: f64 = 2.0;
+
 pub(crate) fn fraction<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     number(from, |value| (0.0..=1.0).contains(&value), "a fraction from 0 to 1")
 }

@@ -679,7 +679,7 @@ fn settings_refuse_unknown_keys_and_impossible_values() {
     assert_eq!(read("{}").unwrap(), Settings::default());
     assert_eq!(read(r#"{"cpu_limit":1.1}"#).unwrap().cpu_limit, 1.1);
     assert!(read(r#"{"cpu_limits":1}"#).unwrap_err().contains("unknown field `cpu_limits`"));
-    assert!(read(r#"{"cpu_limit":0}"#).unwrap_err().contains("0 is not a positive number"));
+    assert!(read(r#"{"cpu_limit":0}"#).unwrap_err().contains("0 is not a share"));
     assert!(read(r#"{"read_weight":-1}"#).unwrap_err().contains("-1 is not a positive number"));
     assert!(read(r#"{"locality_margin":-1}"#).unwrap_err().contains("-1"));
     assert!(read(r#"{"min_bytes":-1}"#).is_err());

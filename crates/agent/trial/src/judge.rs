@@ -53,16 +53,17 @@ pub enum Verdict {
 pub struct Effect {
     /// Rounds that count.
     pub rounds: usize,
-    /// Mean with homenode off.
-    pub off: f64,
-    /// Mean difference, policy minus off.
-    pub mean: f64,
+    /// Mean with homenode off; absent where no round counts.
+    pub off: Option<f64>,
+    /// Mean difference, policy minus off; absent where no round counts.
+    pub mean: Option<f64>,
     /// Lower end of the interval; absent where there are too few rounds for one.
     pub low: Option<f64>,
     /// Upper end.
     pub high: Option<f64>,
-    /// How often chance alone gives a difference as large.
-    pub p: f64,
+    /// How often chance alone gives a difference as large; absent where there are too few rounds to
+    /// tell.
+    pub p: Option<f64>,
     /// The smallest effect, either way, that as many rounds of as much noise show with the power of
     /// the settings; absent where too few rounds can show any.
     pub smallest: Option<f64>,
@@ -73,7 +74,7 @@ pub struct Effect {
 impl Effect {
     /// A value relative to the mean with homenode off; `None` where that is no positive number.
     pub fn relative(&self, value: f64) -> Option<f64> {
-        (self.off > 0.0 && self.off.is_finite()).then(|| value / self.off)
+        self.off.filter(|off| *off > 0.0 && off.is_finite()).map(|off| value / off)
     }
 }
 
@@ -83,18 +84,19 @@ pub fn judge(rounds: &[(f64, f64)], better: Better, settings: &Settings) -> Effe
     let rounds: Vec<_> = rounds.iter().copied().filter(|(off, on)| off.is_finite() && on.is_finite()).collect();
     let n = rounds.len();
     let differences: Vec<f64> = rounds.iter().map(|(off, on)| on - off).collect();
-    let mean_of = |values: &mut dyn Iterator<Item = f64>| if n > 0 { values.sum::<f64>() / n as f64 } else { 0.0 };
+    let mean_of = |values: &mut dyn Iterator<Item = f64>| (n > 0).then(|| values.sum::<f64>() / n as f64);
     let off = mean_of(&mut rounds.iter().map(|round| round.0));
     let mean = mean_of(&mut differences.iter().copied());
     let alpha = settings.each(settings.alpha);
-    let Some(signs) = Signs::of(&differences, settings.draws).filter(|_| n >= FEWEST) else {
+    let signs = Signs::of(&differences, settings.draws).filter(|_| n >= FEWEST);
+    let Some((signs, mean)) = signs.zip(mean) else {
         return Effect {
             rounds: n,
             off,
             mean,
             low: None,
             high: None,
-            p: 1.0,
+            p: None,
             smallest: None,
             verdict: Verdict::TooShort,
         };
@@ -108,7 +110,8 @@ pub fn judge(rounds: &[(f64, f64)], better: Better, settings: &Settings) -> Effe
         Some(_) => Verdict::Hurts,
     };
     let smallest = interval.and_then(|_| smallest(&differences, mean, signs.real(alpha), settings.power));
-    Effect { rounds: n, off, mean, low: interval.map(|i| i.0), high: interval.map(|i| i.1), p, smallest, verdict }
+    let (low, high) = interval.unzip();
+    Effect { rounds: n, off, mean: Some(mean), low, high, p: Some(p), smallest, verdict }
 }
 
 /// The effect that a test at level `alpha` sees with this power: Student's approximation, from the
@@ -216,12 +219,12 @@ mod tests {
     #[test]
     fn six_rounds_with_one_sign_are_2_of_64() {
         let effect = judge(&differences(&[1.0, 2.0, 3.0, 1.5, 2.5, 2.0]), Better::Higher, &Settings::of(1));
-        assert_eq!((effect.rounds, effect.p), (6, 2.0 / 64.0));
+        assert_eq!((effect.rounds, effect.p), (6, Some(2.0 / 64.0)));
         // One choice is beyond each end: the observed signs themselves, which are `none`. So the
         // ends are the smallest and the largest mean of a choice.
         assert_eq!((effect.low, effect.high), (Some(1.0), Some(3.0)));
-        assert_eq!((effect.mean, effect.off, effect.verdict), (2.0, 10.0, Verdict::Helps));
-        assert_eq!(effect.relative(effect.mean), Some(0.2));
+        assert_eq!((effect.mean, effect.off, effect.verdict), (Some(2.0), Some(10.0), Verdict::Helps));
+        assert_eq!(effect.relative(2.0), Some(0.2));
         let worse = judge(&differences(&[1.0, 2.0, 3.0, 1.5, 2.5, 2.0]), Better::Lower, &Settings::of(1));
         assert_eq!(worse.verdict, Verdict::Hurts);
         // Two policies share the error rate: six rounds show nothing.
@@ -234,10 +237,10 @@ mod tests {
         // Seven rounds, one against: the sums of the signs ±1 ±1 … ±1 of size 1 are as far from
         // zero as 5 in 2 × (1 + 7) of 128 cases.
         let effect = judge(&differences(&[1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0]), Better::Higher, &Settings::of(1));
-        assert_eq!(effect.p, 16.0 / 128.0);
+        assert_eq!(effect.p, Some(16.0 / 128.0));
         assert_eq!(effect.verdict, Verdict::NoDifferenceSeen);
         let nothing = judge(&differences(&[0.0; 8]), Better::Higher, &Settings::of(1));
-        assert_eq!((nothing.p, nothing.verdict), (1.0, Verdict::NoDifferenceSeen));
+        assert_eq!((nothing.p, nothing.verdict), (Some(1.0), Verdict::NoDifferenceSeen));
         assert_eq!((nothing.low, nothing.high, nothing.smallest), (Some(0.0), Some(0.0), Some(0.0)));
     }
 
@@ -256,8 +259,19 @@ mod tests {
     fn few_and_odd_rounds_decide_nothing() {
         for rounds in [vec![], differences(&[1.0; 5]), vec![(f64::NAN, 1.0); 9]] {
             let effect = judge(&rounds, Better::Higher, &Settings::of(1));
-            assert_eq!((effect.verdict, effect.low), (Verdict::TooShort, None));
-            assert!(effect.mean.is_finite());
+            assert_eq!((effect.verdict, effect.low, effect.p), (Verdict::TooShort, None, None));
         }
+    }
+
+    /// A trial whose metric failed said `0.0000 +0.0000` and `"p":1.0`.
+    #[test]
+    fn what_no_round_has_shown_is_unknown() {
+        for rounds in [vec![], vec![(f64::NAN, 1.0); 9]] {
+            let effect = judge(&rounds, Better::Higher, &Settings::of(1));
+            assert_eq!((effect.rounds, effect.off, effect.mean, effect.p), (0, None, None, None));
+            assert_eq!(effect.relative(1.0), None);
+        }
+        let few = judge(&differences(&[1.0; 5]), Better::Higher, &Settings::of(1));
+        assert_eq!((few.off, few.mean), (Some(10.0), Some(1.0)));
     }
 }

@@ -75,6 +75,15 @@ pub fn parse_range(text: &str) -> Result<std::ops::Range<u64>, String> {
     }
 }
 
+/// Refuses a range that begins beyond the end of a file of this size: nothing is in it.
+pub fn within(range: &std::ops::Range<u64>, file: u64) -> Result<(), String> {
+    match range.start {
+        0 => Ok(()),
+        start if start < file => Ok(()),
+        start => Err(format!("the range begins at {}, and the file ends at {}", size(start), size(file))),
+    }
+}
+
 /// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which
 /// nobody means.
 pub fn parse_rate(text: &str) -> Result<f64, String> {

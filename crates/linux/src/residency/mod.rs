@@ -88,7 +88,7 @@ pub enum ResidencyError {
         source: io::Error,
     },
     /// Not a regular file.
-    #[error("{} is a {kind}: only regular files have cached pages to locate", path.display())]
+    #[error("{} is a {kind}: homenode looks at regular files only", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,

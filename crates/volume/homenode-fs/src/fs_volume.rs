@@ -51,10 +51,9 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     for (path, node) in places {
         let here = node.filter(|node| topology.node(topology::NodeId(*node)).is_some());
         if let Some(node) = node.filter(|_| here.is_none()) {
-            eprintln!(
-                "homenode: {}: this machine has no node {node}, so the region's memory is not bound to it",
-                path.display()
-            );
+            let name = path.display().to_string();
+            let name = output::escape(&name);
+            tracing::warn!("{name}: this machine has no node {node}, so the region's memory is not bound to it");
         }
         let file = open_region(&path, args.size, &mut new)?;
         let path = path.canonicalize().map_err(|e| Failure::io("find", &path, &e))?;
@@ -68,7 +67,11 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     }
     let regions: Vec<RegionFile> =
         files.into_iter().map(|(file, node, path)| bind(file, node, &path)).collect::<Result<_, _>>()?;
-    let mapped = Arc::new(Mapped::new(&regions).map_err(|e| failure("mkfs", e))?);
+    let mapped = Arc::new(Mapped::new(&regions).map_err(|e| {
+        let mut all = regions.iter().zip(&given);
+        let unfit = all.find(|(region, _)| Mapped::new(std::slice::from_ref(*region)).is_err());
+        failure(unfit.map_or_else(|| "mkfs".to_owned(), |(_, path)| format!("cannot map {}", path.display())), e)
+    })?);
     if let Some(index) = (0..regions.len()).find(|i| ::fs::superblock_of(&*mapped, *i).is_ok()).filter(|_| !args.force)
     {
         let region = given.get(index).map_or_else(String::new, |path| path.display().to_string());
@@ -226,6 +229,7 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
         report
     };
     let before = look();
+    let crashed = before.as_ref().is_ok_and(|report| !report.clean);
     let mut repaired = None;
     let mut failed = None;
     if args.repair && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
@@ -268,7 +272,11 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
             text.extend(did.map(|(number, what)| format!("{}: {what}\n", count(*number, "file or directory"))));
         }
         text.extend(damage.iter().map(|line| format!("{}\n", output::escape(line))));
-        let state = if report.clean { "unmounted cleanly" } else { "not unmounted" };
+        let state = match (report.clean, crashed) {
+            (true, true) => "was not unmounted, and is recovered",
+            (true, false) => "unmounted cleanly",
+            (false, _) => "not unmounted",
+        };
         text += &format!(
             "{state}: {}, {}, {}, {}\n",
             count(report.inodes as usize, "inode"),

@@ -246,6 +246,9 @@ impl Wanted {
         }
         let dir = dir.display().to_string();
         let dir = output::escape(&dir);
+        let emulated =
+            self.nodes.emulate_nodes.map_or(String::new(), |n| format!(", {}", count(n as usize, "emulated node")));
+        let dir = format!("{dir}{emulated}");
         let text = match self.nodes.policy.as_deref().filter(|_| self.nodes.policy()) {
             Some(policy) => format!("mounted on {dir}: policy {policy} decides; homenode top shows it"),
             None => {
@@ -310,6 +313,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
     // mount. Only with CAP_SYS_RESOURCE; else it stays as it is.
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
+    // Before the volume is recovered.
+    ::mount::check(&args.dir).map_err(|e| failure(&e))?;
     let looks = wanted.options.flags.contains(Flags::RDONLY);
     let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
     let nodes = Nodes::of(global, &wanted.nodes, &mapped)?;
@@ -488,7 +493,7 @@ fn failure(error: &Error) -> Failure {
         Error::Dead(dir) => {
             let dir = dir.display();
             Failure::new(Exit::Io, dir.to_string(), "a mount is here whose server has ended (ENOTCONN)")
-                .hint(format!("umount {dir}, then mount again: whatever was acknowledged is there"))
+                .hint(format!("umount -l {dir}, then mount again: whatever was acknowledged is there"))
         }
         Error::NotADirectory(dir) => Failure::new(Exit::Usage, dir.display().to_string(), "not a directory (ENOTDIR)"),
         _ => failed(Exit::Io),

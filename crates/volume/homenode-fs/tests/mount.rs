@@ -25,6 +25,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_signal_unmounts", a_signal_unmounts),
     ("a_server_serves_on_when_nobody_reads_what_it_says", a_server_serves_on_when_nobody_reads_what_it_says),
     ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
+    ("fsck_says_that_a_volume_was_not_unmounted", fsck_says_that_a_volume_was_not_unmounted),
+    ("a_mount_on_emulated_nodes_says_so", a_mount_on_emulated_nodes_says_so),
     ("a_signal_ends_no_server_whose_mount_somebody_took_away", a_signal_ends_no_server_whose_mount_somebody_took_away),
     ("a_covered_mount_is_served_until_it_can_be_unmounted", a_covered_mount_is_served_until_it_can_be_unmounted),
     (
@@ -337,7 +339,9 @@ fn a_dead_mount_is_told_with_what_to_do() {
     server.wait().unwrap();
     let (code, said) = place.mount(&[]);
     assert_eq!(code, 5);
-    assert!(said.contains("ENOTCONN") && said.contains(&format!("umount {}", place.dir)), "{said}");
+    assert!(said.contains("ENOTCONN") && said.contains(&format!("umount -l {}", place.dir)), "{said}");
+    // It had recovered the volume by then.
+    assert_eq!(json(&homenode(&["fsck", "--json", &place.volume])).1["unmounted"], false);
     assert!(Command::new("umount").arg(&place.dir).status().unwrap().success());
     assert_eq!(place.mount(&[]), (0, String::new()));
     assert_eq!(fs::read(place.path("f")).unwrap(), b"x");
@@ -475,6 +479,28 @@ fn a_server_is_not_the_oom_killers_first_choice() {
     assert_eq!((read("oom_score_adj").trim(), read("oom_score").trim()), ("-1000", "0"));
     place.unmount();
     server.wait().unwrap();
+}
+
+/// It said `unmounted cleanly`.
+fn fsck_says_that_a_volume_was_not_unmounted() {
+    let place = Place::new();
+    crash(&place, place.server());
+    let repaired = homenode(&["fsck", "-y", &place.volume]);
+    let said = String::from_utf8_lossy(&repaired.stdout).into_owned();
+    assert_eq!(repaired.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("was not unmounted, and is recovered: ") && said.ends_with("no damage\n"), "{said}");
+    let again = homenode(&["fsck", "-y", &place.volume]);
+    assert!(again.status.success() && again.stdout.starts_with(b"unmounted cleanly: "), "{again:?}");
+}
+
+fn a_mount_on_emulated_nodes_says_so() {
+    let place = Place::on_two_nodes();
+    let mounted = homenode(&["mount", &place.volume, &place.dir, "--emulate-nodes", "2", "--policy", "nthread"]);
+    assert_eq!(ends(&mounted), (0, String::new()));
+    let said = String::from_utf8(mounted.stdout).unwrap();
+    let line = format!("mounted on {}, 2 emulated nodes: policy nthread decides; homenode top shows it\n", place.dir);
+    assert_eq!(said, line);
+    place.unmount();
 }
 
 /// Kills the server of a mount: as a crash does.

@@ -67,6 +67,35 @@ fn a_region_that_is_elsewhere_is_named_with_what_to_do() {
     stdout(&["fs", "info", "--region", &path("c"), &path("a")]);
 }
 
+/// The region was only numbered.
+#[test]
+fn a_region_that_is_none_any_more_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "4MiB", &path("a"), &path("b")]);
+    fs::write(path("a"), vec![0; 4 << 20]).unwrap();
+    for command in [&["fsck"][..], &["fsck", "--repair"], &["fs", "info"]] {
+        let output = homenode(&[command, &[&path("b")]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(&format!("region 0, {}: not a homenode region", path("a"))), "{command:?}: {said}");
+    }
+}
+
+/// As text, a program that reads JSON lines took it for an error of its own.
+#[test]
+fn a_node_that_is_not_there_is_told_in_the_form_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |name: &str, json: &[&str]| {
+        let region = format!("{}@1000", dir.path().join(name).display());
+        let output = homenode(&[&["mkfs", "--size", "1MiB", &region], json].concat());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(made("a", &[]).contains("/a: this machine has no node 1000"));
+    let line: serde_json::Value = serde_json::from_str(&made("b", &["--json"])).unwrap();
+    assert!(line["fields"]["message"].as_str().unwrap().contains("/b: this machine has no node 1000"), "{line}");
+}
+
 /// Nodes 0 and 1, or labels of them where the machine does not have them.
 #[test]
 fn the_whole_way_from_mkfs_to_fsck() {

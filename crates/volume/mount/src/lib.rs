@@ -34,7 +34,7 @@ mod wire;
 
 use std::sync::Arc;
 
-pub use mountpoint::{Error, Flags, Unmounted, remount, shown};
+pub use mountpoint::{Error, Flags, Unmounted, check, remount, shown};
 pub use session::{Session, serve};
 
 /// Cache that keeps file data after a read.

@@ -73,6 +73,15 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(Errno) -> Error {
     move |errno| Error::Io { doing, path, source: errno.into() }
 }
 
+/// Checks that a directory can be mounted on, before the volume is touched.
+///
+/// # Errors
+///
+/// It is none, cannot be used, or has a mount whose server has ended.
+pub fn check(dir: &Path) -> Result<(), Error> {
+    Mountpoint::check(dir).map(drop)
+}
+
 impl Mountpoint {
     /// Checks that `dir` can be mounted on.
     pub(crate) fn check(dir: &Path) -> Result<PathBuf, Error> {

@@ -4,13 +4,14 @@
 //! The host crate's probes give the facts; this module explains them.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use command::args::Global;
 use linux::interference::Interference;
+use linux::{mounts, patient};
 use observe::hooks::Kind;
 use observe::{Capabilities, Configuration, Fact, Hook, Observer};
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, AtFlags, CWD, StatxFlags, access, statx};
 use rustix::io::Errno;
 use serde::Serialize;
 use topology::{NodeId, Topology};
@@ -42,6 +43,8 @@ struct Report {
     /// Limits of observation, each with its cause.
     limits: Vec<String>,
     interference: Vec<Interference>,
+    /// Mount points of volumes whose server has ended.
+    dead_mounts: Vec<PathBuf>,
 }
 
 /// One fact.
@@ -96,6 +99,7 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         hooks: chosen.hooks.iter().map(|hook| format!("{} ({})", hook.target(), kind(hook.kind()))).collect(),
         limits: chosen.notes,
         interference: plane::interference(&|| false),
+        dead_mounts: dead_mounts(),
     };
     if global.json {
         output::print_json(&report)?;
@@ -103,6 +107,22 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         output::print(&text(&report))?;
     }
     Ok(if report.ok { Exit::Done } else { Exit::Partly })
+}
+
+/// The mounts of volumes whose server has ended: every use of them fails.
+fn dead_mounts() -> Vec<PathBuf> {
+    let table = std::fs::read(Path::new(plane::PROC).join("self/mountinfo")).unwrap_or_default();
+    let points = mounts::list(&table).filter(|mount| mount.fs_type == "fuse.homenode").map(|mount| mount.point);
+    // A server that is stopped never answers.
+    let dead = |(id, point): &(u32, PathBuf)| {
+        let point = point.clone();
+        let asked = patient::ask(*id, "mount", move || {
+            let flags = AtFlags::STATX_FORCE_SYNC;
+            Ok(statx(CWD, &point, flags, StatxFlags::TYPE).map(drop)?)
+        });
+        asked.is_err_and(|e| e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+    };
+    (0..).zip(points).filter(dead).map(|(_, point)| point).collect()
 }
 
 /// The machine, and a finding on the configuration. A broken configuration is left out.
@@ -306,10 +326,15 @@ fn text(report: &Report) -> String {
     };
     list("hooks", report.hooks.clone());
     list("not observed", limits(&report.limits, &report.facts));
-    list("interferes", report.interference.iter().map(words::interference).collect());
-    text.push_str(match report.ok {
-        true => "\neverything needed is available\n",
-        false => "\nsomething needed is missing\n",
+    let none = || vec!["nothing was found".to_owned()];
+    let interference: Vec<_> = report.interference.iter().map(words::interference).collect();
+    list("interferes", if interference.is_empty() { none() } else { interference });
+    let remove = |point: &PathBuf| format!("{}: its server has ended: umount -l {0}", point.display());
+    list("dead mounts", report.dead_mounts.iter().map(remove).collect());
+    text.push_str(match (report.ok, report.nodes) {
+        (true, 0..=1) => "\neverything needed is available; one node: there is nothing to gain here\n",
+        (true, _) => "\neverything needed is available to observe and to move\n",
+        (false, _) => "\nsomething needed is missing\n",
     });
     text
 }

@@ -41,9 +41,11 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         }
     }
     if let (false, Some(failure)) = (found, missing) {
-        return Err(failure.hint(
-            "`homenode run` and `homenode mount --policy` write it; none has run with this state directory since boot",
-        ));
+        // What is below /run is gone after a boot.
+        let since = if global.state_dir.starts_with("/run") { " since boot" } else { "" };
+        return Err(failure.hint(format!(
+            "`homenode run` and `homenode mount --policy` write it; none has run with this state directory{since}"
+        )));
     }
     if global.json {
         for (volume, entries) in &told {
@@ -199,7 +201,10 @@ fn sentence(line: &Line) -> String {
         Event::Undone { result: Undone::ChangedByOthers, occasion, .. } => {
             format!("left alone {occasion}: something else has changed its affinity")
         }
-        Event::Undone { result: Undone::Gone, occasion, .. } => format!("had ended {occasion}"),
+        Event::Undone { result: Undone::Gone, occasion, .. } if occasion == "after a crash" => {
+            "had already ended when the crash of homenode was undone".to_owned()
+        }
+        Event::Undone { result: Undone::Gone, occasion, .. } => format!("had already ended {occasion}"),
         Event::UndoFailed { why } => format!("could not be restored: {why}"),
         Event::Note { text } => text.clone(),
     }

@@ -81,7 +81,7 @@ fn text(report: &Report, limits: &Limits) -> String {
     text.push_str(&match sum.read_bytes {
         0 => " · no file data was read\n".to_owned(),
         read => format!(
-            " read {} of file data, {} of it from another node; {} would be local if threads ran at their home nodes\n",
+            " read {} of file data, {} of it from another node; {} could become local\n",
             bytes(read),
             share(sum.remote_bytes, read),
             share(sum.could_be_local_bytes, read)
@@ -130,8 +130,10 @@ fn text(report: &Report, limits: &Limits) -> String {
         let mut table = Table::new(&heads);
         for row in &report.files {
             let b = &row.bytes;
-            let mut cells =
-                vec![row.path.clone().unwrap_or_else(|| row.file.clone()), row.size.map_or("?".to_owned(), size)];
+            let mut cells = vec![
+                row.path.clone().unwrap_or_else(|| format!("{} (no path known)", row.file)),
+                row.size.map_or("-".to_owned(), size),
+            ];
             cells.extend(nodes.iter().map(|node| share(row.nodes.get(*node), row.nodes.total())));
             cells.extend([bytes(b.read_bytes), share(b.remote_bytes, b.read_bytes), bytes(b.write_bytes)]);
             table.row(cells);

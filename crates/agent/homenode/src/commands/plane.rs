@@ -1,5 +1,6 @@
 //! Opens the host plane, for observing or only for undoing, and gives up privileges.
 
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ pub fn open(
 ) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
         return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
+    }
+    if let Some(path) = args.scope.cgroup.as_deref() {
+        control_group(path)?;
     }
     let scope = match (&args.scope.cgroup, root) {
         (_, Some(pid)) => Scope::Tree(pid),
@@ -71,6 +75,20 @@ pub fn open(
             _ => failure,
         }
     })
+}
+
+/// Refuses what is no control group of version 2: nothing would be found in it.
+fn control_group(path: &Path) -> Result<(), Failure> {
+    let what = || format!("control group {}", path.display());
+    let kind = rustix::fs::statfs(path).map_err(|e| Failure::from_error(Exit::Io, what(), &io::Error::from(e)))?;
+    let why = match kind.f_type {
+        libc::CGROUP2_SUPER_MAGIC if path.is_dir() => return Ok(()),
+        libc::CGROUP2_SUPER_MAGIC => "a control group is a directory",
+        libc::CGROUP_SUPER_MAGIC => "this is a control group of version 1; homenode sees those of version 2",
+        _ => "this is no control group",
+    };
+    Err(Failure::new(Exit::Usage, what(), why)
+        .hint("name a directory of the cgroup2 file system, below /sys/fs/cgroup"))
 }
 
 /// Keeps only the capabilities that the moves of this policy need. Signalling a command that

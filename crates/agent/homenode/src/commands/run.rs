@@ -84,6 +84,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
             for failure in [&ran, &told].into_iter().filter_map(|r| r.as_ref().err()).filter(|f| !f.is_broken_pipe()) {
                 failure.report(global.json);
             }
+            if !global.json && !child.ended() {
+                let (name, pid) = (child.name(), child.pid());
+                output::print(&format!("no longer observing; waiting for {name} (pid {pid})\n"))?;
+            }
             let mut passed_on = false;
             while !child.ended() {
                 if !passed_on && stop.requested() && !stop.by_interrupt() {

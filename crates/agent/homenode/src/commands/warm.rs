@@ -16,7 +16,7 @@ use super::pace::Pace;
 use crate::config::Config;
 use crate::exit::{Exit, Failure, chain};
 use crate::machine;
-use crate::output::units::{bytes, parse_positive_rate, parse_range, percent};
+use crate::output::units::{bytes, parse_positive_rate, parse_range, percent, within};
 use crate::output::{self, escape};
 use crate::signals::Stop;
 
@@ -35,7 +35,7 @@ pub struct WarmArgs {
     /// Only this part of each file: OFFSET+LENGTH, such as 1GiB+256MiB
     #[arg(long, value_name = "RANGE", value_parser = parse_range)]
     pub range: Option<Range<u64>>,
-    /// First let go of what is cached of it, except dirty and mapped pages
+    /// First drop what is cached of it, except dirty and mapped pages
     #[arg(long)]
     pub drop_first: bool,
     /// Read at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
@@ -113,8 +113,8 @@ struct Done {
     /// It was opened, and not refused.
     tried: bool,
     range: Range<u64>,
-    /// Bytes that were cached before.
-    before: u64,
+    /// Bytes that were cached before; `None` where the kernel does not tell.
+    before: Option<u64>,
     /// Bytes that are cached now, by node; `None` where the kernel does not tell.
     now: Option<NodeBytes>,
     seconds: f64,
@@ -129,11 +129,13 @@ impl Job<'_> {
             return Ok(Done { why: Some("stopped by a signal before its turn".to_owned()), tried: true, ..new });
         }
         let mut work = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
+        let refused = |why| WarmError::Refused { path: path.to_owned(), why };
+        self.args.range.as_ref().map_or(Ok(()), |range| within(range, work.file().size)).map_err(refused)?;
         let mut whys = Vec::new();
         if self.args.drop_first {
             work.drop_cached()?;
-            if work.before() > 0 {
-                whys.push(format!("{} were dirty or mapped and not dropped", bytes(work.before())));
+            if let Some(kept @ 1..) = work.before() {
+                whys.push(format!("{} were dirty or mapped and not dropped", bytes(kept)));
             }
         }
         work.fits()?;
@@ -151,7 +153,8 @@ impl Job<'_> {
             let astray: u64 = now.iter().filter(|(node, _)| !self.nodes.contains(node)).map(|(_, n)| n).sum();
             let missing = (work.range().end - work.range().start).saturating_sub(now.total());
             if astray > 0 {
-                let before = if work.before() > 0 { " (cached before: move them, or try --drop-first)" } else { "" };
+                let before =
+                    if work.before() != Some(0) { " (cached before: move them, or try --drop-first)" } else { "" };
                 whys.push(format!("{} are on other nodes{before}", bytes(astray)));
             }
             if missing > 0 && stopped.is_none() {
@@ -176,7 +179,7 @@ impl Job<'_> {
 
 impl Done {
     fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), tried: false, range: 0..0, before: 0, now: None, seconds: 0.0, why: None }
+        Self { path: path.to_owned(), tried: false, range: 0..0, before: None, now: None, seconds: 0.0, why: None }
     }
 
     fn len(&self) -> u64 {
@@ -214,11 +217,8 @@ impl Done {
             }
             None => format!("{name}: {} read", bytes(self.len())),
         };
-        line.push_str(&format!(
-            "; {} were missing, {:.1} s",
-            bytes(self.len().saturating_sub(self.before)),
-            self.seconds
-        ));
+        let missing = self.before.map(|before| format!("; {} were missing", bytes(self.len().saturating_sub(before))));
+        line.push_str(&format!("{}, {:.1} s", missing.unwrap_or_default(), self.seconds));
         if let Some(why) = &self.why {
             line.push_str("; ");
             line.push_str(&escape(why));

@@ -1,5 +1,7 @@
 //! Two nodes: unpinned threads of fio, and files cached on node 0.
 
+use std::process::Command;
+
 use anyhow::{Context, ensure};
 use lab::daemon::{remote_share, settled_after};
 use lab::fio::Fio;
@@ -18,7 +20,38 @@ pub const TESTS: &[Test] = &[
         run: reads_of_fio_become_and_stay_local,
     },
     Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits },
+    Test {
+        name: "two_nodes::a_trial_that_cannot_tell_does_not_go_on",
+        nodes: &[2],
+        run: a_trial_that_cannot_tell_does_not_go_on,
+    },
 ];
+
+/// A metric that did not work failed once a period, to the end of the trial.
+fn a_trial_that_cannot_tell_does_not_go_on() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    let state = dir.path().join("state").display().to_string();
+    let trial = |metric: &str| {
+        let options = ["--minutes", "1", "--period", "1", "--window", "0.2", "--state-dir", &state, "--json"];
+        Command::new(env!("CARGO_BIN_EXE_homenode")).arg("trial").args(options).args(["--metric", metric]).output()
+    };
+    let refused = trial("exit 7")?;
+    let said = String::from_utf8(refused.stderr)?;
+    let error = r#""what":"--metric","why":"it ended with exit status: 7""#;
+    ensure!(refused.status.code() == Some(2) && said.contains(error), "{said}");
+    // It works before the first period, and never again: eight of 30 rounds are more than a quarter.
+    let mark = dir.path().join("asked");
+    let ended = trial(&format!("test ! -e {0} && touch {0} && echo 1", mark.display()))?;
+    let said = String::from_utf8(ended.stdout)?;
+    let kinds = said.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+    let periods = kinds.iter().filter(|line| line["kind"] == "period").count();
+    let end = kinds.last().context("it printed nothing")?;
+    let result = &end["results"][0];
+    ensure!((periods, ended.status.code()) == (16, Some(1)), "{periods} periods: {said}");
+    ensure!(end["stopped"] == false && result["verdict"] == "too_short" && result["unknown"] == 8, "{end}");
+    ensure!(result["outcomes"]["metric"]["mean"].is_null() && result["why"].is_string(), "{end}");
+    Ok(())
+}
 
 /// Without homenode at least 30 % of the bytes are remote; with it, at most 3 % from the sixth
 /// window on.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::numbers::{not_negative, positive};
+use crate::numbers::{not_negative, positive, share};
 
 /// Settings of NThread: the `[nthread]` table of `homenode.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,10 +20,10 @@ pub struct Settings {
     #[serde(deserialize_with = "positive")]
     pub read_weight: f64,
     /// Fraction of a controller's capacity above which it can be overloaded (III-C1).
-    #[serde(deserialize_with = "positive")]
+    #[serde(deserialize_with = "share")]
     pub controller_limit: f64,
-    /// `CPU_limit` of Eq. 5: fraction of a node's CPUs.
-    #[serde(deserialize_with = "positive")]
+    /// `CPU_limit` of Eq. 5: fraction of a node's CPUs; infinite: no limit.
+    #[serde(deserialize_with = "share")]
     pub cpu_limit: f64,
 }
 

@@ -50,10 +50,15 @@ fn shade(heat: f64) -> char {
 pub fn text(process: &str, views: &[View], samples: u32, took_s: f64, style: Style) -> String {
     let least = super::view::rule(samples).least;
     let mut text = format!(
-        "{}: {} in {}; hot: accessed in at least {least} of them\n",
+        "{}: {} in {}; {}\n",
         escape(process),
         count(samples as usize, "sample"),
-        seconds(took_s)
+        seconds(took_s),
+        if samples < least {
+            format!("too few to call a page hot: that takes {least}")
+        } else {
+            format!("hot: accessed in at least {least} of them")
+        }
     );
     if views.is_empty() {
         text.push_str("it maps no file of 1 MiB or more except its program\n");

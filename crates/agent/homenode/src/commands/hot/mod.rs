@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use command::args::Global;
 use command::heat_map::HeatMap;
 use command::{machine, sibling};
+use linux::threads::Threads;
 use observe::ObserveError;
 use observe::mapped::{Mapped, Region};
 use serde_json::json;
@@ -71,6 +72,9 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
             std::io::ErrorKind::NotFound => Failure::new(Exit::Usage, format!("process {pid}"), "no such process"),
             _ => Failure::io("open", &maps, &cause),
         });
+    }
+    if Threads::new(Path::new(plane::PROC)).stat(pid).ok().flatten().is_some_and(|stat| stat.kernel_thread) {
+        return Err(Failure::new(Exit::Usage, format!("process {pid}"), "is a kernel thread"));
     }
     let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let stop = Stop::or_killed()?;

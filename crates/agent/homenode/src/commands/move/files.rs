@@ -13,6 +13,7 @@ use super::volume::VolumeMove;
 use super::{Done, Job, drive};
 use crate::exit::{Exit, Failure, chain};
 use crate::output;
+use crate::output::units::within;
 
 /// Moves one file after the other. A file that fails does not stop the others.
 ///
@@ -90,6 +91,8 @@ fn one(
         return Ok((done, work.longest_stall()));
     }
     let range = job.range.clone().unwrap_or(0..u64::MAX);
+    let refused = |why| FileMoveError::Refused { path: file.path.clone(), to: job.to, reason: "range", why };
+    within(&range, file.size).map_err(refused)?;
     let mut work = FileMove::of_opened(file, &range, job.to)?;
     Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO))
 }

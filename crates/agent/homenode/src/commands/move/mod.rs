@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use act::copying::{Copied, Copying};
 use clap::Args;
-use command::args::Global;
+use command::args::{Global, pid};
 use serde_json::{Value, json};
 use topology::{NodeId, Topology};
 
@@ -35,7 +35,7 @@ pub struct MoveArgs {
     #[arg(required_unless_present = "pid", value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Process to move instead: its threads, then its memory
-    #[arg(long, value_name = "PID", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", conflicts_with = "files", value_parser = pid)]
     pub pid: Option<u32>,
     /// Leave the memory of the process where it is
     #[arg(long, requires = "pid", conflicts_with = "files")]

@@ -32,22 +32,26 @@ struct Draft {
     path: PathBuf,
     draft: PathBuf,
     file: File,
+    /// The directory, if it was made for it.
+    made: Option<PathBuf>,
 }
 
 impl Draft {
-    fn create(path: &Path) -> Result<Self, Failure> {
+    /// `usual`: the file for whose sake a directory is made.
+    fn create(path: &Path, usual: &Path) -> Result<Self, Failure> {
         let hint = |failure: Failure| failure.hint("name another file with --output");
         if path.is_dir() {
             return Err(Failure::new(Exit::Io, format!("cannot write {}", path.display()), "it is a directory"));
         }
-        if let Some(dir) = path.parent().filter(|dir| *dir == Path::new(MEASURED_FILE).parent().unwrap_or(dir)) {
+        let dir = path.parent().filter(|dir| usual.parent() == Some(dir) && !dir.exists());
+        if let Some(dir) = dir {
             fs::create_dir_all(dir).map_err(|e| hint(Failure::io("create", dir, &e)))?;
         }
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".{}", std::process::id()));
         let draft = path.with_file_name(name);
         let file = File::create_new(&draft).map_err(|e| hint(Failure::io("write", path, &e)))?;
-        Ok(Self { path: path.to_owned(), draft, file })
+        Ok(Self { path: path.to_owned(), draft, file, made: dir.map(Path::to_owned) })
     }
 
     fn finish(mut self, text: &str) -> Result<(), Failure> {
@@ -60,6 +64,8 @@ impl Drop for Draft {
     fn drop(&mut self) {
         // Gone already once it is whole.
         let _ = fs::remove_file(&self.draft);
+        // Not empty once there are figures.
+        let _ = self.made.as_ref().map(fs::remove_dir);
     }
 }
 
@@ -70,7 +76,7 @@ pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, F
     let sys = Path::new(machine::SYS);
     let topology = topology::sysfs::read(sys)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
-    let draft = Draft::create(&path)?;
+    let draft = Draft::create(&path, Path::new(MEASURED_FILE))?;
     let stop = Stop::on_signals()?;
     let settings = Settings {
         limit: Duration::from_secs_f64(args.seconds),
@@ -210,4 +216,22 @@ fn share(bytes: u64, near_s: f64, remote: &Pair) -> Option<String> {
 
 fn ns(seconds: f64) -> String {
     format!("{:.1} ns", seconds * 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A refusal left an empty directory behind.
+    #[test]
+    fn a_directory_that_was_made_for_nothing_goes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let usual = dir.path().join("homenode/nodes.json");
+        drop(Draft::create(&usual, &usual).unwrap());
+        assert!(!usual.parent().unwrap().exists());
+        Draft::create(&usual, &usual).unwrap().finish("{}").unwrap();
+        assert_eq!(fs::read_dir(usual.parent().unwrap()).unwrap().count(), 1);
+        drop(Draft::create(&usual, &usual).unwrap());
+        assert_eq!(fs::read_to_string(&usual).unwrap(), "{}");
+    }
 }

@@ -52,6 +52,10 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Shows the live view, or one window.
 pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
+    if global.json && !args.once {
+        let failure = Failure::new(Exit::Usage, "usage", "top --json needs --once: the live view is no JSON");
+        return Err(failure.hint("`homenode map --json` adds up several windows"));
+    }
     let config = Config::load(global.config.as_deref())?;
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     if args.once {

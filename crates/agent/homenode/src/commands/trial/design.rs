@@ -5,7 +5,7 @@ use trial::{Better, FEWEST, Settings};
 use super::outcome::{CPU_EFFICIENCY, METRIC, Outcome};
 use crate::cli::TrialArgs;
 use crate::exit::{Exit, Failure};
-use crate::output::units::count;
+use crate::output::units::{count, seconds};
 
 /// Rounds of a trial whose periods have no length given.
 const ROUNDS: f64 = 15.0;
@@ -32,7 +32,8 @@ pub struct Design {
 }
 
 impl Design {
-    pub fn of(args: &TrialArgs, window_s: f64) -> Result<Self, Failure> {
+    /// `nodes`: how many the machine has.
+    pub fn of(args: &TrialArgs, window_s: f64, nodes: usize) -> Result<Self, Failure> {
         let wrong = |what: &str, why: String| Err(Failure::new(Exit::Usage, what.to_owned(), why));
         let mut policies: Vec<String> = Vec::new();
         for name in &args.policy {
@@ -54,10 +55,15 @@ impl Design {
         if rounds < needed {
             let minutes = needed as f64 * arms * period_s / 60.0;
             let why = format!(
-                "{} cannot show anything; {needed} of such periods take {minutes:.1} minutes",
-                count(rounds, "round")
+                "{} cannot show anything; {needed} rounds of {arms} periods of {} take {minutes:.1} minutes",
+                count(rounds, "round"),
+                seconds(period_s)
             );
             return wrong("--minutes", why);
+        }
+        if nodes < 2 {
+            let failure = Failure::new(Exit::Unsupported, "trial", "one node: every read is local, nothing can move");
+            return Err(failure.hint("`homenode nodes` shows the machine; `homenode run` says the same at its start"));
         }
         // The lot must not be known before: two draws of 32 bits.
         let seed = args.seed.unwrap_or_else(|| {
@@ -95,7 +101,7 @@ mod tests {
     fn design(words: &[&str]) -> Result<Design, String> {
         let cli = Cli::try_parse_from([&["homenode", "trial"], words].concat()).map_err(|e| e.to_string())?;
         let Command::Trial(args) = cli.command else { return Err("no trial".to_owned()) };
-        Design::of(&args, 1.0).map_err(|e| e.line())
+        Design::of(&args, 1.0, 2).map_err(|e| e.line())
     }
 
     #[test]
@@ -111,14 +117,27 @@ mod tests {
     #[test]
     fn a_trial_that_can_show_nothing_is_refused() {
         let error = design(&["--minutes", "3"]).unwrap_err();
-        assert!(error.contains("4 rounds cannot show anything; 6 of such periods take 4.0 minutes"), "{error}");
+        let why = "4 rounds cannot show anything; 6 rounds of 2 periods of 20.0 s take 4.0 minutes";
+        assert!(error.contains(why), "{error}");
         assert_eq!(design(&["--minutes", "4"]).unwrap().rounds, 6);
         // Two policies share the error rate: 2 / 128 is below 2 %.
         assert!(
-            design(&["--policy", "auto,nthread", "--period", "10", "--minutes", "3"]).unwrap_err().contains("7 of")
+            design(&["--policy", "auto,nthread", "--period", "10", "--minutes", "3"])
+                .unwrap_err()
+                .contains("7 rounds of 3")
         );
         assert!(design(&["--period", "4", "--wash-out", "3.5"]).unwrap_err().contains("less than a window"));
         assert!(design(&["--minutes", "0"]).is_err());
         assert!(design(&["--lower-is-better"]).is_err());
+    }
+
+    /// It ran for half an hour where nothing can move.
+    #[test]
+    fn a_trial_on_one_node_is_refused() {
+        let Command::Trial(args) = Cli::try_parse_from(["homenode", "trial"]).unwrap().command else { panic!() };
+        let failure = Design::of(&args, 1.0, 1).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Unsupported);
+        assert!(failure.line().contains("one node"), "{failure}");
+        assert!(Design::of(&args, 1.0, 2).is_ok());
     }
 }

@@ -20,6 +20,7 @@ mod off;
 mod outcome;
 mod report;
 
+use std::path::Path;
 use std::time::Duration;
 
 use command::args::PolicyArgs;
@@ -39,6 +40,7 @@ use crate::cli::TrialArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine;
 use crate::notify;
 use crate::output;
 use crate::signals::Stop;
@@ -49,7 +51,8 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     let settings = engine::Settings { window_s, dry_run: false, ..config.engine() };
-    let design = Design::of(args, window_s)?;
+    let nodes = machine::read(Path::new(machine::SYS), &config)?.nodes.len();
+    let design = Design::of(args, window_s, nodes)?;
     let chosen = |name: &str| {
         let args = PolicyArgs { policy: name.to_owned(), margin: args.margin, min_bytes: args.min_bytes };
         policies::chosen(&args, &config)
@@ -74,6 +77,13 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     plane::move_only(traits, child.is_some())?;
     let mut report = Report::new(global.json, &design);
     report.start(&plane, &recovered, &interference)?;
+    // Before CMD has begun, a number about it may not be there.
+    if let Some(metric) = design.metric.as_deref().filter(|_| child.is_none() && !stop.requested()) {
+        match metric::ask(metric, &|| stop.requested()) {
+            Err(why) if !stop.requested() => return Err(Failure::new(Exit::Usage, "--metric", why)),
+            _ => {}
+        }
+    }
     if let Some(child) = child.as_mut().filter(|_| !stop.requested()) {
         output::background::OUT.settle()?;
         child.go()?;
@@ -169,6 +179,9 @@ impl Trial<'_> {
                 if let Some(harm) = self.harms.get_mut(policy) {
                     harm.round(better);
                 }
+            }
+            if !report.can_tell(&self.harms) {
+                break;
             }
         }
         Ok(())

@@ -25,6 +25,7 @@ pub struct Report<'a> {
 }
 
 /// Why there is no verdict, and what else to know of one.
+const TOO_MANY_LOST: &str = "more than a quarter of its rounds do not count";
 const CUT_SHORT: &str = "the trial was cut short, after its rounds could be seen";
 const LOST: &str = "what counts was unknown in a period with it";
 const DATA_STAYED: &str =
@@ -85,9 +86,6 @@ impl<'a> Report<'a> {
         );
         for found in found {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
-        }
-        if nodes == 1 {
-            text.push_str("note: one node: every read is local, there is nothing to move\n");
         }
         if *recovered != Finished::default() {
             text.push_str(&format!("after a crash: {}", put_back::finished(recovered)));
@@ -162,32 +160,45 @@ impl<'a> Report<'a> {
         better
     }
 
+    /// Whether the rounds to come can still give a verdict about any policy that is not stopped:
+    /// not if more are lost already than [`Self::judge`] lets pass of all.
+    pub fn can_tell(&self, harms: &[Harm]) -> bool {
+        let unknown = |policy: usize| {
+            let values = self.values(policy, &self.design.primary());
+            values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count()
+        };
+        let open = harms.iter().enumerate().filter(|(_, harm)| !harm.clear());
+        open.map(|(policy, _)| self.dropped + unknown(policy)).any(|lost| !too_many(lost, self.design.rounds))
+    }
+
+    /// The values of an outcome with homenode off, and with the policy, in each round.
+    fn values(&self, policy: usize, outcome: &Outcome) -> Vec<(f64, f64)> {
+        let pairs = self.rounds.iter().filter_map(|round| {
+            let value =
+                |arm: Arm| round.iter().find(|(a, _)| *a == arm).map(|(_, period)| period.values.get(outcome.key));
+            value(Arm::Off).zip(value(Arm::On(policy)))
+        });
+        pairs.collect()
+    }
+
     /// The verdict about each policy.
     pub fn judge(&self, harms: &[Harm]) -> Vec<Judged> {
         let statistics = self.design.statistics();
-        let of = |policy: usize, outcome: &Outcome| -> Vec<(f64, f64)> {
-            let pairs = self.rounds.iter().filter_map(|round| {
-                let value =
-                    |arm: Arm| round.iter().find(|(a, _)| *a == arm).map(|(_, period)| period.values.get(outcome.key));
-                value(Arm::Off).zip(value(Arm::On(policy)))
-            });
-            pairs.collect()
-        };
         let all = self.design.policies.iter().zip(harms).enumerate().map(|(n, (policy, harm))| {
             let effects: Vec<_> = self
                 .outcomes
                 .iter()
-                .map(|outcome| (*outcome, judge(&of(n, outcome), outcome.better, &statistics)))
+                .map(|outcome| (*outcome, judge(&self.values(n, outcome), outcome.better, &statistics)))
                 .collect();
-            let values = of(n, &self.design.primary());
+            let values = self.values(n, &self.design.primary());
             let unknown = values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count();
             let lost = values.iter().any(|(_, on)| !on.is_finite());
             let rounds = self.rounds.len() + self.dropped;
-            // A round that was left out can have the order in it that the lot gave.
-            let too_many = 4 * (self.dropped + unknown) > rounds;
             let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
                 _ if harm.clear() => (Verdict::Hurts, None),
-                verdict if too_many || verdict == Verdict::TooShort => (Verdict::TooShort, None),
+                // A round that was left out can have the order in it that the lot gave.
+                _ if too_many(self.dropped + unknown, rounds) => (Verdict::TooShort, Some(TOO_MANY_LOST)),
+                Verdict::TooShort => (Verdict::TooShort, None),
                 // The user saw the rounds before ending it.
                 _ if rounds < self.design.rounds => (Verdict::NoVerdict, Some(CUT_SHORT)),
                 Verdict::Helps if lost => (Verdict::NoVerdict, Some(LOST)),
@@ -236,7 +247,7 @@ impl<'a> Report<'a> {
                 if let Some(object) = value.as_object_mut() {
                     object.insert("better".to_owned(), json!(outcome.better));
                     for (key, of) in [
-                        ("relative", Some(effect.mean)),
+                        ("relative", effect.mean),
                         ("relative_low", effect.low),
                         ("relative_high", effect.high),
                         ("relative_smallest", effect.smallest),
@@ -264,7 +275,9 @@ impl<'a> Report<'a> {
             Verdict::Hurts if judged.stopped => "hurts, and was stopped early".to_owned(),
             Verdict::Hurts => "hurts".to_owned(),
             Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
-            Verdict::TooShort => "too few rounds to tell".to_owned(),
+            Verdict::TooShort => {
+                format!("too few rounds to tell{}", judged.why.map_or(String::new(), |why| format!(": {why}")))
+            }
             Verdict::NoVerdict => format!("no verdict: {}", judged.why.unwrap_or_default()),
         };
         let rounds = judged.effects.first().map_or(0, |(_, effect)| effect.rounds);
@@ -284,8 +297,8 @@ impl<'a> Report<'a> {
             let smallest = change(effect.smallest).trim_start_matches('+').to_owned();
             table.row([
                 outcome.name.to_owned(),
-                outcome.shown(effect.off),
-                change(Some(effect.mean)),
+                outcome.shown(effect.off.unwrap_or(f64::NAN)),
+                change(effect.mean),
                 interval,
                 smallest,
             ]);
@@ -302,6 +315,11 @@ impl<'a> Report<'a> {
     }
 }
 
+/// Whether so many of all rounds are lost that there is no verdict.
+fn too_many(lost: usize, all: usize) -> bool {
+    4 * lost > all
+}
+
 /// A change: relative to the value with homenode off, or as it is where that is zero.
 fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
     match effect.relative(value) {
@@ -314,7 +332,7 @@ fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::trial::outcome::Values;
+    use crate::commands::trial::outcome::{METRIC, Values};
     use trial::Better;
 
     fn design(rounds: usize) -> Design {
@@ -324,17 +342,14 @@ mod tests {
         Design { policies, rounds, period_s: 4.0, wash_out_s: 1.0, window_s: 1.0, seed: 1, metric, better }
     }
 
+    fn period(metric: f64) -> Period {
+        Period { values: Values(vec![("metric", metric)]), moves: 0, restored: 0, moved_back: 0, stayed: None }
+    }
+
     /// The verdict after these values with homenode off and with the policy.
     fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
         let design = design(planned);
         let mut report = Report::new(true, &design);
-        let period = |metric: f64| Period {
-            values: Values(vec![("metric", metric)]),
-            moves: 0,
-            restored: 0,
-            moved_back: 0,
-            stayed: None,
-        };
         let mut harm = Harm::new(&design.statistics());
         for (off, on) in values {
             let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
@@ -369,6 +384,29 @@ mod tests {
         let text = Report::new(false, &design(13)).text(&on);
         assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
         // More than a quarter.
-        assert_eq!(with(&[(f64::NAN, 2.0); 5]).verdict, Verdict::TooShort);
+        let many = with(&[(f64::NAN, 2.0); 5]);
+        assert_eq!((many.verdict, many.why), (Verdict::TooShort, Some(TOO_MANY_LOST)));
+    }
+
+    /// A metric that never gave a number kept a trial going to its end, which then said `0.0000`.
+    #[test]
+    fn a_trial_ends_when_its_rounds_cannot_tell_any_more() {
+        let design = design(12);
+        let mut report = Report::new(false, &design);
+        let harms = [Harm::new(&design.statistics())];
+        for round in 0..4 {
+            assert!(report.can_tell(&harms), "{round}");
+            report.round(vec![(Arm::On(0), period(f64::NAN)), (Arm::Off, period(1.0))]);
+        }
+        assert!(!report.can_tell(&harms));
+        let judged = report.judge(&harms).remove(0);
+        assert_eq!((judged.verdict, judged.why), (Verdict::TooShort, Some(TOO_MANY_LOST)));
+        let text = report.text(&judged);
+        let line = text.lines().find(|line| line.starts_with(METRIC.name)).unwrap();
+        assert_eq!(line.split_whitespace().filter(|word| *word == "unknown").count(), 4, "{text}");
+        let json = report.result(&judged);
+        let metric = &json["outcomes"]["metric"];
+        assert_eq!((&metric["rounds"], &metric["off"], &metric["mean"]), (&0.into(), &Value::Null, &Value::Null));
+        assert_eq!((&metric["p"], &metric["relative"]), (&Value::Null, &Value::Null));
     }
 }

@@ -273,7 +273,7 @@ pub fn configuration(policy: &str, window_s: f64) -> String {
     }
     let c = Constants::CALIBRATED;
     // Dragonfly IV-A leaves NThread's rule for CPUs out.
-    let cpu_limit = if matches!(policy, "dragonfly" | "no-data") { f64::from(u16::MAX) } else { c.cpu_limit };
+    let cpu_limit = if matches!(policy, "dragonfly" | "no-data") { f64::INFINITY } else { c.cpu_limit };
     let bytes = if policy == "no-data" { "bytes_per_day = 0.0\nburst_bytes = 0.0\n" } else { "" };
     format!(
         "[nthread]\ncpu_limit = {cpu_limit:.2}\n\
