@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use linux::cpuset;
 use linux::threads::Threads;
 use placement::Wish;
 use session::map::{Bytes, Map, Report};
+use session::units;
 use topology::NodeId;
 
 use crate::cli::{Global, MapArgs};
@@ -36,7 +36,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
             break;
         }
         bar.set_position(done);
-        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| group(&threads, pid, start_ns));
+        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| units::group(&threads, pid, start_ns));
     }
     bar.finish_and_clear();
     let report = map.report(args.top);
@@ -47,26 +47,9 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The control group of a process: `/` for the root group; `None` if it has ended or cannot be
-/// asked.
-fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
-    let groups = threads.cgroups(pid).ok().filter(|groups| !groups.is_empty())?;
-    // Another process may have its id by now.
-    if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
-        return None;
-    }
-    Some(cpuset::group_name(&groups).unwrap_or_else(|| "/".to_owned()))
-}
-
-/// A group as systemd or a container's manager calls it: the last part of the path that is a unit,
-/// or else the path.
+/// What a group is called in the tables.
 fn unit(cgroup: &str) -> String {
-    let unit = cgroup.rsplit('/').find(|part| part.ends_with(".service") || part.ends_with(".scope"));
-    match unit {
-        Some(unit) => unit.to_owned(),
-        None if cgroup.is_empty() => "(ended)".to_owned(),
-        None => cgroup.to_owned(),
-    }
+    if cgroup.is_empty() { "(ended)".to_owned() } else { units::name(cgroup) }
 }
 
 fn share(part: u64, all: u64) -> String {
@@ -164,24 +147,5 @@ fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeS
         cells.extend(nodes.iter().map(|node| share(from(node), read)));
         cells.push(bytes(written));
         table.row(cells);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_is_called_by_its_unit() {
-        for (cgroup, called) in [
-            ("/system.slice/postgresql.service", "postgresql.service"),
-            ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "app-x.scope"),
-            ("/system.slice/docker-3f2a.scope/inner", "docker-3f2a.scope"),
-            ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
-            ("/", "/"),
-            ("", "(ended)"),
-        ] {
-            assert_eq!(unit(cgroup), called);
-        }
     }
 }

@@ -3,11 +3,13 @@
 mod completions;
 mod doctor;
 mod explain;
+pub mod export;
 mod hot;
 mod man;
 mod map;
 pub mod r#move;
 mod nodes;
+mod off;
 mod pace;
 mod plan;
 mod plane;
@@ -39,6 +41,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(global, args),
         Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
+        Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),

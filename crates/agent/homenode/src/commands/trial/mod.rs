@@ -5,7 +5,7 @@
 //!
 //! **Approach.** One plane observes from the first window to the last, so that both arms pay for it
 //! alike. A period has an engine of its own, which has the plane lent; at its end `Engine::finish`
-//! puts everything back. With homenode off, its policy moves nothing ([`off`]). A period begins
+//! puts everything back. With homenode off, its policy moves nothing ([`Off`]). A period begins
 //! with an empty window, because a window has everything since the one before. The design and the
 //! statistics are those of `trial`.
 //!
@@ -16,7 +16,6 @@
 mod back;
 mod design;
 mod metric;
-mod off;
 mod outcome;
 mod report;
 
@@ -31,11 +30,11 @@ use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
-use self::off::Off;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
 use crate::cli::{Global, TrialArgs};
+use crate::commands::off::Off;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
