@@ -13,6 +13,7 @@ use command::volume_args::VolumeCommand;
 
 use crate::commands::export::ExportArgs;
 use crate::commands::r#move::MoveArgs;
+use crate::commands::report::ReportArgs;
 use crate::commands::warm::WarmArgs;
 
 const EXIT_CODES: &str = "\
@@ -332,6 +333,19 @@ Examples:
   sudo homenode doctor
   homenode doctor --json")]
     Doctor(DoctorArgs),
+
+    /// Write a report of this machine that can be sent: what works, its nodes, who reads from where
+    ///
+    /// One Markdown file with what doctor, nodes, map and the last trial say, and the same as JSON:
+    /// for a bug report, or to compare machines (docs/results.md). Services, processes and files
+    /// have numbers; names and paths are left out unless --names is given. Observes ten windows and
+    /// moves nothing. What cannot be had without root is said and left out.
+    #[command(after_help = "\
+Examples:
+  sudo homenode report --output report.md
+  sudo homenode report --windows 60 --json > report.json
+  sudo homenode report --names --output for-ourselves.md")]
+    Report(ReportArgs),
 
     /// What `homenode-fs` does.
     #[command(flatten)]

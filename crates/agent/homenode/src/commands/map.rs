@@ -10,7 +10,7 @@ use session::map::{Bytes, Map, Report};
 use session::units;
 use topology::NodeId;
 
-use crate::cli::{Global, MapArgs};
+use crate::cli::{Global, MapArgs, ObserveArgs};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -23,15 +23,32 @@ use crate::signals::Stop;
 /// Observes, and prints one map.
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
+    let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
+    match global.json {
+        true => output::print_json(&report)?,
+        false => output::print(&text(&report, &limits))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Observes so many windows, for at most `top` processes and files. Gives up all privileges but
+/// those that observing takes.
+pub fn observe(
+    global: &Global,
+    config: &Config,
+    args: &ObserveArgs,
+    windows: u64,
+    top: usize,
+) -> Result<(Report, Limits), Failure> {
+    let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
+    let mut plane = plane::open(config, args, None, Wish::No, false)?;
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
     let threads = Threads::new(Path::new(PROC));
     let mut map = Map::default();
-    let bar = progress::bar(global.json, args.windows, "observing {wide_bar} window {pos} of {len}");
-    for done in 0..args.windows {
+    let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
+    for done in 0..windows {
         if stop.requested() {
             break;
         }
@@ -39,12 +56,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
         map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| units::group(&threads, pid, start_ns));
     }
     bar.finish_and_clear();
-    let report = map.report(args.top);
-    match global.json {
-        true => output::print_json(&report)?,
-        false => output::print(&text(&report, &limits))?,
-    }
-    Ok(Exit::Done)
+    Ok((map.report(top), limits))
 }
 
 /// What a group is called in the tables.
@@ -57,7 +69,7 @@ fn share(part: u64, all: u64) -> String {
 }
 
 /// The map as tables.
-fn text(report: &Report, limits: &Limits) -> String {
+pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
     let mut text = format!("{} · {}", seconds(report.seconds), count(report.units.len(), "control group"));
     text.push_str(&match sum.read_bytes {

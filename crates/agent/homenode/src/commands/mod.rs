@@ -14,7 +14,9 @@ mod pace;
 mod plan;
 mod plane;
 mod record;
+mod replace;
 mod replay;
+pub mod report;
 mod restore;
 mod run;
 mod top;
@@ -47,6 +49,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),
         Command::Explain(args) => explain::run(global, args),
+        Command::Report(args) => report::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
         // fsck(8) has codes of its own.

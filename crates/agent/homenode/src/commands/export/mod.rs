@@ -16,11 +16,8 @@
 mod serve;
 mod text;
 
-use std::fs;
-use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -30,6 +27,7 @@ use session::totals::{self, Found};
 
 use self::text::Form;
 use crate::cli::{Global, seconds};
+use crate::commands::replace;
 use crate::exit::{Exit, Failure};
 use crate::notify;
 use crate::output;
@@ -93,7 +91,8 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
         }
         Some(path) if args.once => {
             drop_privileges()?;
-            write(path, &metrics(Form::Prometheus)?)?;
+            // node_exporter reads names that end in `.prom` only, so it never sees half of a file.
+            replace::write(path, &metrics(Form::Prometheus)?, 0o644)?;
             return Ok(Exit::Done);
         }
         _ => {}
@@ -105,7 +104,7 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
             notify::ready(None);
             while !stop.requested() {
                 // A directory that is full now may have room later.
-                if let Err(failure) = metrics(Form::Prometheus).and_then(|text| write(path, &text)) {
+                if let Err(failure) = metrics(Form::Prometheus).and_then(|text| replace::write(path, &text, 0o644)) {
                     failure.report(global.json);
                 }
                 std::thread::park_timeout(Duration::from_secs_f64(args.every));
@@ -131,23 +130,6 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
 fn drop_privileges() -> Result<(), Failure> {
     privileges::keep_only(CapabilitySet::empty())
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
-}
-
-/// Writes a file as a whole. node_exporter reads names that end in `.prom` only, so it never sees
-/// half of one.
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    let next = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
-    let create = || -> io::Result<()> {
-        // Nobody else's file, and through no link: others may be able to write the directory.
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&next)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&next, path)
-    };
-    create().map_err(|e| {
-        // Half a file is of no use; it may not even exist.
-        let _ = fs::remove_file(&next);
-        Failure::io("write", path, &e)
-    })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 
 mod back;
 mod design;
+pub mod last;
 mod metric;
 mod outcome;
 mod report;
@@ -96,6 +97,9 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     }
     let judged = report.judge(&harms);
     let told = report.end(&judged, &finished, stop.requested());
+    if let Err(failure) = report.last(&judged, &finished, stop.requested()).save(state.path()) {
+        tracing::warn!("{}: `homenode report` does not have this trial", failure.line());
+    }
     ran.and(told)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })
