@@ -220,8 +220,8 @@ Examples:
     /// Serve what a running homenode counts as metrics, for Prometheus
     ///
     /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
-    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file that
-    /// `homenode run` writes after each window; `run --observe-only` counts and moves nothing. A
+    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
+    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing. A
     /// process of its own, which needs no privileges and gives up those it has: the daemon itself
     /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
     ///

@@ -444,8 +444,8 @@ fn alerts_fire_when_they_should() {
     }
 }
 
-/// A Prometheus that scrapes the exporter answers each query of the rules and of the dashboard, with
-/// something to show.
+/// A Prometheus that scrapes the exporter answers each query of the rules and of the dashboard,
+/// with something to show.
 fn prometheus_answers_each_query() {
     let mut machine = Machine::named(70, 70, odd_names());
     machine.window();

@@ -549,7 +549,7 @@ fn the_units_expose_little() {
     }
 }
 
-/// A process, its service, a file, the configuration and the state directory that are called secret.
+/// A process, its service, a file, configuration and state directory that are called secret.
 fn a_report_names_nobody() {
     let place = Place::new();
     let file = place.path("secret-file");

@@ -100,8 +100,8 @@ impl Groups {
         (self.window, self.new, self.again) = (window + 1, ASKED - ASKED_AGAIN, ASKED_AGAIN);
     }
 
-    /// The unit of a process, by id and start time. `None` if it had ended before it could be asked,
-    /// or too many others were asked in this window.
+    /// The unit of a process, by id and start time. `None` if it had ended before it could be
+    /// asked, or too many others were asked in this window.
     pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
         let id = (pid, start_ns.unwrap_or(0));
         let window = self.window;

@@ -1,5 +1,5 @@
-//! The policy of an engine that moves nothing: `run --observe-only`, and the periods of a trial with
-//! homenode off.
+//! The policy of an engine that moves nothing: `run --observe-only`, and the periods of a trial
+//! with homenode off.
 //!
 //! **Problem.** The two arms of a trial must differ by the moves of a policy only. An engine works
 //! between windows, writes its journal, and observes less when homenode costs too much. With an
