@@ -214,6 +214,7 @@ impl<P: Plane> Engine<P> {
         let Attempt { mv, about, .. } = attempt;
         let (subject, from, to) = (&mv.subject, mv.from, mv.to);
         event.log(attempt);
+        self.tally.count(subject, &event);
         let made = matches!(event, Applied | Started);
         let over = matches!(event, Refused { .. } | Gone | Ended { .. });
 

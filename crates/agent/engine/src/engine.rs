@@ -20,8 +20,8 @@ use crate::state::file::StateFile;
 use crate::state::records::{Owned, Record};
 use crate::trial::Trials;
 use crate::{
-    Cost, EngineError, Finished, Inherited, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone,
-    WindowReport,
+    Cost, EngineError, Finished, Inherited, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Tally, Undo,
+    Undone, WindowReport,
 };
 
 /// Least number of records checked in each window for threads that have ended.
@@ -64,6 +64,8 @@ pub struct Engine<P: Plane> {
     recovered: Finished,
     /// How many moves of files, and of processes, have moved data.
     pub(crate) data_moved: (usize, usize),
+    /// What became of all moves.
+    pub(crate) tally: Tally,
     pub(crate) disk: Option<Disk>,
     clock: Box<dyn Fn() -> SystemTime + Send>,
     pub(crate) now: f64,
@@ -109,6 +111,7 @@ impl<P: Plane> Engine<P> {
             records: Vec::new(),
             notes: Vec::new(),
             data_moved: (0, 0),
+            tally: Tally::default(),
             budget: BudgetWatch::default(),
             owned: OwnedTable::default(),
             clock: Box::new(SystemTime::now),
@@ -158,6 +161,11 @@ impl<P: Plane> Engine<P> {
     /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.policy
+    }
+
+    /// What became of all moves so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// Moves of an earlier run that were undone at the start.

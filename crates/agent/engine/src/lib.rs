@@ -29,6 +29,7 @@ mod report;
 mod restore;
 pub mod settings;
 pub mod state;
+pub mod tally;
 mod trial;
 
 pub use attempt::{MoveEvent, word};
@@ -42,3 +43,4 @@ pub use report::{Finished, Outcome, WindowReport};
 pub use restore::{recover, store};
 pub use settings::Settings;
 pub use state::StateDir;
+pub use tally::Tally;

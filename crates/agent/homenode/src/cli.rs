@@ -11,7 +11,9 @@ pub use command::args::{Global, LabCommand, PolicyArgs, pid, seconds};
 use command::output::units;
 use command::volume_args::VolumeCommand;
 
+use crate::commands::export::ExportArgs;
 use crate::commands::r#move::MoveArgs;
+use crate::commands::report::ReportArgs;
 use crate::commands::warm::WarmArgs;
 
 const EXIT_CODES: &str = "\
@@ -212,8 +214,28 @@ Examples:
   sudo homenode run --cgroup /sys/fs/cgroup/system.slice/postgresql.service
   sudo homenode run --policy nthread-rl -- fio job.fio
   sudo homenode run --policy arc --move-back   # leave memory as it was found
+  sudo homenode run --observe-only --quiet     # only count, for `homenode export`
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(RunArgs),
+
+    /// Serve what a running homenode counts as metrics, for Prometheus
+    ///
+    /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
+    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
+    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing. A
+    /// process of its own, which needs no privileges and gives up those it has: the daemon itself
+    /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
+    ///
+    /// Listens on a loopback address or a Unix socket only. For other machines, let a proxy that
+    /// authenticates its users, or node_exporter (--textfile), pass the metrics on.
+    #[command(after_help = "\
+Examples:
+  homenode export                                       # http://127.0.0.1:9951/metrics
+  homenode export --listen [::1]:9951
+  homenode export --listen unix:/run/homenode-export/socket
+  homenode export --textfile /var/lib/prometheus/node-exporter/homenode.prom
+  homenode export --once")]
+    Export(ExportArgs),
 
     /// Find out whether a policy helps the load of this machine: with and without it, in random order
     ///
@@ -313,6 +335,19 @@ Examples:
   sudo homenode doctor
   homenode doctor --json")]
     Doctor(DoctorArgs),
+
+    /// Write a report of this machine that can be sent: what works, its nodes, who reads from where
+    ///
+    /// One Markdown file with what doctor, nodes, map and the last trial say, and the same as JSON:
+    /// for a bug report, or to compare machines (docs/results.md). Services, processes and files
+    /// have numbers; names and paths are left out unless --names is given. Observes ten windows and
+    /// moves nothing. What cannot be had without root is said and left out.
+    #[command(after_help = "\
+Examples:
+  sudo homenode report --output report.md
+  sudo homenode report --windows 60 --json > report.json
+  sudo homenode report --names --output for-ourselves.md")]
+    Report(ReportArgs),
 
     /// What `homenode-fs` does.
     #[command(flatten)]
@@ -490,6 +525,9 @@ pub struct RunArgs {
     /// Print the moves without making them
     #[arg(long)]
     pub dry_run: bool,
+    /// Move nothing and only count, for `homenode export`
+    #[arg(long, conflicts_with_all = ["dry_run", "policy", "margin", "min_bytes", "move_back"])]
+    pub observe_only: bool,
     /// At the end, also send memory and file data back to the nodes that it was on, at the rate of
     /// all moves
     #[arg(long, conflicts_with = "dry_run")]

@@ -38,12 +38,14 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 23] = [
+const SUB_COMMANDS: [&str; 25] = [
     "nodes",
     "where",
     "move",
     "warm",
     "map",
+    "export",
+    "report",
     "hot",
     "top",
     "run",

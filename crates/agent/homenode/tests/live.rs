@@ -86,8 +86,9 @@ fn main() {
         let missing = !Path::new(SYSTEMD).exists();
         missing.then(|| format!("{SYSTEMD} is not installed"))
     });
-    trials.push(trial("the_unit_exposes_little", lacks("systemd-analyze"), the_unit_exposes_little));
+    trials.push(trial("the_units_expose_little", lacks("systemd-analyze"), the_units_expose_little));
     trials.push(trial("the_unit_runs_under_its_restrictions", systemd, the_unit_runs_under_its_restrictions));
+    trials.push(trial("a_report_names_nobody", perl.clone(), a_report_names_nobody));
     trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
     for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
         trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
@@ -580,17 +581,84 @@ fn unit() -> String {
     format!("{}/../../../tools/homenode.service", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// At most 3.0 of 10, by systemd's own measure.
-fn the_unit_exposes_little() {
+/// At most 3.0 of 10, and the exporter 1.5, by systemd's own measure.
+fn the_units_expose_little() {
     let place = Place::new();
-    let path = place.path("homenode.service");
-    fs::write(&path, fs::read_to_string(unit()).unwrap().replace("@BIN@", "/usr/bin")).unwrap();
-    let output =
-        Command::new("systemd-analyze").args(["security", "--offline=yes", "--threshold=30", &path]).output().unwrap();
-    let (report, errors) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{report}{errors}");
-    // A directive that systemd does not know restricts nothing.
-    assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
+    let exporter = format!("{}/../../../dist/homenode-export.service", env!("CARGO_MANIFEST_DIR"));
+    for (unit, most) in [(unit(), "--threshold=30"), (exporter, "--threshold=15")] {
+        let path = place.path(Path::new(&unit).file_name().unwrap().to_str().unwrap());
+        fs::write(&path, fs::read_to_string(unit).unwrap().replace("@BIN@", "/usr/bin")).unwrap();
+        let output = Command::new("systemd-analyze").args(["security", "--offline=yes", most, &path]).output().unwrap();
+        let (report, errors) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{report}{errors}");
+        // A directive that systemd does not know restricts nothing.
+        assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
+    }
+}
+
+/// A process, its service, a file, configuration and state directory that are called secret.
+fn a_report_names_nobody() {
+    let place = Place::new();
+    let file = place.path("secret-file");
+    fs::write(&file, vec![1; 8 << 20]).unwrap();
+    let config = place.path("secret-config.toml");
+    fs::write(&config, "").unwrap();
+    let state = place.1.path().join("secret-state");
+    fs::create_dir(&state).unwrap();
+    let trial = r#"{"version":1,"unix_s":1,"start":{"policies":["nthread"],"recovered":{"notes":["secret"]}},
+        "end":{"rounds":3,"results":[],"put_back":{"notes":["/secret"]}}}"#;
+    fs::write(state.join("trial.json"), trial).unwrap();
+
+    const READER: &str = r#"
+        $0 = "secret-comm";
+        while (1) {
+            open F, "<", $ARGV[0] or die;
+            1 while sysread F, $b, 65536;
+            select undef, undef, undef, 0.01;
+        }
+    "#;
+    let mut reader = Command::new("perl").args(["-e", READER, &file]).spawn().unwrap();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let groups = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|words| words[2] == "cgroup2");
+    let group = groups.map(|words| Path::new(words[1]).join("secret-unit.service"));
+    let group = group.filter(|group| fs::create_dir(group).is_ok());
+    if let Some(group) = &group {
+        fs::write(group.join("cgroup.procs"), reader.id().to_string()).unwrap();
+    }
+    let report = |more: &[&str]| {
+        let usual = ["report", "--windows", "4", "--window", "0.5", "--config", &config, "--state-dir"];
+        let output = homenode(&[&usual[..], &[state.to_str().unwrap()], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let named = report(&["--names"]);
+    let plain = report(&[]);
+    let machine = json(report(&["--json"]).as_bytes());
+    let written = place.path("report.md");
+    report(&["--output", &written]);
+    // What cannot be used is not named either.
+    fs::write(&config, "secret_key = 1\n").unwrap();
+    let broken = report(&[]);
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    if let Some(group) = &group {
+        fs::remove_dir(group).unwrap();
+    }
+
+    assert!(named.contains("secret-comm"), "{named}");
+    assert!(group.is_none() || named.contains("secret-unit.service"), "{named}");
+    for report in [&plain, &machine.to_string(), &broken, &fs::read_to_string(&written).unwrap()] {
+        let secret = report.lines().find(|line| line.contains("secret"));
+        assert!(secret.is_none() && !report.contains(place.1.path().to_str().unwrap()), "{secret:?} in {report}");
+    }
+    for part in ["doctor", "nodes", "measured", "map", "trial"] {
+        assert!(machine[part].is_object(), "{part}: {machine}");
+    }
+    assert!(machine["map"]["read_bytes"].as_u64().unwrap() > 0, "{machine}");
+    assert_eq!(machine["map"]["processes"][0]["comm"], "process", "{machine}");
+    assert_eq!(machine["trial"]["policies"][0], "nthread", "{machine}");
+    assert!(broken.contains("homenode.toml cannot be used"), "{broken}");
+    assert_eq!(fs::metadata(&written).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 /// The unit as it is, run by a systemd of its own: a user manager of root applies the same

@@ -6,8 +6,9 @@
 //!
 //! **Approach.** [`policies`] chooses, [`windows`] runs window after window and prints, in the
 //! forms of [`report`]. [`undo`] opens a state directory and undoes what a crash left there.
-//! [`map`] adds up windows by control group, process and file. [`published`] is what the server of
-//! a mount lets `top` and `explain` see: its last [`window`].
+//! [`map`] adds up windows by control group, process and file; [`units`] says what a group is
+//! called. [`published`] is what the server of a mount lets `top` and `explain` see: its last
+//! [`window`]. [`totals`] is what the daemon lets `export` see.
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
 
@@ -15,6 +16,8 @@ pub mod map;
 pub mod policies;
 pub mod published;
 pub mod report;
+pub mod totals;
 pub mod undo;
+pub mod units;
 pub mod window;
 pub mod windows;

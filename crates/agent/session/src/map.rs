@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{NodeBytes, Snapshot, Thread};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use topology::NodeId;
 
 /// Rows of each kind that are kept between windows.
@@ -31,7 +31,7 @@ pub const MOST: usize = 10_000;
 const ASKED_AGAIN: usize = 500;
 
 /// Bytes of one pair of nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
     /// The node where the threads ran.
     pub cpu_node: NodeId,
@@ -44,7 +44,7 @@ pub struct Pair {
 }
 
 /// Bytes of one group, process or file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bytes {
     /// Bytes read.
     pub read_bytes: u64,
@@ -78,7 +78,7 @@ impl Bytes {
         }
     }
 
-    fn thread(&mut self, thread: &Thread) {
+    pub(crate) fn thread(&mut self, thread: &Thread) {
         self.add(thread.node, &thread.read_bytes, &thread.write_bytes);
         self.remote_bytes = self.remote_bytes.saturating_add(thread.remote_bytes());
         self.could_be_local_bytes = self.could_be_local_bytes.saturating_add(could_be_local(thread));

@@ -6,13 +6,14 @@ use command::notify;
 use command::output::limits::Limits;
 use command::output::units::{count, seconds};
 use command::output::{self, escape, words};
-use engine::{Engine, Finished, Plane};
+use engine::{Engine, Finished, Plane, Tally};
 use linux::interference::Interference;
 use placement::Policy;
 use serde_json::json;
 
 use crate::published::Publisher;
 use crate::report::{self, Lines};
+use crate::totals::Totals;
 use crate::window::Window;
 
 /// Runs window after window until it is time to `stop`, the last window was the end (`over`), or
@@ -33,7 +34,7 @@ pub fn windows<P: Plane>(
         let report = engine.step().map_err(|e| Failure::from_error(Exit::Unsupported, "cannot go on", &e))?;
         window += 1;
         notify::alive();
-        out.window(window, &report)?;
+        out.window(window, &report, engine.tally())?;
         if over() {
             break;
         }
@@ -50,17 +51,20 @@ pub struct Output {
     label: Option<String>,
     /// Shows other commands what happens on a mounted volume; absent on a host.
     publisher: Option<Publisher>,
+    /// Shows everybody what happens on a host; absent on a mounted volume and in a dry run.
+    totals: Option<Totals>,
 }
 
 impl Output {
-    /// Prints what happens on a host.
-    pub fn of_host(json: bool, quiet: bool, limits: Limits) -> Self {
-        Self { json, quiet, lines: Lines::new(limits), label: None, publisher: None }
+    /// Prints what happens on a host, and adds it up.
+    pub fn of_host(json: bool, quiet: bool, limits: Limits, totals: Option<Totals>) -> Self {
+        Self { json, quiet, lines: Lines::new(limits), label: None, publisher: None, totals }
     }
 
     /// Prints what happens on a mounted volume.
     pub fn of_volume(json: bool, quiet: bool, limits: Limits, publisher: Publisher) -> Self {
-        Self { json, quiet, lines: Lines::new(limits), label: publisher.label(), publisher: Some(publisher) }
+        let label = publisher.label();
+        Self { json, quiet, lines: Lines::new(limits), label, publisher: Some(publisher), totals: None }
     }
 
     /// Description of the run that begins.
@@ -127,7 +131,10 @@ impl Output {
         Ok(())
     }
 
-    fn window(&mut self, window: u64, report: &engine::WindowReport) -> Result<(), Failure> {
+    fn window(&mut self, window: u64, report: &engine::WindowReport, tally: &Tally) -> Result<(), Failure> {
+        if let Some(totals) = &mut self.totals {
+            totals.window(report, tally);
+        }
         if let Some(publisher) = &mut self.publisher {
             publisher.publish(Window::of_volume(&report.snapshot, &report.plan));
         }
@@ -146,6 +153,11 @@ impl Output {
             output::print(&text)?;
         }
         Ok(())
+    }
+
+    /// Takes back what everybody sees: the state directory is about to be somebody else's.
+    pub fn publish_no_more(&mut self) {
+        self.totals = None;
     }
 
     /// Moves that were undone.

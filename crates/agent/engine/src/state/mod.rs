@@ -60,11 +60,12 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Creates the directory (0700) where it is missing, and takes it. [`EngineError::Busy`] when
+    /// Creates the directory where it is missing, and takes it. Others may pass through it (0711):
+    /// its files are private but for those that are meant for everybody. [`EngineError::Busy`] when
     /// another process has it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
         trusted(path)?;
-        match DirBuilder::new().mode(0o700).recursive(true).create(path) {
+        match DirBuilder::new().mode(0o711).recursive(true).create(path) {
             Err(source) if source.kind() != ErrorKind::AlreadyExists => {
                 return Err(EngineError::io("create", path)(source));
             }
@@ -245,7 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let first = StateDir::open(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o711);
         let error = StateDir::open(&path).unwrap_err().to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())) && error.contains("a/b"), "{error}");
         drop(first);

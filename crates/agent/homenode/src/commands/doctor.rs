@@ -28,11 +28,15 @@ use crate::output::{self, escape, words};
 /// affinity.
 const CAP_SYS_NICE: u64 = 23;
 
+/// Findings about files that the user has named.
+const CONFIGURATION: &str = "configuration";
+const STATE_DIRECTORY: &str = "state directory";
+
 const AS_ROOT: &str = "run it as root: sudo homenode doctor";
 
 /// Everything that `doctor` has to say.
 #[derive(Serialize)]
-struct Report {
+pub struct Report {
     /// Whether everything needed to observe and move is available.
     ok: bool,
     kernel: String,
@@ -80,18 +84,38 @@ impl Finding {
     }
 }
 
+impl Report {
+    /// Leaves out why a file that the user has named cannot be used.
+    pub fn without_names(&mut self) {
+        for fact in self.facts.iter_mut().filter(|fact| [CONFIGURATION, STATE_DIRECTORY].contains(&fact.name.as_str()))
+        {
+            fact.cause = fact.cause.as_ref().map(|_| "left out: it names a file".to_owned());
+        }
+    }
+}
+
 /// Prints what this machine allows.
 pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
+    let report = examine(global, args.exact)?;
+    match global.json {
+        true => output::print_json(&report)?,
+        false => output::print(&text(&report))?,
+    }
+    Ok(if report.ok { Exit::Done } else { Exit::Partly })
+}
+
+/// Finds out what this machine allows; with `exact` also what `--exact` needs.
+pub fn examine(global: &Global, exact: bool) -> Result<Report, Failure> {
     let (machine, configuration) = configured(global)?;
     let topology = &machine.topology;
     let capabilities = Capabilities::probe();
-    let settings = observe::Settings { exact: args.exact, ..observe::Settings::default() };
+    let settings = observe::Settings { exact, ..observe::Settings::default() };
     let (capabilities, chosen, refused) = tried(capabilities, &settings, topology);
     let mut facts = observing(&capabilities, &chosen);
     facts.extend(refused);
     facts.extend(moving(global, &machine));
     facts.push(configuration);
-    let report = Report {
+    Ok(Report {
         ok: facts.iter().all(|f| f.available || !f.needed),
         kernel: capabilities.kernel.clone(),
         nodes: topology.nodes.len(),
@@ -100,13 +124,7 @@ pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
         limits: chosen.notes,
         interference: plane::interference(&|| false),
         dead_mounts: dead_mounts(),
-    };
-    if global.json {
-        output::print_json(&report)?;
-    } else {
-        output::print(&text(&report))?;
-    }
-    Ok(if report.ok { Exit::Done } else { Exit::Partly })
+    })
 }
 
 /// The mounts of volumes whose server has ended: every use of them fails.
@@ -130,7 +148,7 @@ fn configured(global: &Global) -> Result<(Machine, Finding), Failure> {
     let sys = Path::new(machine::SYS);
     let used = Config::load(global.config.as_deref()).and_then(|config| Machine::read(sys, &config));
     let cause = used.as_ref().err().map(Failure::line);
-    let finding = Finding::new("configuration", cause, true, "correct it; `homenode restore` needs none");
+    let finding = Finding::new(CONFIGURATION, cause, true, "correct it; `homenode restore` needs none");
     Ok((used.or_else(|_| Machine::read(sys, &Config::default()))?, finding))
 }
 
@@ -217,7 +235,7 @@ fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
     vec![
         Finding::new("setting other threads' affinity", may_move(), true, AS_ROOT),
         Finding::new(
-            "state directory",
+            STATE_DIRECTORY,
             may_write(&global.state_dir),
             true,
             "run it as root, or name another with --state-dir",
@@ -298,7 +316,8 @@ fn kind(kind: Kind) -> &'static str {
     }
 }
 
-fn text(report: &Report) -> String {
+/// The same for people.
+pub fn text(report: &Report) -> String {
     let mut text = format!(
         "kernel {} · {} · homenode {}\n\n",
         escape(&report.kernel),

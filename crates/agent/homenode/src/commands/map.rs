@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use command::args::Global;
-use linux::cpuset;
 use linux::threads::Threads;
 use placement::Wish;
 use session::map::{Bytes, Map, Report};
+use session::units;
 use topology::NodeId;
 
-use crate::cli::MapArgs;
+use crate::cli::{MapArgs, ObserveArgs};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -24,23 +24,7 @@ use crate::signals::Stop;
 /// Observes, and prints one map.
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-    let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
-    plane::observe_only()?;
-    let limits = Limits::of(plane.limits(), global.verbose);
-    let threads = Threads::new(Path::new(PROC));
-    let mut map = Map::default();
-    let bar = progress::bar(global.json, args.windows, "observing {wide_bar} window {pos} of {len}");
-    for done in 0..args.windows {
-        if stop.requested() {
-            break;
-        }
-        bar.set_position(done);
-        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| group(&threads, pid, start_ns));
-    }
-    bar.finish_and_clear();
-    let report = map.report(args.top);
+    let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
     match global.json {
         true => output::print_json(&report)?,
         false => output::print(&text(&report, &limits))?,
@@ -48,26 +32,37 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The control group of a process: `/` for the root group; `None` if it has ended or cannot be
-/// asked.
-fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
-    let groups = threads.cgroups(pid).ok().filter(|groups| !groups.is_empty())?;
-    // Another process may have its id by now.
-    if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
-        return None;
+/// Observes so many windows, for at most `top` processes and files. Gives up all privileges but
+/// those that observing takes.
+pub fn observe(
+    global: &Global,
+    config: &Config,
+    args: &ObserveArgs,
+    windows: u64,
+    top: usize,
+) -> Result<(Report, Limits), Failure> {
+    let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
+    let stop = Stop::or_killed()?;
+    let mut plane = plane::open(config, args, None, Wish::No, false)?;
+    plane::observe_only()?;
+    let limits = Limits::of(plane.limits(), global.verbose);
+    let threads = Threads::new(Path::new(PROC));
+    let mut map = Map::default();
+    let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
+    for done in 0..windows {
+        if stop.requested() {
+            break;
+        }
+        bar.set_position(done);
+        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| units::group(&threads, pid, start_ns));
     }
-    Some(cpuset::group_name(&groups).unwrap_or_else(|| "/".to_owned()))
+    bar.finish_and_clear();
+    Ok((map.report(top), limits))
 }
 
-/// A group as systemd or a container's manager calls it: the last part of the path that is a unit,
-/// or else the path.
+/// What a group is called in the tables.
 fn unit(cgroup: &str) -> String {
-    let unit = cgroup.rsplit('/').find(|part| part.ends_with(".service") || part.ends_with(".scope"));
-    match unit {
-        Some(unit) => unit.to_owned(),
-        None if cgroup.is_empty() => "(ended)".to_owned(),
-        None => cgroup.to_owned(),
-    }
+    if cgroup.is_empty() { "(ended)".to_owned() } else { units::name(cgroup) }
 }
 
 fn share(part: u64, all: u64) -> String {
@@ -75,7 +70,7 @@ fn share(part: u64, all: u64) -> String {
 }
 
 /// The map as tables.
-fn text(report: &Report, limits: &Limits) -> String {
+pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
     let mut text = format!("{} · {}", seconds(report.seconds), count(report.units.len(), "control group"));
     text.push_str(&match sum.read_bytes {
@@ -167,24 +162,5 @@ fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeS
         cells.extend(nodes.iter().map(|node| share(from(node), read)));
         cells.push(bytes(written));
         table.row(cells);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_group_is_called_by_its_unit() {
-        for (cgroup, called) in [
-            ("/system.slice/postgresql.service", "postgresql.service"),
-            ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "app-x.scope"),
-            ("/system.slice/docker-3f2a.scope/inner", "docker-3f2a.scope"),
-            ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
-            ("/", "/"),
-            ("", "(ended)"),
-        ] {
-            assert_eq!(unit(cgroup), called);
-        }
     }
 }

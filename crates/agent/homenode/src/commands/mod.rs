@@ -3,16 +3,20 @@
 mod completions;
 mod doctor;
 mod explain;
+pub mod export;
 mod hot;
 mod man;
 mod map;
 pub mod r#move;
 mod nodes;
+mod off;
 mod pace;
 mod plan;
 mod plane;
 mod record;
+mod replace;
 mod replay;
+pub mod report;
 mod restore;
 mod run;
 mod top;
@@ -39,11 +43,13 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(global, args),
         Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
+        Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
         Command::Record(args) => record::run(global, args),
         Command::Replay(args) => replay::run(global, args),
         Command::Explain(args) => explain::run(global, args),
+        Command::Report(args) => report::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
         // fsck(8) has codes of its own.

@@ -1,6 +1,6 @@
 //! `homenode nodes`: what the machine is, and what its memory does.
 
-mod measure;
+pub mod measure;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,6 +37,20 @@ pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// The machine as text and as JSON. Without `names`, the file of measured figures is not named.
+pub fn described(machine: &Machine, names: bool) -> (String, Value) {
+    let free = topology::sysfs::free_memory(Path::new(machine::SYS), &machine.topology);
+    let (mut text, mut value) = (text(machine, &free), json(machine, &free));
+    if !names {
+        let file = machine.file.display().to_string();
+        text = text.lines().filter(|line| !line.contains(&file)).map(|line| format!("{line}\n")).collect();
+        if let Some(measured) = value.get_mut("measured").and_then(Value::as_object_mut) {
+            measured.remove("file");
+        }
+    }
+    (text, value)
 }
 
 fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {

@@ -7,16 +7,20 @@
 //!
 //! **Limits.** A stop ends the current window early; the policy still decides on it.
 
+use std::path::Path;
 use std::time::Duration;
 
 use command::args::Global;
 use engine::{Engine, Plane};
+use placement::Policy;
+use session::totals::Totals;
 use session::windows::{Output, windows};
 use session::{policies, undo};
 
 use crate::child::Child;
 use crate::cli::RunArgs;
-use crate::commands::plane;
+use crate::commands::off::Off;
+use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::notify;
@@ -32,7 +36,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         dry_run: args.dry_run || config.engine.dry_run,
         ..config.engine()
     };
-    let policy = policies::chosen(&args.policy, &config)?;
+    let policy = match args.observe_only {
+        true => Box::new(Off) as Box<dyn Policy>,
+        false => policies::chosen(&args.policy, &config)?,
+    };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
@@ -53,8 +60,13 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
-    plane::move_only(engine.policy().traits(), child.is_some())?;
-    let mut out = Output::of_host(global.json, args.quiet, limits);
+    match args.observe_only && child.is_none() {
+        true => plane::observe_only()?,
+        false => plane::move_only(engine.policy().traits(), child.is_some())?,
+    }
+    // In a dry run the state directory is somebody else's.
+    let totals = (!settings.dry_run).then(|| Totals::new(&global.state_dir, Path::new(PROC), engine.policy().name()));
+    let mut out = Output::of_host(global.json, args.quiet, limits, totals);
     let topology = engine.plane().topology();
     let less = policies::without_bandwidth(engine.policy(), topology);
     let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
@@ -75,6 +87,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     notify::stopping();
     let came = stop.came();
     let finished = engine.finish_until(&|| stop.came() > came);
+    // From now on another one may have the directory.
+    out.publish_no_more();
     drop(engine);
     let told = out.finished(&finished);
     let exit = match child {

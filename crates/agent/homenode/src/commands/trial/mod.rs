@@ -5,7 +5,7 @@
 //!
 //! **Approach.** One plane observes from the first window to the last, so that both arms pay for it
 //! alike. A period has an engine of its own, which has the plane lent; at its end `Engine::finish`
-//! puts everything back. With homenode off, its policy moves nothing ([`off`]). A period begins
+//! puts everything back. With homenode off, its policy moves nothing ([`Off`]). A period begins
 //! with an empty window, because a window has everything since the one before. The design and the
 //! statistics are those of `trial`.
 //!
@@ -15,8 +15,8 @@
 
 mod back;
 mod design;
+pub mod last;
 mod metric;
-mod off;
 mod outcome;
 mod report;
 
@@ -32,11 +32,11 @@ use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
-use self::off::Off;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
 use crate::cli::TrialArgs;
+use crate::commands::off::Off;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -108,6 +108,9 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     }
     let judged = report.judge(&harms);
     let told = report.end(&judged, &finished, stop.requested());
+    if let Err(failure) = report.last(&judged, &finished, stop.requested()).save(state.path()) {
+        tracing::warn!("{}: `homenode report` does not have this trial", failure.line());
+    }
     ran.and(told)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })

@@ -8,6 +8,7 @@ use session::report as put_back;
 use trial::{Arm, Effect, Harm, Verdict, judge};
 
 use super::design::Design;
+use super::last::Last;
 use super::outcome::{self, Outcome, Period};
 use crate::exit::Failure;
 use crate::output::table::Table;
@@ -22,6 +23,8 @@ pub struct Report<'a> {
     rounds: Vec<Vec<(Arm, Period)>>,
     /// Rounds that do not count.
     dropped: usize,
+    /// How it began, as JSON.
+    begun: Value,
 }
 
 /// Why there is no verdict, and what else to know of one.
@@ -53,14 +56,20 @@ impl Judged {
 
 impl<'a> Report<'a> {
     pub fn new(json: bool, design: &'a Design) -> Self {
-        Self { json, design, outcomes: outcome::all(design.primary()), rounds: Vec::new(), dropped: 0 }
+        Self {
+            json,
+            design,
+            outcomes: outcome::all(design.primary()),
+            rounds: Vec::new(),
+            dropped: 0,
+            begun: Value::Null,
+        }
     }
 
-    pub fn start(&self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
+    pub fn start(&mut self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
         let Design { policies, rounds, period_s, wash_out_s, window_s, seed, .. } = self.design;
         let nodes = plane.topology().nodes.len();
-        if self.json {
-            output::print_json_line(&json!({
+        self.begun = json!({
                 "kind": "start",
                 "version": 1,
                 "policies": policies,
@@ -73,8 +82,9 @@ impl<'a> Report<'a> {
                 "nodes": nodes,
                 "interference": found,
                 "recovered": recovered,
-            }))?;
-            return Ok(());
+        });
+        if self.json {
+            return Ok(output::print_json_line(&self.begun)?);
         }
         let mut text = format!(
             "{} of {}, {} each with homenode off and with {}; the first {} of each do not count\n",
@@ -210,18 +220,8 @@ impl<'a> Report<'a> {
     }
 
     pub fn end(&self, judged: &[Judged], finished: &Finished, stopped: bool) -> Result<(), Failure> {
-        let note = (finished.not_moved_back > 0).then_some(DATA_STAYED);
         if self.json {
-            output::print_json_line(&json!({
-                "kind": "end",
-                "rounds": self.rounds.len(),
-                "dropped": self.dropped,
-                "stopped": stopped,
-                "results": judged.iter().map(|judged| self.result(judged)).collect::<Vec<_>>(),
-                "put_back": finished,
-                "notes": note.into_iter().collect::<Vec<_>>(),
-            }))?;
-            return Ok(());
+            return Ok(output::print_json_line(&self.end_json(judged, finished, stopped))?);
         }
         let mut text = String::new();
         for judged in judged {
@@ -231,11 +231,32 @@ impl<'a> Report<'a> {
         if self.dropped > 0 {
             text.push_str(&format!("{} left out, because data or threads stayed\n", count(self.dropped, "round")));
         }
-        if let Some(note) = note {
+        if let Some(note) = Self::note(finished) {
             text.push_str(&format!("note: {note}\n"));
         }
         text.push_str(&put_back::finished(finished));
         Ok(output::print(&text)?)
+    }
+
+    fn note(finished: &Finished) -> Option<&'static str> {
+        (finished.not_moved_back > 0).then_some(DATA_STAYED)
+    }
+
+    fn end_json(&self, judged: &[Judged], finished: &Finished, stopped: bool) -> Value {
+        json!({
+            "kind": "end",
+            "rounds": self.rounds.len(),
+            "dropped": self.dropped,
+            "stopped": stopped,
+            "results": judged.iter().map(|judged| self.result(judged)).collect::<Vec<_>>(),
+            "put_back": finished,
+            "notes": Self::note(finished).into_iter().collect::<Vec<_>>(),
+        })
+    }
+
+    /// The trial as `homenode report` shows it.
+    pub fn last(&self, judged: &[Judged], finished: &Finished, stopped: bool) -> Last {
+        Last::new(self.begun.clone(), self.end_json(judged, finished, stopped))
     }
 
     fn result(&self, judged: &Judged) -> Value {

@@ -1,0 +1,359 @@
+//! HTTP for one resource, on this machine only.
+//!
+//! **Problem.** Every local user can connect: to ask slowly, never to end, or very often. None of
+//! them may keep others from an answer, or make the exporter large.
+//!
+//! **Approach.** One thread polls all connections, and none of them blocks. A connection has one
+//! request and one answer and is then closed. A request is at most [`LONGEST_REQUEST`] long and a
+//! connection lives for [`PATIENCE`]. There are at most [`MOST`]; one more takes the place of the
+//! oldest.
+//!
+//! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Listen;
+use super::text::{Form, OPEN_METRICS};
+use crate::exit::{Exit, Failure};
+
+/// Longest request, bytes: Prometheus sends some 300.
+const LONGEST_REQUEST: usize = 8192;
+/// Time from connecting to the end of the answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections at once.
+const MOST: usize = 100;
+/// How soon a request to stop is noticed.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Makes the metrics, in OpenMetrics or not; or says why there are none.
+type Metrics<'a> = dyn Fn(bool) -> Result<String, String> + 'a;
+
+enum Listener {
+    Tcp(TcpListener),
+    /// With its path, which is removed at the end.
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Self::Tcp(listener) => {
+                let stream = listener.accept()?.0;
+                stream.set_nonblocking(true)?;
+                Box::new(stream)
+            }
+            Self::Unix(listener, _) => {
+                let stream = listener.accept()?.0;
+                stream.set_nonblocking(true)?;
+                Box::new(stream)
+            }
+        })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            // Its directory may be gone.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+trait Stream: Read + Write + AsFd {
+    /// Says that no more follows.
+    fn end(&self) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+impl Stream for UnixStream {
+    fn end(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// How far a connection is.
+enum State {
+    /// So much of the request has come.
+    Asks(Vec<u8>),
+    /// The answer, and how much of it has gone.
+    Answered(Vec<u8>, usize),
+    /// All was said. What is still to come is read and thrown away: closing before that would take
+    /// the answer back.
+    Ends,
+}
+
+struct Connection {
+    stream: Box<dyn Stream>,
+    since: Instant,
+    state: State,
+}
+
+impl Connection {
+    fn wants(&self) -> PollFlags {
+        if matches!(self.state, State::Answered(..)) { PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Goes on as far as it can without waiting; false once it is over.
+    fn go_on(&mut self, metrics: &Metrics<'_>) -> bool {
+        loop {
+            match self.step(metrics) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    fn step(&mut self, metrics: &Metrics<'_>) -> io::Result<bool> {
+        let mut buffer = [0; 2048];
+        match &mut self.state {
+            State::Asks(request) => {
+                let n = self.stream.read(&mut buffer)?;
+                request.extend(buffer.iter().take(n));
+                if let Some(answer) = answer(request, metrics) {
+                    self.state = State::Answered(answer, 0);
+                } else if n == 0 {
+                    return Ok(false);
+                }
+            }
+            State::Answered(answer, sent) => {
+                let n = self.stream.write(answer.get(*sent..).unwrap_or_default())?;
+                *sent += n;
+                if *sent == answer.len() {
+                    self.stream.end()?;
+                    self.state = State::Ends;
+                }
+            }
+            State::Ends => return Ok(self.stream.read(&mut buffer)? > 0),
+        }
+        Ok(true)
+    }
+}
+
+/// The answer to a request, if that is complete or too long.
+fn answer(request: &[u8], metrics: &Metrics<'_>) -> Option<Vec<u8>> {
+    let plain = |status, body: String| response(status, "text/plain; charset=utf-8", &body, true);
+    let complete = request.windows(4).any(|w| w == b"\r\n\r\n") || request.windows(2).any(|w| w == b"\n\n");
+    if !complete {
+        let long = request.len() > LONGEST_REQUEST;
+        return long.then(|| plain("431 Request Header Fields Too Large", "The request is too long.\n".to_owned()));
+    }
+    let text = String::from_utf8_lossy(request);
+    let mut lines = text.lines();
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    if !version.is_some_and(|version| version.starts_with("HTTP/1.")) {
+        return Some(plain("400 Bad Request", "Not a request of HTTP/1.1.\n".to_owned()));
+    }
+    let body = match method {
+        Some("GET") => true,
+        Some("HEAD") => false,
+        _ => return Some(plain("405 Method Not Allowed", "Only GET and HEAD.\n".to_owned())),
+    };
+    let path = target.unwrap_or_default();
+    Some(match path.split('?').next() {
+        Some("/metrics") => {
+            let accepts = |line: &str| {
+                let (name, value) = line.split_once(':')?;
+                Some(name.eq_ignore_ascii_case("accept") && value.to_ascii_lowercase().contains(OPEN_METRICS))
+            };
+            let open = lines.any(|line| accepts(line) == Some(true));
+            let form = if open { Form::OpenMetrics } else { Form::Prometheus };
+            match metrics(open) {
+                Ok(text) => response("200 OK", form.media_type(), &text, body),
+                Err(why) => response("500 Internal Server Error", "text/plain; charset=utf-8", &(why + "\n"), body),
+            }
+        }
+        Some("/") => response("200 OK", "text/plain; charset=utf-8", "homenode export: /metrics\n", body),
+        _ => response("404 Not Found", "text/plain; charset=utf-8", "There is /metrics only.\n", body),
+    })
+}
+
+fn response(status: &str, media_type: &str, text: &str, body: bool) -> Vec<u8> {
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let length = text.len();
+    let mut response = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n{allow}\
+         X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    );
+    if body {
+        response.push_str(text);
+    }
+    response.into_bytes()
+}
+
+/// Listens.
+pub struct Server {
+    listener: Listener,
+}
+
+impl Server {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    ///
+    /// Somebody else listens there, or it is not permitted.
+    pub fn open(at: &Listen) -> Result<Self, Failure> {
+        let (what, listener) = match at {
+            Listen::Tcp(address) => (address.to_string(), TcpListener::bind(address).map(Listener::Tcp)),
+            Listen::Unix(path) => {
+                let bound = bind(path).map(|listener| Listener::Unix(listener, path.clone()));
+                (path.display().to_string(), bound)
+            }
+        };
+        let ready = listener.and_then(|listener| {
+            match &listener {
+                Listener::Tcp(listener) => listener.set_nonblocking(true),
+                Listener::Unix(listener, _) => listener.set_nonblocking(true),
+            }
+            .map(|()| listener)
+        });
+        ready.map(|listener| Self { listener }).map_err(|e| {
+            let exit = if e.kind() == ErrorKind::AddrInUse { Exit::Busy } else { Exit::Io };
+            Failure::from_error(exit, format!("cannot listen on {what}"), &e).exiting(exit)
+        })
+    }
+
+    /// Where it listens, as a client says it.
+    pub fn address(&self) -> String {
+        match &self.listener {
+            Listener::Tcp(listener) => {
+                listener.local_addr().map_or_else(|e| e.to_string(), |address| format!("http://{address}/metrics"))
+            }
+            Listener::Unix(_, path) => format!("unix:{}", path.display()),
+        }
+    }
+
+    /// Answers until it is time to stop.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot wait for connections.
+    pub fn run(&self, stop: &dyn Fn() -> bool, metrics: &Metrics<'_>) -> Result<(), Failure> {
+        // By rising age.
+        let mut connections: VecDeque<Connection> = VecDeque::new();
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        while !stop() {
+            let ready: Vec<bool> = {
+                let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+                fds.extend(connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), c.wants())));
+                match poll(&mut fds, Some(&tick)) {
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(e) => {
+                        let e = io::Error::from(e);
+                        return Err(Failure::from_error(Exit::Unsupported, "cannot wait for connections", &e));
+                    }
+                }
+                fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+            };
+            let mut ready = ready.into_iter();
+            let knocks = ready.next().unwrap_or(false);
+            connections.retain_mut(|connection| {
+                let over = connection.since.elapsed() > PATIENCE;
+                let ready = ready.next().unwrap_or(false);
+                !over && (!ready || connection.go_on(metrics))
+            });
+            if knocks {
+                self.accept(&mut connections);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes those who wait, a few at a time: others have waited longer.
+    fn accept(&self, connections: &mut VecDeque<Connection>) {
+        for _ in 0..MOST / 4 {
+            match self.listener.accept() {
+                Ok(stream) => {
+                    if connections.len() >= MOST {
+                        connections.pop_front();
+                    }
+                    let state = State::Asks(Vec::new());
+                    connections.push_back(Connection { stream, since: Instant::now(), state });
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    // No descriptors, or no memory. It would come back at once.
+                    tracing::warn!("cannot accept a connection: {error}");
+                    connections.pop_front();
+                    std::thread::sleep(TICK);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A socket that nobody listens on any more is in the way of a new one.
+fn bind(path: &PathBuf) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => match UnixStream::connect(path) {
+            Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)
+            }
+            _ => Err(error),
+        },
+        bound => bound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(request: &[u8]) -> Option<String> {
+        answer(request, &|open| Ok(format!("open {open}\n"))).map(|answer| String::from_utf8(answer).unwrap())
+    }
+
+    #[test]
+    fn one_request_has_one_answer() {
+        let first = |request: &[u8]| asked(request).unwrap().lines().next().unwrap().to_owned();
+        assert_eq!(first(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.1 200 OK");
+        assert_eq!(first(b"GET /metrics?x=1 HTTP/1.0\n\n"), "HTTP/1.1 200 OK");
+        assert_eq!(first(b"GET /etc/passwd HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
+        assert_eq!(first(b"POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
+        assert_eq!(first(b"\xff\xfe\r\n\r\n"), "HTTP/1.1 400 Bad Request");
+        assert_eq!(first(b"GET /metrics\r\n\r\n"), "HTTP/1.1 400 Bad Request");
+        assert_eq!(first(&vec![b'a'; LONGEST_REQUEST + 1]), "HTTP/1.1 431 Request Header Fields Too Large");
+        for part in [b"".as_slice(), b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"] {
+            assert_eq!(asked(part), None);
+        }
+    }
+
+    #[test]
+    fn the_form_follows_what_the_client_accepts() {
+        let plain = asked(b"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n").unwrap();
+        assert!(plain.contains("text/plain; version=0.0.4") && plain.ends_with("open false\n"), "{plain}");
+        let open =
+            asked(b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n").unwrap();
+        assert!(open.contains("openmetrics-text; version=1.0.0") && open.ends_with("open true\n"), "{open}");
+        let head = asked(b"HEAD /metrics HTTP/1.1\r\n\r\n").unwrap();
+        assert!(head.contains("Content-Length: 11\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    }
+}

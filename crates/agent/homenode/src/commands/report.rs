@@ -1,0 +1,289 @@
+//! `homenode report`: one file about a machine, for a bug report or a comparison of machines.
+//!
+//! **Problem.** Whoever helps needs to know what the kernel allows, what the machine is, and where
+//! its file bytes come from. Whoever asks must not have to read it line by line for names of
+//! customers before it is sent.
+//!
+//! **Approach.** One Markdown file with the tables that the other commands print, and the same as
+//! JSON. Unless names are asked for, services, processes and files get numbers before anything is
+//! written ([`without_names`]); findings about files that the user has named lose their cause. As a
+//! second net, a text with a path that is not the kernel's own is left out ([`left_out`]).
+//!
+//! **Limits.** What cannot be had (no root, an older kernel) is said and left out. A number stands
+//! for the same thing within one report only. Sizes and rates can tell somebody who knows the
+//! machine what they belong to.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use clap::Args;
+use command::args::Global;
+use command::config::Config;
+use linux::processor;
+use serde_json::{Value, json};
+use session::map::Report as Map;
+
+use crate::cli::ObserveArgs;
+use crate::commands::plane::PROC;
+use crate::commands::{doctor, map, nodes, replace, trial};
+use crate::exit::{Exit, Failure};
+use crate::machine::{self, Machine};
+use crate::output::{self, escape};
+
+/// `homenode report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Write the report to FILE instead of stdout
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Also put in the names of services and processes, and paths
+    #[arg(long)]
+    pub names: bool,
+    /// Observe so many windows for the map
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: u64,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+}
+
+/// Processes and files in the map.
+const MOST: usize = 20;
+
+/// A part of the report, as text and as JSON; or why it is not there.
+type Part = Result<(String, Value), String>;
+
+/// Collects and writes the report.
+pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
+    let names = args.names;
+    let config = Config::load(global.config.as_deref());
+    // A failure can name what the user has named.
+    let or = |instead: &'static str| move |failure: &Failure| if names { failure.line() } else { instead.to_owned() };
+    let unusable = or("homenode.toml cannot be used, or does not fit this machine");
+    let unseen = or("nothing can be observed here: see doctor");
+    let part = |text: String, value: Result<Value, serde_json::Error>| {
+        value.map(|value| (text, value)).map_err(|e| e.to_string())
+    };
+    // In this order: the map gives up the privileges that doctor takes.
+    let doctor = doctor::examine(global, false).map_err(|f| unusable(&f)).and_then(|mut report| {
+        if !names {
+            report.without_names();
+        }
+        part(doctor::text(&report), serde_json::to_value(&report))
+    });
+    let machine = config
+        .as_ref()
+        .map_err(&unusable)
+        .and_then(|config| Machine::read(Path::new(machine::SYS), config).map_err(|f| unusable(&f)));
+    let nodes = machine.as_ref().map_err(Clone::clone).map(|machine| nodes::described(machine, names));
+    let measured: Part = match &machine {
+        Ok(Machine { measured: Some(measured), .. }) => {
+            part(nodes::measure::text(measured), serde_json::to_value(measured))
+        }
+        Ok(_) => Err("nothing was measured: `sudo homenode nodes --measure`".to_owned()),
+        Err(why) => Err(why.clone()),
+    };
+    let tried = trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value()));
+    let mapped = config
+        .as_ref()
+        .map_err(&unusable)
+        .and_then(|config| map::observe(global, config, &args.observe, args.windows, MOST).map_err(|f| unseen(&f)));
+    let mapped = mapped.and_then(|(mut report, limits)| {
+        if !names {
+            without_names(&mut report);
+        }
+        part(map::text(&report, &limits), serde_json::to_value(&report))
+    });
+
+    let head = head(machine.as_ref().ok());
+    let parts = [
+        ("doctor", "What homenode can use", doctor),
+        ("nodes", "Nodes", nodes),
+        ("measured", "What their memory does", measured),
+        ("map", "Who reads from where", mapped),
+        ("trial", "Last trial", tried),
+    ];
+    let mut value = json!({ "version": 1, "names": names, "machine": head });
+    let mut text = markdown_head(&head, names);
+    for (key, title, part) in parts {
+        let (said, part) = match part {
+            Ok((said, part)) => (format!("```text\n{}\n```", said.trim_end().replace("```", "'''")), part),
+            Err(why) => (escape(&why), json!({ "missing": why })),
+        };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n## {title}\n\n{said}\n");
+        if let Some(object) = value.as_object_mut() {
+            object.insert(key.to_owned(), part);
+        }
+    }
+    if !names {
+        clean(&mut value);
+        text = text.lines().map(|line| left_out(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
+    }
+    let pretty = serde_json::to_string_pretty(&value)
+        .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &std::io::Error::from(e)))?;
+    let _ = write!(text, "\n## All of this as JSON\n\n```json\n{}\n```\n", pretty.replace("```", "'''"));
+    let text = if global.json { pretty + "\n" } else { text };
+    match &args.output {
+        Some(path) => {
+            replace::write(path, &text, 0o600)?;
+            let said = if names { "it has names and paths" } else { "without names and paths" };
+            output::complain(&format!("wrote {}: {said}; look at it before you send it\n", path.display()));
+        }
+        None => output::print(&text)?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Versions and processor. The name of the machine is none of it.
+fn head(machine: Option<&Machine>) -> Value {
+    let uname = rustix::system::uname();
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).map(|name| name.trim_matches('"'));
+    json!({
+        "homenode": env!("CARGO_PKG_VERSION"),
+        "unix_s": SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
+        "kernel": uname.release().to_string_lossy(),
+        "architecture": uname.machine().to_string_lossy(),
+        "system": system,
+        "processor": processor::name(Path::new(PROC)),
+        "hypervisor": processor::hypervisor(Path::new(PROC), Path::new(machine::SYS)),
+        "nodes": machine.map(|machine| machine.topology.nodes.len()),
+    })
+}
+
+fn markdown_head(head: &Value, names: bool) -> String {
+    let mut text = "# homenode report\n\n".to_owned();
+    for (key, value) in head.as_object().into_iter().flatten() {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let _ = writeln!(text, "- {key}: {}", escape(&value));
+    }
+    text.push_str(match names {
+        true => "\nThis report has names of services and processes, and paths.\n",
+        false => "\nServices, processes and files have numbers; their names and paths are left out.\n",
+    });
+    text
+}
+
+/// Numbers in the place of names.
+fn without_names(map: &mut Map) {
+    let cgroups: Vec<String> = map.units.iter().map(|unit| unit.cgroup.clone()).collect();
+    let unit = |cgroup: &str| match cgroups.iter().position(|known| known == cgroup) {
+        _ if cgroup.is_empty() => String::new(),
+        Some(n) => format!("service {}", n + 1),
+        None => "another service".to_owned(),
+    };
+    map.units.iter_mut().for_each(|row| row.cgroup = unit(&row.cgroup));
+    for (n, row) in map.processes.iter_mut().enumerate() {
+        (row.pid, row.comm, row.cgroup) = (n as u32 + 1, "process".to_owned(), unit(&row.cgroup));
+    }
+    for (n, row) in map.files.iter_mut().enumerate() {
+        (row.file, row.path) = (format!("file {}", n + 1), None);
+    }
+    // They can name threads and files; doctor has those of the kernel.
+    map.notes.clear();
+}
+
+/// What stands in the place of a text with a path of the user's; `None` where it has none.
+pub fn left_out(text: &str) -> Option<String> {
+    // Where nobody but the kernel gives names.
+    const KERNEL: &[&str] = &[
+        "/proc/self/",
+        "/proc/sys/",
+        "/sys/devices/system/",
+        "/sys/kernel/",
+        "/sys/bus/event_source/",
+        "/sys/fs/resctrl",
+    ];
+    let is_path = |(at, _): (usize, &str)| {
+        let (before, from) = text.split_at(at);
+        let begins = !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let goes_on = from.chars().nth(1).is_some_and(|c| !c.is_whitespace());
+        begins && goes_on && !KERNEL.iter().any(|known| from.starts_with(known))
+    };
+    text.match_indices('/').any(is_path).then(|| "(left out: it names a path)".to_owned())
+}
+
+/// Leaves such texts out.
+fn clean(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Some(instead) = left_out(text) {
+                *text = instead;
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(clean),
+        Value::Object(values) => values.values_mut().for_each(clean),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use session::map::{File, Process, Unit};
+
+    use super::*;
+
+    #[test]
+    fn a_map_without_names_keeps_its_figures() {
+        let unit = |cgroup: &str| Unit { cgroup: cgroup.to_owned(), processes: 2, ..Unit::default() };
+        let process = |pid, cgroup: &str| Process {
+            pid,
+            comm: "secret".to_owned(),
+            cgroup: cgroup.to_owned(),
+            ..Process::default()
+        };
+        let mut map = Map {
+            windows: 3,
+            units: vec![unit("/secret-a"), unit("/secret-b"), unit("")],
+            processes: vec![process(7001, "/secret-b"), process(7002, "/secret-gone"), process(7003, "")],
+            files: vec![File {
+                file: "8:1:7004".to_owned(),
+                path: Some("/secret".to_owned()),
+                size: Some(9),
+                ..File::default()
+            }],
+            notes: vec!["secret: a note".to_owned()],
+            ..Map::default()
+        };
+        without_names(&mut map);
+        let text = serde_json::to_string(&map).unwrap();
+        assert!(!text.contains("secret") && !text.contains("700"), "{text}");
+        let units: Vec<&str> = map.units.iter().map(|unit| unit.cgroup.as_str()).collect();
+        assert_eq!(units, ["service 1", "service 2", ""]);
+        let of: Vec<&str> = map.processes.iter().map(|process| process.cgroup.as_str()).collect();
+        assert_eq!(of, ["service 2", "another service", ""]);
+        assert_eq!((map.windows, map.units[0].processes, map.files[0].size), (3, 2, Some(9)));
+    }
+
+    #[test]
+    fn texts_with_a_path_of_the_user_are_left_out() {
+        for text in [
+            "/home/alice/x: No such file",
+            "cannot read /srv/secret",
+            "cannot read \"/srv/a b\"",
+            "(/srv)",
+            "config=/srv",
+            "a ./secret/file",
+            "../secret",
+            "/sys/fs/cgroup/system.slice/secret.service",
+            "/proc/12/exe",
+        ] {
+            assert!(left_out(text).is_some(), "{text}");
+        }
+        for text in [
+            "200 MB/s",
+            "1/3 of it",
+            "read/write",
+            "/proc/self/status: x",
+            "a / b",
+            "see /sys/devices/system/node/node0",
+        ] {
+            assert_eq!(left_out(text), None, "{text}");
+        }
+        let mut value = json!({ "a": ["/srv/x", 1], "b": { "c": "fine" } });
+        clean(&mut value);
+        assert_eq!(value, json!({ "a": ["(left out: it names a path)", 1], "b": { "c": "fine" } }));
+    }
+}

@@ -1,0 +1,526 @@
+//! What the daemon has seen and done since it began, for everybody: the file that
+//! `homenode export` turns into metrics.
+//!
+//! **Problem.** Counters must not miss a window and must not go down, so only the daemon can keep
+//! them; but the daemon must not listen. Metrics must not grow with the number of threads, files or
+//! short-lived services, and whoever may read them must not learn another user's paths.
+//!
+//! **Approach.** After each window the daemon adds the bytes of each thread to its service and pair
+//! of nodes, and writes the sums to [`FILE`] in its state directory, as a whole and by rename. At
+//! most [`SHOWN`] services have a row of their own; the bytes of all others are in [`OTHER`]. A
+//! service that comes to read more than twice as much as the least of those takes its row. Bytes
+//! stay where they were counted, so no counter goes down: a service that loses its row and gets one
+//! again goes on where its own had stopped. The file has names of services, which systemd shows to
+//! everybody, and no paths of files, names of threads or ids. Whether it is up to date follows from
+//! the clock that counts from boot, and from the daemon's process.
+//!
+//! **Limits.** A restart of the daemon begins at 0. Rows that were idle for longest are forgotten
+//! beyond [`KEPT`] services; one of them that comes back begins at 0, too. The bytes of a window
+//! are put down to the node where the thread ran at its end. Threads that ended within a window are
+//! in no row, see [`Told::unlisted_read_bytes`].
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use command::exit::Failure;
+use engine::{Tally, WindowReport};
+use placement::{NodeBytes, Snapshot};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::map::Bytes;
+use crate::units::Groups;
+
+/// The file in the state directory.
+pub const FILE: &str = "totals.json";
+/// The next one, until it is complete.
+const NEXT: &str = "totals.json.new";
+
+/// Services with a row of their own.
+pub const SHOWN: usize = 100;
+/// Services that are remembered.
+pub const KEPT: usize = 4096;
+/// The row of all other services.
+pub const OTHER: &str = "other";
+/// The row of processes that had ended before they could be asked for their service.
+pub const UNKNOWN: &str = "unknown";
+
+/// What a service read longer ago than so many windows counts half.
+const HALF_LIFE: f64 = 300.0;
+/// So much more than the least of those with a row must a service read to take its place.
+const MORE: f64 = 2.0;
+/// Rows that may change hands in one window.
+const CHANGES: usize = 10;
+
+/// Longest file that is read, bytes.
+const LONGEST: u64 = 64 << 20;
+
+/// Windows, and seconds, after which a daemon that has written nothing counts as gone. It may
+/// stretch windows, and stop for a while on a busy machine.
+const LATE: (f64, f64) = (4.0, 5.0);
+
+/// The file's contents.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    /// Format version, 1.
+    pub version: u32,
+    /// Version of the daemon.
+    pub program: String,
+    /// Process of the daemon.
+    pub pid: u32,
+    /// The boot in which it was written; empty if the kernel does not tell.
+    pub boot: String,
+    /// When the last window ended: seconds since boot, suspended time included.
+    pub boot_s: f64,
+    /// The same in seconds since 1970.
+    pub unix_s: f64,
+    /// The policy.
+    pub policy: String,
+    /// Length of the last window, seconds.
+    pub window_s: f64,
+    /// Windows so far.
+    pub windows: u64,
+    /// Threads that used file bytes in the last window.
+    pub threads: u64,
+    /// Threads whose affinity is homenode's.
+    pub bound_threads: u64,
+    /// Services that are remembered.
+    pub units: u64,
+    /// CPU time of homenode, without that of copies, seconds; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observer_cpu_s: Option<f64>,
+    /// Memory of homenode with its BPF maps, bytes; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observer_memory_bytes: Option<u64>,
+    /// Bytes that others than the listed threads read, by node of the data: threads that ended
+    /// within a window, or are out of scope.
+    pub unlisted_read_bytes: NodeBytes,
+    /// What became of moves.
+    pub moves: Vec<Moves>,
+    /// The services.
+    pub rows: Vec<Row>,
+}
+
+/// Moves of one kind with one result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moves {
+    /// `thread`, `process` or `file`.
+    pub kind: String,
+    /// What became of them ([`engine::tally`]).
+    pub result: String,
+    /// How many.
+    pub count: u64,
+}
+
+/// Bytes of one service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name ([`crate::units::name`]), [`OTHER`] or [`UNKNOWN`].
+    pub unit: String,
+    /// Its bytes.
+    #[serde(flatten)]
+    pub bytes: Bytes,
+}
+
+/// A service.
+#[derive(Debug, Default)]
+struct Unit {
+    /// Bytes that were counted while it had a row.
+    bytes: Bytes,
+    shown: bool,
+    /// Bytes read and written, those of long ago counting less; as of this window.
+    recent: f64,
+    window: u64,
+}
+
+impl Unit {
+    fn recent(&self, window: u64) -> f64 {
+        self.recent * 0.5f64.powf((window - self.window) as f64 / HALF_LIFE)
+    }
+}
+
+/// The sums so far. Dropping it removes the file: the daemon has ended.
+#[derive(Debug)]
+pub struct Totals {
+    dir: PathBuf,
+    groups: Groups,
+    told: Told,
+    units: HashMap<Arc<str>, Unit>,
+    shown: usize,
+    /// Services without a row that read something in the last window.
+    candidates: Vec<Arc<str>>,
+    other: Bytes,
+    unknown: Bytes,
+}
+
+impl Totals {
+    /// Nothing yet. `dir` is the state directory, `proc_root` a proc mount (`/proc`).
+    pub fn new(dir: &Path, proc_root: &Path, policy: &str) -> Self {
+        let told = Told {
+            version: 1,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            boot: boot(),
+            policy: policy.to_owned(),
+            ..Told::default()
+        };
+        Self {
+            dir: dir.to_owned(),
+            groups: Groups::new(proc_root),
+            told,
+            units: HashMap::new(),
+            shown: 0,
+            candidates: Vec::new(),
+            other: Bytes::default(),
+            unknown: Bytes::default(),
+        }
+    }
+
+    /// Adds a window and writes the file. The daemon goes on without: a failure is only logged.
+    pub fn window(&mut self, report: &WindowReport, tally: &Tally) {
+        self.add(&report.snapshot);
+        self.told.rows = self.rows();
+        let told = &mut self.told;
+        told.bound_threads = report.owned_threads as u64;
+        if let Some(cost) = report.cost {
+            told.observer_cpu_s = Some(told.observer_cpu_s.unwrap_or(0.0) + cost.cpu * report.snapshot.window_s);
+            told.observer_memory_bytes = Some(cost.memory_bytes);
+        }
+        told.moves = tally
+            .iter()
+            .map(|(kind, result, count)| Moves { kind: kind.to_owned(), result: result.to_owned(), count })
+            .collect();
+        told.boot_s = boot_s();
+        told.unix_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64());
+        if let Err(error) = self.write() {
+            tracing::warn!("{}: {error}: `homenode export` does not see this window", self.dir.join(NEXT).display());
+        }
+    }
+
+    fn add(&mut self, snapshot: &Snapshot) {
+        self.change_hands();
+        self.groups.window();
+        let told = &mut self.told;
+        told.windows += 1;
+        told.window_s = snapshot.window_s;
+        told.threads = 0;
+        let window = told.windows;
+        let mut listed = NodeBytes::default();
+        for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
+            told.threads += 1;
+            thread.read_bytes.iter().for_each(|(node, bytes)| listed.add(node, bytes));
+            let row = match self.groups.unit(thread.pid, thread.process_start_ns) {
+                None => &mut self.unknown,
+                Some(name) => {
+                    let unit = self.units.entry(name.clone()).or_default();
+                    if !unit.shown && self.shown < SHOWN {
+                        unit.shown = true;
+                        self.shown += 1;
+                    }
+                    if unit.window != window && !unit.shown {
+                        self.candidates.push(name);
+                    }
+                    unit.recent = unit.recent(window) + thread.file_bytes() as f64;
+                    unit.window = window;
+                    if unit.shown { &mut unit.bytes } else { &mut self.other }
+                }
+            };
+            row.thread(thread);
+        }
+        for node in &snapshot.nodes {
+            told.unlisted_read_bytes.add(node.id, node.read_bytes.saturating_sub(listed.get(node.id)));
+        }
+        self.forget(window);
+        self.told.units = self.units.len() as u64;
+    }
+
+    /// Gives rows to services that read much more in the last window than some that have one. That
+    /// comes after the window was written: what they counted until then is told.
+    fn change_hands(&mut self) {
+        let (window, mut candidates) = (self.told.windows, std::mem::take(&mut self.candidates));
+        if candidates.is_empty() {
+            return;
+        }
+        let recent = |name: &Arc<str>| self.units.get(name).map_or(0.0, |unit| unit.recent(window));
+        let mut shown: Vec<Arc<str>> =
+            self.units.iter().filter(|(_, unit)| unit.shown).map(|(name, _)| name.clone()).collect();
+        candidates.sort_by(|a, b| recent(b).total_cmp(&recent(a)).then_with(|| a.cmp(b)));
+        shown.sort_by(|a, b| recent(a).total_cmp(&recent(b)).then_with(|| a.cmp(b)));
+        let takes: Vec<_> = candidates
+            .into_iter()
+            .zip(shown)
+            .take(CHANGES)
+            .take_while(|(new, old)| recent(new) > MORE * recent(old))
+            .collect();
+        for (new, old) in takes {
+            for (name, shown) in [(new, true), (old, false)] {
+                if let Some(unit) = self.units.get_mut(&name) {
+                    unit.shown = shown;
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, window: u64) {
+        if self.units.len() <= KEPT + KEPT / 2 {
+            return;
+        }
+        let mut idle: Vec<(f64, Arc<str>)> = self
+            .units
+            .iter()
+            .filter(|(_, unit)| !unit.shown)
+            .map(|(name, unit)| (unit.recent(window), name.clone()))
+            .collect();
+        idle.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (_, name) in idle.into_iter().take(self.units.len() - KEPT) {
+            self.units.remove(&name);
+        }
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let row = |unit: &str, bytes: &Bytes| Row { unit: unit.to_owned(), bytes: bytes.clone() };
+        let shown = self.units.iter().filter(|(_, unit)| unit.shown);
+        let mut rows: Vec<Row> = shown.map(|(name, unit)| row(name, &unit.bytes)).collect();
+        rows.sort_by(|a, b| a.unit.cmp(&b.unit));
+        rows.extend([row(OTHER, &self.other), row(UNKNOWN, &self.unknown)]);
+        rows
+    }
+
+    fn write(&self) -> std::io::Result<()> {
+        let next = self.dir.join(NEXT);
+        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&next)?;
+        // Everybody may read it, whatever the umask.
+        file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
+        file.write_all(&serde_json::to_vec(&self.told)?)?;
+        std::fs::rename(&next, self.dir.join(FILE))
+    }
+}
+
+impl Drop for Totals {
+    fn drop(&mut self) {
+        // Perhaps nothing was ever written.
+        let _ = std::fs::remove_file(self.dir.join(FILE));
+    }
+}
+
+/// What a reader finds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    /// The daemon runs.
+    Now(Box<Told>),
+    /// It does not, or hangs: why, and when it wrote last (seconds since 1970), if it ever did.
+    Stale(String, Option<f64>),
+}
+
+/// Reads the file of the daemon that has this state directory.
+///
+/// # Errors
+///
+/// The file is there and may not be read, or is none of a daemon's.
+pub fn read(dir: &Path) -> Result<Found, Failure> {
+    let path = dir.join(FILE);
+    let failure = |e: &std::io::Error| Failure::io("read", &path, e);
+    let mut text = Vec::new();
+    match std::fs::File::open(&path) {
+        Ok(file) => _ = file.take(LONGEST).read_to_end(&mut text).map_err(|e| failure(&e))?,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Found::Stale(format!("no homenode run publishes in {}", dir.display()), None));
+        }
+        Err(error) => return Err(failure(&error)),
+    }
+    let told: Told = serde_json::from_slice(&text).map_err(|e| failure(&std::io::Error::from(e)))?;
+    if told.version != 1 {
+        let why = format!("its version is {}, this homenode knows version 1", told.version);
+        return Err(failure(&std::io::Error::new(ErrorKind::InvalidData, why)));
+    }
+    let unix_s = Some(told.unix_s);
+    let (boot, age) = (boot(), boot_s() - told.boot_s);
+    let why = if !told.boot.is_empty() && !boot.is_empty() && told.boot != boot {
+        "it was written before this boot".to_owned()
+    } else if has_ended(told.pid) {
+        format!("homenode (pid {}) has ended", told.pid)
+    } else if !(-1.0..=told.window_s * LATE.0 + LATE.1).contains(&age) {
+        format!("homenode (pid {}) has written nothing for {age:.0} s", told.pid)
+    } else {
+        return Ok(Found::Now(Box::new(told)));
+    };
+    Ok(Found::Stale(why, unix_s))
+}
+
+/// Whether a process runs no more, also if nobody has waited for it yet.
+fn has_ended(pid: u32) -> bool {
+    let id = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    if id.is_none_or(|id| rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH)) {
+        return true;
+    }
+    // Others' processes may be hidden from us.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    linux::threads::field(&status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
+}
+
+/// Seconds since boot, suspended time included.
+fn boot_s() -> f64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+}
+
+fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::{FileUse, NodeLoad, Thread};
+    use topology::NodeId;
+
+    use super::*;
+
+    fn bytes(of: &[(u32, u64)]) -> NodeBytes {
+        of.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect()
+    }
+
+    fn thread(pid: u32, node: u32, read: &[(u32, u64)]) -> Thread {
+        let files = vec![FileUse { file: "8:1:7".to_owned(), read_bytes: bytes(read), ..FileUse::default() }];
+        Thread { tid: pid, pid, node: NodeId(node), read_bytes: bytes(read), files, ..Thread::default() }
+    }
+
+    fn snapshot(threads: Vec<Thread>) -> Snapshot {
+        Snapshot { version: 1, window_s: 1.0, threads, ..Snapshot::default() }
+    }
+
+    /// A procfs in which process N is in `/uN.service`, but for 1, which has ended.
+    fn processes(upto: u32) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for pid in 2..=upto {
+            let dir = root.path().join(pid.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("cgroup"), format!("0::/u{pid}.service\n")).unwrap();
+        }
+        root
+    }
+
+    fn pairs(totals: &Totals, unit: &str) -> Vec<(u32, u32, u64)> {
+        let row = totals.rows().into_iter().find(|row| row.unit == unit);
+        row.map_or_else(Vec::new, |row| {
+            row.bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect()
+        })
+    }
+
+    #[test]
+    fn bytes_go_to_their_service_and_pair_of_nodes() {
+        let root = processes(3);
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        for _ in 0..2 {
+            let node = |id, read_bytes| NodeLoad { id: NodeId(id), read_bytes, ..NodeLoad::default() };
+            let threads = vec![thread(1, 0, &[(0, 1)]), thread(2, 0, &[(0, 10), (1, 30)]), thread(3, 1, &[(1, 5)])];
+            totals.add(&Snapshot { nodes: vec![node(0, 11), node(1, 40)], ..snapshot(threads) });
+        }
+        assert_eq!(pairs(&totals, "u2.service"), [(0, 0, 20), (0, 1, 60)]);
+        assert_eq!(pairs(&totals, "u3.service"), [(1, 1, 10)]);
+        assert_eq!(pairs(&totals, UNKNOWN), [(0, 0, 2)]);
+        assert_eq!((totals.told.windows, totals.told.threads, totals.told.units), (2, 3, 2));
+        assert_eq!(totals.told.unlisted_read_bytes, bytes(&[(0, 0), (1, 10)]));
+    }
+
+    /// Rows come and go with what services read; no counter goes down, and no byte is lost.
+    #[test]
+    fn no_counter_goes_down_when_a_service_loses_its_row() {
+        let last = SHOWN as u32 + 11;
+        let root = processes(last);
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        let mut before: HashMap<String, u64> = HashMap::new();
+        let mut read = 0;
+        let mut had_one: std::collections::BTreeSet<String> = Default::default();
+        for window in 0..40u64 {
+            // The last ten read much in every other five windows, the others a little in all.
+            let much = if window / 5 % 2 == 1 { 1_000_000 } else { 1 };
+            let of = |pid| if pid > SHOWN as u32 + 1 { much } else { 10 };
+            read += (2..=last).map(of).sum::<u64>();
+            totals.add(&snapshot((2..=last).map(|pid| thread(pid, 0, &[(1, of(pid))])).collect()));
+            let rows = totals.rows();
+            assert!(rows.len() <= SHOWN + 2);
+            for row in &rows {
+                let now = row.bytes.read_bytes;
+                let was = before.insert(row.unit.clone(), now).unwrap_or(0);
+                assert!(now >= was, "{}: {was}, then {now}", row.unit);
+            }
+            had_one.extend(rows.into_iter().map(|row| row.unit));
+        }
+        assert_eq!(had_one.len(), last as usize - 1 + 2, "each service had a row for some time");
+        // What rows without a place had counted is in `before`, too.
+        assert_eq!(before.values().sum::<u64>(), read);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let last = KEPT as u32 * 2;
+        let root = processes(last);
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        for first in (2..=last).step_by(400) {
+            totals.add(&snapshot((first..first + 400).map(|pid| thread(pid, 0, &[(0, 10)])).collect()));
+        }
+        assert!(totals.units.len() <= KEPT * 3 / 2, "{}", totals.units.len());
+        assert_eq!(totals.units.values().filter(|unit| unit.shown).count(), SHOWN);
+    }
+
+    #[test]
+    fn a_daemon_that_has_ended_or_hangs_is_told_from_one_that_runs() {
+        let root = processes(2);
+        let why = |dir: &Path| match read(dir).unwrap() {
+            Found::Now(_) => "runs".to_owned(),
+            Found::Stale(why, _) => why,
+        };
+        assert!(why(root.path()).contains("publishes"), "{}", why(root.path()));
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        totals.add(&snapshot(vec![thread(2, 0, &[(1, 9)])]));
+        totals.told.boot_s = boot_s();
+        totals.told.rows = totals.rows();
+        totals.write().unwrap();
+        assert_eq!(read(root.path()).unwrap(), Found::Now(Box::new(totals.told.clone())));
+        assert_eq!(std::fs::metadata(root.path().join(FILE)).unwrap().permissions().mode() & 0o777, 0o644);
+        totals.told.boot_s -= 60.0;
+        totals.write().unwrap();
+        assert!(why(root.path()).contains("nothing for 60 s"), "{}", why(root.path()));
+        totals.told.boot_s += 60.0;
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        totals.told.pid = child.id();
+        totals.write().unwrap();
+        assert_eq!(why(root.path()), "runs");
+        child.kill().unwrap();
+        // It is dead before anybody has waited for it.
+        while why(root.path()) == "runs" {
+            std::thread::yield_now();
+        }
+        assert!(why(root.path()).contains("has ended"), "{}", why(root.path()));
+        child.wait().unwrap();
+        assert!(why(root.path()).contains("has ended"), "{}", why(root.path()));
+        totals.told.pid = std::process::id();
+        totals.told.boot = "another".to_owned();
+        totals.write().unwrap();
+        assert!(why(root.path()).contains("this boot"), "{}", why(root.path()));
+        std::fs::write(root.path().join(FILE), "{}").unwrap();
+        assert!(read(root.path()).unwrap_err().line().contains("totals.json"));
+        drop(totals);
+        assert!(!root.path().join(FILE).exists());
+    }
+
+    /// Paths, ids and names of threads have no place in what everybody may read.
+    #[test]
+    fn the_file_has_no_paths_no_ids_and_no_names_of_threads() {
+        let root = processes(2);
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        let secret = |text: &str| format!("secret-{text}");
+        let mut reader = Thread { comm: secret("comm"), pinned: Some(secret("why")), ..thread(2, 0, &[(1, 9)]) };
+        reader.files[0].file = secret("file");
+        let file = placement::ObservedFile { file: secret("file"), path: Some(secret("path")), ..Default::default() };
+        totals.add(&Snapshot { files: vec![file], notes: vec![secret("note")], ..snapshot(vec![reader]) });
+        totals.told.rows = totals.rows();
+        totals.write().unwrap();
+        let text = std::fs::read_to_string(root.path().join(FILE)).unwrap();
+        assert!(text.contains("u2.service") && !text.contains("secret"), "{text}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Which service a process belongs to, and what that service is called.
+//!
+//! **Problem.** People think in services; the kernel has control groups. Their names can be long
+//! and odd, and any user may make groups of his own, with names that other users' services have.
+//!
+//! **Approach.** [`name`] takes the first part of a group's path that is a unit of systemd. What
+//! follows was made by the unit itself, so it cannot take the name of another one; all that a user
+//! runs under his own service manager stands behind `user@UID.service/`. A path without a unit is
+//! the name itself. [`Groups`] remembers the groups of processes, so that a window asks for few.
+//!
+//! **Limits.** A name of more than [`LONGEST`] bytes is cut and ends in a hash of the whole. A
+//! process that has joined another group shows up there some windows later.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use linux::cpuset;
+use linux::threads::Threads;
+
+/// Longest name, bytes.
+pub const LONGEST: usize = 120;
+
+/// Processes that are remembered before those that were idle for long are forgotten.
+const MOST: usize = 20_000;
+/// Windows after which an idle process may be forgotten.
+const IDLE: u32 = 60;
+/// Processes that are asked for in a window, at most; one takes some 20 µs.
+const ASKED: usize = 500;
+/// Of these, processes that were asked before: a service's manager puts them into their group after
+/// they have started.
+const ASKED_AGAIN: usize = 50;
+
+/// The control group of a process, which started then: `/` for the root group; `None` if it has
+/// ended or cannot be asked.
+pub fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
+    let groups = threads.cgroups(pid).ok().filter(|groups| !groups.is_empty())?;
+    // Another process may have its id by now.
+    if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
+        return None;
+    }
+    Some(cpuset::group_name(&groups).unwrap_or_else(|| "/".to_owned()))
+}
+
+/// What a control group is called: `postgresql.service`, `docker-3f2a.scope`,
+/// `user@1000.service/app-x.scope`, `/kubepods/burstable/pod8c/3f2a`.
+pub fn name(cgroup: &str) -> String {
+    let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
+    let mut units = cgroup.split('/').filter(is_unit);
+    let name = match units.next() {
+        // A user's service manager: its units are his services.
+        Some(manager) if manager.starts_with("user@") => match units.next() {
+            Some(unit) => format!("{manager}/{unit}"),
+            None => manager.to_owned(),
+        },
+        Some(unit) => unit.to_owned(),
+        None => cgroup.to_owned(),
+    };
+    shortened(name)
+}
+
+/// The name, or its beginning and a hash of it.
+fn shortened(name: String) -> String {
+    if name.len() <= LONGEST {
+        return name;
+    }
+    // FNV-1a: the same in every run and on every machine.
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let end = (0..=LONGEST - 20).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
+}
+
+/// The units of processes, as last seen.
+#[derive(Debug)]
+pub struct Groups {
+    threads: Threads,
+    /// By id and start time: the unit, the window in which it was asked for, and the last one in
+    /// which it was looked for.
+    processes: HashMap<(u32, u64), (Option<Arc<str>>, u32, u32)>,
+    window: u32,
+    new: usize,
+    again: usize,
+}
+
+impl Groups {
+    /// Knows nothing yet. `proc_root` is a proc mount (`/proc`).
+    pub fn new(proc_root: &Path) -> Self {
+        let threads = Threads::new(proc_root);
+        Self { threads, processes: HashMap::new(), window: 0, new: 0, again: 0 }
+    }
+
+    /// A window begins.
+    pub fn window(&mut self) {
+        let window = self.window;
+        if self.processes.len() > MOST {
+            self.processes.retain(|_, (_, _, seen)| window - *seen < IDLE);
+        }
+        (self.window, self.new, self.again) = (window + 1, ASKED - ASKED_AGAIN, ASKED_AGAIN);
+    }
+
+    /// The unit of a process, by id and start time. `None` if it had ended before it could be
+    /// asked, or too many others were asked in this window.
+    pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
+        let id = (pid, start_ns.unwrap_or(0));
+        let window = self.window;
+        let known = self.processes.get_mut(&id);
+        let left = if known.is_some() { &mut self.again } else { &mut self.new };
+        match known {
+            Some((unit, asked, seen)) => {
+                *seen = window;
+                if *asked == window || *left == 0 {
+                    return unit.clone();
+                }
+                *left -= 1;
+                *asked = window;
+                // One that has ended keeps its last.
+                if let Some(group) = group(&self.threads, pid, start_ns) {
+                    let now = name(&group);
+                    if unit.as_deref() != Some(&now) {
+                        *unit = Some(now.into());
+                    }
+                }
+                unit.clone()
+            }
+            None if *left == 0 => None,
+            None => {
+                *left -= 1;
+                let unit: Option<Arc<str>> = group(&self.threads, pid, start_ns).map(|group| name(&group).into());
+                self.processes.insert(id, (unit.clone(), window, window));
+                unit
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_called_by_its_unit() {
+        for (cgroup, called) in [
+            ("/system.slice/postgresql.service", "postgresql.service"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/app-x.scope", "user@1000.service/app-x.scope"),
+            ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user@1000.service/init.scope"),
+            ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
+            ("/system.slice/docker-3f2a.scope/inner", "docker-3f2a.scope"),
+            ("/machine.slice/machine-web.scope/payload/system.slice/postgresql.service", "machine-web.scope"),
+            ("/kubepods.slice/kubepods-pod8c.slice/cri-containerd-3f2a.scope", "cri-containerd-3f2a.scope"),
+            ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
+            ("/", "/"),
+        ] {
+            assert_eq!(name(cgroup), called);
+        }
+    }
+
+    /// A user may make groups below those that systemd has delegated to him, and call them as he
+    /// likes.
+    #[test]
+    fn no_group_of_a_user_takes_the_name_of_a_service() {
+        for cgroup in [
+            "/user.slice/user-1000.slice/user@1000.service/postgresql.service",
+            "/user.slice/user-1000.slice/user@1000.service/app.slice/a.scope/postgresql.service",
+            "/system.slice/delegated.service/postgresql.service",
+            "/user.slice/user-1000.slice/user@1000.service/other",
+        ] {
+            assert!(name(cgroup) != "postgresql.service" && name(cgroup) != "other", "{}", name(cgroup));
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_cut_and_stays_different() {
+        let of = |last: &str| name(&format!("/kubepods/{}{last}", "é".repeat(LONGEST)));
+        assert!(of("a").len() <= LONGEST && of("b").len() <= LONGEST, "{}", of("a"));
+        assert!(of("a") != of("b") && of("a").starts_with("/kubepods/é"), "{}", of("a"));
+    }
+
+    #[test]
+    fn few_processes_are_asked_and_a_move_to_another_group_is_noticed() {
+        let proc_root = tempfile::tempdir().unwrap();
+        let of = |pid: usize, group: &str| {
+            let dir = proc_root.path().join(pid.to_string());
+            std::fs::create_dir_all(&dir).unwrap();
+            std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
+        };
+        let mut groups = Groups::new(proc_root.path());
+        of(1, "/first.service");
+        groups.window();
+        assert_eq!(groups.unit(1, None).as_deref(), Some("first.service"));
+        of(1, "/second.service");
+        assert_eq!(groups.unit(1, None).as_deref(), Some("first.service"), "once in a window");
+        groups.window();
+        assert_eq!(groups.unit(1, None).as_deref(), Some("second.service"));
+        // It has ended.
+        std::fs::remove_dir_all(proc_root.path().join("1")).unwrap();
+        groups.window();
+        assert_eq!(groups.unit(1, None).as_deref(), Some("second.service"));
+        (2..=ASKED * 2).for_each(|pid| of(pid, "/many.service"));
+        groups.window();
+        let known = |groups: &mut Groups| (2..=ASKED * 2).filter(|p| groups.unit(*p as u32, None).is_some()).count();
+        assert_eq!(known(&mut groups), ASKED - ASKED_AGAIN);
+        groups.window();
+        assert_eq!(known(&mut groups), 2 * (ASKED - ASKED_AGAIN));
+    }
+}
