@@ -34,9 +34,10 @@ mod words;
 
 pub use outcome::{Outcome, OutcomeState};
 pub use pace::Pace;
-pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
+pub use plan::{Declined, FileRange, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{
-    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread, Writes,
+    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, RANGE_BYTES, RangeHeat, Reclaim, Snapshot,
+    SnapshotError, Thread, Writes,
 };
 pub use subject::Subject;
 pub use validate::MAX_BYTES;
@@ -93,6 +94,12 @@ pub struct Traits {
     /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs
     /// something to observe.
     pub wants_mapped: Wish,
+    /// Whether it looks at the ranges of files ([`ObservedFile::ranges`]) and at what the kernel
+    /// reclaims ([`NodeLoad::reclaim`]), which costs something to observe.
+    pub wants_ranges: bool,
+    /// It decides for itself when a file has been moved enough: the engine does not hold its files
+    /// in place once the load has settled.
+    pub settles_files: bool,
     /// What it leaves out where the bandwidth of a node is unknown.
     pub without_bandwidth: Option<&'static str>,
 }
