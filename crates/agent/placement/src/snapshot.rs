@@ -403,6 +403,7 @@ impl NodeLoad {
             distance: node.distance.clone(),
             read_bw_max: node.read_bw_max,
             write_bw_max: node.write_bw_max,
+            tier: node.tier.map(|tier| tier.rank),
             ..Self::default()
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use linux::cpuset;
 use linux::threads::Threads;
-use placement::Wish;
+use placement::Traits;
 use session::map::{Bytes, Map, Report};
 use topology::NodeId;
 
@@ -25,7 +25,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
+    let mut plane = plane::open(&config, &args.observe, None, Traits::default(), false)?;
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
     let threads = Threads::new(Path::new(PROC));

@@ -19,6 +19,7 @@ mod masks;
 mod policies;
 mod process;
 mod programs;
+mod promote;
 mod two_nodes;
 mod warm;
 mod zfs;
@@ -58,6 +59,9 @@ fn main() -> ExitCode {
             [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
             [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
             [reader, cpus, file] if reader == "map-reader" => lab::exit(map::be_reader(cpus, file)),
+            [reader, cpus, file, ranges @ ..] if reader == "range-reader" => {
+                lab::exit(promote::be_reader(cpus, file, ranges))
+            }
             role => file_users::play(role),
         };
     }
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         acts::TESTS,
         policies::TESTS,
         programs::TESTS,
+        promote::TESTS,
         dax::TESTS,
         zfs::TESTS,
     ];
