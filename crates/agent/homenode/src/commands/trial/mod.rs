@@ -102,15 +102,14 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     Ok(if done { Exit::Done } else { Exit::Partly })
 }
 
-const NOTHING: Traits =
-    Traits {
-        moves_files: false,
-        moves_processes: false,
-        wants_mapped: Wish::No,
-        wants_ranges: false,
-        settles_files: false,
-        without_bandwidth: None,
-    };
+const NOTHING: Traits = Traits {
+    moves_files: false,
+    moves_processes: false,
+    wants_mapped: Wish::No,
+    wants_ranges: false,
+    settles_files: false,
+    without_bandwidth: None,
+};
 
 /// What either of two policies does.
 fn union(a: Traits, b: Traits) -> Traits {
