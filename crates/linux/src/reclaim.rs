@@ -38,20 +38,25 @@ pub struct Counts {
 ///
 /// A file that is missing, refused, or not of the kernel's form.
 pub fn read(proc_root: &Path, sys_root: &Path, nodes: &[NodeId]) -> io::Result<BTreeMap<NodeId, Counts>> {
-    let text = |path: &Path| fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())));
+    let text = |path: &Path| {
+        fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
+    };
     let high = high_watermarks(&text(&proc_root.join("zoneinfo"))?);
     let machine = text(&proc_root.join("vmstat"))?;
     let mut all = BTreeMap::new();
     for node in nodes {
         let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         let sum = |names: &[&str]| sum(&own, names).or_else(|| sum(&machine, names)).unwrap_or(0);
-        all.insert(*node, Counts {
-            high: high.get(node).copied().unwrap_or(0),
-            scanned: sum(&["pgscan_kswapd", "pgscan_direct"]),
-            swapped_out: sum(&["pswpout"]),
-            refaulted: sum(&["workingset_refault_file", "workingset_refault_anon"]),
-            demoted: sum(&["pgdemote_kswapd", "pgdemote_direct"]),
-        });
+        all.insert(
+            *node,
+            Counts {
+                high: high.get(node).copied().unwrap_or(0),
+                scanned: sum(&["pgscan_kswapd", "pgscan_direct"]),
+                swapped_out: sum(&["pswpout"]),
+                refaulted: sum(&["workingset_refault_file", "workingset_refault_anon"]),
+                demoted: sum(&["pgdemote_kswapd", "pgdemote_direct"]),
+            },
+        );
     }
     Ok(all)
 }

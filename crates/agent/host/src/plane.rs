@@ -76,9 +76,8 @@ impl HostPlane {
             },
         };
         let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
-        let reclaimed = settings.observe.ranges.then(|| {
-            Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology)
-        });
+        let reclaimed =
+            settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
         let plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
@@ -160,7 +159,10 @@ impl HostPlane {
             reclaim: reclaimed.remove(&node.id),
             ..NodeLoad::of(node)
         };
-        (self.actor.topology().nodes.iter().map(&mut load).collect(), [Some(note), unknown].into_iter().flatten().collect())
+        (
+            self.actor.topology().nodes.iter().map(&mut load).collect(),
+            [Some(note), unknown].into_iter().flatten().collect(),
+        )
     }
 
     /// Adds what is known to files, and returns the processes of which something is known.

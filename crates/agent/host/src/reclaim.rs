@@ -36,13 +36,16 @@ impl Reclaimed {
         let of = |(node, now): (&NodeId, &Counts)| {
             let before = before.get(node)?;
             let bytes = |of: fn(&Counts) -> u64| of(now).saturating_sub(of(before)).saturating_mul(page);
-            Some((*node, Reclaim {
-                high_watermark: now.high.saturating_mul(page),
-                scanned: bytes(|c| c.scanned),
-                swapped_out: bytes(|c| c.swapped_out),
-                refaulted: bytes(|c| c.refaulted),
-                demoted: bytes(|c| c.demoted),
-            }))
+            Some((
+                *node,
+                Reclaim {
+                    high_watermark: now.high.saturating_mul(page),
+                    scanned: bytes(|c| c.scanned),
+                    swapped_out: bytes(|c| c.swapped_out),
+                    refaulted: bytes(|c| c.refaulted),
+                    demoted: bytes(|c| c.demoted),
+                },
+            ))
         };
         (self.before.iter().filter_map(of).collect(), None)
     }

@@ -115,7 +115,10 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("npolicy", "every 10 s, moves processes with mapped memory to the node with most of the data they touch"),
     ("arc", "at the first remote block, moves a process and its memory to the node that caches its file"),
     ("arc-guarded", "like arc, but only for large files, large repeated reads, and comparatively small processes"),
-    ("promote", "moves parts of files that are read often from slower memory to their readers' node, while it has room"),
+    (
+        "promote",
+        "moves parts of files that are read often from slower memory to their readers' node, while it has room",
+    ),
     ("auto", "moves threads, processes and files by one cost model: the largest net saving over 30 s"),
 ];
 

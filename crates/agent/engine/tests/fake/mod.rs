@@ -469,13 +469,29 @@ fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
 /// A move of the file that a thread reads.
 pub fn file(tid: u32, from: u32, to: u32) -> Move {
     let (subject, reason) = (Subject::File { file: file_of(tid), generation: 0 }, Reason::OverloadedHome);
-    Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason, why: "its home is overloaded".into(), ranges: Vec::new() }
+    Move {
+        subject,
+        pid: 0,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason,
+        why: "its home is overloaded".into(),
+        ranges: Vec::new(),
+    }
 }
 
 /// A move of a process.
 pub fn process(pid: u32, from: u32, to: u32) -> Move {
     let (subject, reason) = (Subject::process(pid, None), Reason::CacheAffinity);
-    Move { subject, pid, from: NodeId(from), to: NodeId(to), reason, why: "its file is cached there".into(), ranges: Vec::new() }
+    Move {
+        subject,
+        pid,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason,
+        why: "its file is cached there".into(),
+        ranges: Vec::new(),
+    }
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {

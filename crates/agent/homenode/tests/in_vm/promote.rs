@@ -79,7 +79,10 @@ impl Reader {
     fn start(bench: &Bench, node: u32, file: &Path, ranges: impl IntoIterator<Item = u64>) -> Result<Self> {
         let cpu = cpus(&bench.machine, node)?.first().context("a CPU")?.to_string();
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--role", "range-reader", &cpu]).arg(file).args(ranges.into_iter().map(|range| range.to_string()));
+        command
+            .args(["--role", "range-reader", &cpu])
+            .arg(file)
+            .args(ranges.into_iter().map(|range| range.to_string()));
         Ok(Self(command.stdin(Stdio::null()).spawn()?))
     }
 }
@@ -148,8 +151,8 @@ fn too_hot() -> Outcome {
     let free = free_bytes(0)?;
     let _readers = [0, 1].map(|_| Reader::start(&bench, 0, &file, 0..RANGES));
     let _readers = _readers.into_iter().collect::<Result<Vec<_>>>()?;
-    // Room for a quarter of it, less the watermark.
-    let reserve = free.saturating_sub(RANGES * RANGE / 4) as f64;
+    // Room for a quarter of it.
+    let reserve = free.saturating_sub(high_watermark(0)? + RANGES * RANGE / 4) as f64;
     let before = reclaimed()?;
     let mut daemon = daemon(&bench, reserve)?;
     let moved = || -> Result<u64> {
@@ -180,6 +183,14 @@ fn free_bytes(node: u32) -> Result<u64> {
     let line = text.lines().find(|line| line.contains("MemFree:")).context("MemFree")?;
     let kib = line.split_whitespace().rev().nth(1).context("a size")?;
     Ok(kib.parse::<u64>()? * 1024)
+}
+
+/// What the kernel wants to be free of a node.
+fn high_watermark(node: u32) -> Result<u64> {
+    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let zones = text.split("Node ").filter(|zone| zone.starts_with(&format!("{node},")));
+    let high = |zone: &str| zone.lines().find_map(|line| line.trim().strip_prefix("high "))?.trim().parse::<u64>().ok();
+    Ok(zones.filter_map(high).sum::<u64>() * page_size() as u64)
 }
 
 /// What the kernel has reclaimed since boot.
