@@ -33,6 +33,8 @@ pub struct Config {
     pub npolicy: placement::npolicy::Settings,
     /// `[arc]`: when a process moves to the node that caches its file.
     pub arc: placement::cache_affinity::Settings,
+    /// `[promote]`: when parts of files move to faster memory.
+    pub promote: placement::promote::Settings,
     /// Of policy auto, which has no section.
     #[serde(skip)]
     pub auto: placement::auto::Settings,

@@ -73,6 +73,9 @@ impl Machine {
                 .configure(&measured.bandwidths())
                 .map_err(|e| Failure::from_error(Exit::Usage, file.display().to_string(), &e))?;
         }
+        if let Some(measured) = &measured {
+            topology::tiers::from_measured(&mut topology.nodes, measured);
+        }
         topology.configure(&config.node).map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
         Ok(Self { topology, measured, file, unused, configured: config.node.clone() })
     }

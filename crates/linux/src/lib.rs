@@ -28,6 +28,7 @@ pub mod patient;
 pub mod privileges;
 pub mod processor;
 mod random;
+pub mod reclaim;
 pub mod residency;
 pub mod threads;
 pub mod volume;

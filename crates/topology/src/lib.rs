@@ -21,11 +21,13 @@ pub mod measured;
 mod regions;
 mod source;
 pub mod sysfs;
+pub mod tiers;
 
 pub use bytes::NodeBytes;
 pub use cpus::{CpuSet, ParseCpuSetError};
 pub use error::TopologyError;
 pub use ids::{FileId, ProcessId, ThreadId};
+pub use tiers::{Tier, TierSource};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -82,6 +84,9 @@ pub struct Node {
     /// firmware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
+    /// How fast its memory is beside that of other nodes; absent without memory, or if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
 }
 
 impl Node {
@@ -96,6 +101,7 @@ impl Node {
             distance: BTreeMap::new(),
             read_bw_max: None,
             write_bw_max: None,
+            tier: None,
         }
     }
 }

@@ -19,11 +19,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::source::Source;
+use crate::tiers::{self, Said};
 use crate::{CpuSet, MemoryKind, Node, NodeId, Topology, TopologyError, regions};
 
 const NODES: &str = "devices/system/node";
 const CPUS: &str = "devices/system/cpu";
 const MEMORY: &str = "devices/system/memory";
+const TIERS: &str = "devices/virtual/memory_tiering";
 
 /// Reads the machine below a sysfs mount (`/sys`), or below a directory that
 /// [`capture`](crate::capture::capture) wrote.
@@ -70,6 +72,7 @@ fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>,
         }
         nodes.push(node);
     }
+    tiers::set(&mut nodes, &said_of_tiers(source, &ids)?);
     if nodes.iter().all(|n| n.cpus.is_empty()) {
         let ids: CpuSet = ids.iter().map(|id| id.0).collect();
         return Err(source.wrong(&format!("{NODES}/online"), &ids.to_string(), "are nodes without any online CPU"));
@@ -100,18 +103,38 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
     let distance = distances(source, &format!("{dir}/distance"), ids)?;
     let read_bw_max = bandwidth(source, &dir, "read_bandwidth")?;
     let write_bw_max = bandwidth(source, &dir, "write_bandwidth")?;
-    Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max, write_bw_max })
+    Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max, write_bw_max, tier: None })
 }
 
-/// What the firmware tells about the bandwidth of a node's memory, in bytes/s. The kernel shows 0
-/// for unknown.
+/// What the firmware tells about the bandwidth of a node's memory, in bytes/s.
 fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Result<Option<f64>, TopologyError> {
+    Ok(performance(source, dir, what, "MB/s")?.map(|mb| mb * 1e6))
+}
+
+/// What the firmware and the kernel tell about the speed of each node's memory.
+fn said_of_tiers(source: &Source<'_>, ids: &[NodeId]) -> Result<BTreeMap<NodeId, Said>, TopologyError> {
+    let mut said: BTreeMap<NodeId, Said> = BTreeMap::new();
+    for &id in ids {
+        let latency_ns = performance(source, &format!("{NODES}/node{id}"), "read_latency", "ns")?;
+        said.insert(id, Said { latency_ns, kernel: None });
+    }
+    for (tier, name) in source.numbered(TIERS, "memory_tier")? {
+        for node in source.list(&format!("{TIERS}/{name}/nodelist"))?.iter() {
+            said.entry(NodeId(node)).or_default().kernel = Some(tier);
+        }
+    }
+    Ok(said)
+}
+
+/// A figure of a node's memory, as the nearest CPU gets it. The kernel shows 0 for unknown.
+fn performance(source: &Source<'_>, dir: &str, what: &str, unit: &str) -> Result<Option<f64>, TopologyError> {
     for class in ["access1", "access0"] {
         let file = format!("{dir}/{class}/initiators/{what}");
         let Some(text) = source.optional(&file)? else { continue };
-        let mb: u32 = text.trim().parse().map_err(|_| source.wrong(&file, &text, "is not a number of MB/s"))?;
-        if mb > 0 {
-            return Ok(Some(f64::from(mb) * 1e6));
+        let wrong = |_| source.wrong(&file, &text, &format!("is not a number of {unit}"));
+        let value: u32 = text.trim().parse().map_err(wrong)?;
+        if value > 0 {
+            return Ok(Some(f64::from(value)));
         }
     }
     Ok(None)
@@ -184,6 +207,7 @@ fn flat(source: &Source<'_>, cpus: CpuSet) -> Result<Node, TopologyError> {
         distance: BTreeMap::from([(NodeId(0), 10)]),
         read_bw_max: None,
         write_bw_max: None,
+        tier: None,
     })
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use machines::{all, fixture};
 use topology::config::NodeConfig;
-use topology::{CpuSet, MemoryKind, NodeId, Region, Topology, capture, sysfs};
+use topology::{CpuSet, MemoryKind, NodeId, Region, TierSource, Topology, capture, sysfs};
 
 const GIB: u64 = 1 << 30;
 
@@ -154,6 +154,45 @@ fn a_cxl_node_has_memory_and_no_cpus() {
     let expected =
         [region("cxl-region0", 2, 0x40_8000_0000, 256 * GIB), region("cxl-region1", 1, 0x80_8000_0000, 256 << 20)];
     assert_eq!(machine.regions, expected);
+}
+
+/// The tier of each node, and what tells it, of the machine with CXL memory and these files more.
+fn tiers(more: &[(&'static str, &'static str)]) -> Vec<(u32, TierSource)> {
+    let mut machine = all().into_iter().find(|machine| machine.name == "cxl-cpuless").unwrap();
+    machine.files.retain(|(file, _)| !file.contains("/initiators/"));
+    machine.files.extend_from_slice(more);
+    let dir = tempfile::tempdir().unwrap();
+    machine.write(dir.path());
+    let tier = |node: topology::Node| node.tier.map(|tier| (tier.rank, tier.from)).unwrap();
+    sysfs::read(dir.path()).unwrap().nodes.into_iter().map(tier).collect()
+}
+
+/// The kernel's tiers said nothing on real machines with CXL: all nodes were in one.
+#[test]
+fn tiers_come_from_what_speaks_of_all_nodes() {
+    const FIRST: &str = "devices/virtual/memory_tiering/memory_tier4/nodelist";
+    const SECOND: &str = "devices/virtual/memory_tiering/memory_tier22/nodelist";
+    const LATENCY: [&str; 3] = [
+        "devices/system/node/node0/access1/initiators/read_latency",
+        "devices/system/node/node1/access0/initiators/read_latency",
+        "devices/system/node/node2/access1/initiators/read_latency",
+    ];
+    const BANDWIDTH: [&str; 2] = [
+        "devices/system/node/node0/access1/initiators/read_bandwidth",
+        "devices/system/node/node2/access1/initiators/read_bandwidth",
+    ];
+    use TierSource::{Cpus, Firmware, Kernel};
+    assert_eq!(tiers(&[]), [(0, Cpus), (0, Cpus), (1, Cpus)]);
+    assert_eq!(tiers(&[(FIRST, "0-2\n")]), [(0, Cpus), (0, Cpus), (1, Cpus)]);
+    assert_eq!(tiers(&[(FIRST, "0-1\n"), (SECOND, "2\n")]), [(0, Kernel), (0, Kernel), (1, Kernel)]);
+    let latency = |of: [&'static str; 3]| [(LATENCY[0], of[0]), (LATENCY[1], of[1]), (LATENCY[2], of[2])];
+    let slow = [(0, Firmware), (0, Firmware), (1, Firmware)];
+    assert_eq!(tiers(&[&latency(["80\n", "85\n", "250\n"])[..], &[(FIRST, "0-2\n")]].concat()), slow);
+    // High-bandwidth memory has no CPUs, and is no slower.
+    assert_eq!(tiers(&latency(["110\n", "110\n", "120\n"]))[2], (0, Firmware));
+    assert_eq!(tiers(&[(BANDWIDTH[0], "131000\n"), (BANDWIDTH[1], "460000\n")])[2], (0, Cpus));
+    // 0 is unknown.
+    assert_eq!(tiers(&latency(["80\n", "85\n", "0\n"]))[2], (1, Cpus));
 }
 
 #[test]

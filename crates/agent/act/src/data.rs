@@ -21,11 +21,12 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use linux::privileges;
-use placement::{Move, ObservedFile, Thread};
+use placement::{FileRange, Move, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, NodeId, ProcessId, Topology};
 
@@ -67,8 +68,8 @@ pub struct DataMoves {
     files: FxHashMap<(Subject, NodeId), Seen>,
     /// The files that copies have open.
     open: FxHashMap<JobId, FileId>,
-    /// The latest moves of files, oldest first: the job, the file, and the nodes.
-    latest: VecDeque<(JobId, Subject, NodeId, NodeId)>,
+    /// The latest moves of files with their jobs, oldest first.
+    latest: VecDeque<(JobId, Move)>,
     /// Starts the threads that move files, if they may be on DAX.
     worker: Option<PrivilegedWorker>,
     /// What each copy moves, if it is to be sent back.
@@ -190,7 +191,7 @@ impl DataMoves {
         let (id, moved) = (seen.id, Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)) });
         // Once a move is taken back, its data is where it was: there is nothing to remember.
         let taken_back = back.is_some();
-        let job = self.file_job(seen, (Some(mv.from), mv.to), back)?;
+        let job = self.file_job(seen, (Some(mv.from), mv.to), &mv.ranges, back)?;
         self.open.insert(job, id);
         self.remember(job, mv);
         if !taken_back {
@@ -212,7 +213,7 @@ impl DataMoves {
     }
 
     fn remember(&mut self, job: JobId, mv: &Move) {
-        self.latest.push_back((job, mv.subject.clone(), mv.from, mv.to));
+        self.latest.push_back((job, mv.clone()));
         self.latest.drain(..self.latest.len().saturating_sub(LATEST));
     }
 
@@ -223,23 +224,26 @@ impl DataMoves {
     ///
     /// That is not known, or not any more.
     pub fn taken_back(&mut self, mv: &Move) -> Result<Layout, PlaneError> {
-        let of =
-            |moved: &&(JobId, Subject, NodeId, NodeId)| (&moved.1, moved.2, moved.3) == (&mv.subject, mv.to, mv.from);
+        let of = |(_, moved): &&(JobId, Move)| {
+            (&moved.subject, moved.from, moved.to, &moved.ranges) == (&mv.subject, mv.to, mv.from, &mv.ranges)
+        };
         let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
         job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))
     }
 
-    /// Starts a job that moves a file, or its part on one node, to a node. With `back` it moves
-    /// only the pages of this layout, to where they were.
+    /// Starts a job that moves a file, or these ranges, or the part on one node, to a node. With
+    /// `back` it moves only the pages of this layout, to where they were.
     fn file_job(
         &mut self,
         seen: Seen,
         nodes: (Option<NodeId>, NodeId),
+        ranges: &[FileRange],
         back: Option<Layout>,
     ) -> Result<JobId, PlaneError> {
         let proc_root = self.proc_root.clone();
         let freeze = self.worker.as_ref().map(PrivilegedWorker::freeze);
-        let begin = move || open(&proc_root, &seen, nodes, freeze, back.as_ref());
+        let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end()).collect();
+        let begin = move || open(&proc_root, &seen, nodes, &ranges, freeze, back.as_ref());
         let started = match &self.worker {
             None => self.jobs.start(begin),
             Some(worker) => self.jobs.start_by(begin, |copy| worker.run(|| jobs::spawn(copy)).flatten()),
@@ -340,8 +344,8 @@ impl Copies for DataMoves {
                 (Some(Back::Memory(memory)), _) => {
                     self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread)
                 }
-                (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), Some(layout)),
-                (None, Some((seen, from))) => self.file_job(seen, (None, from), None),
+                (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), &[], Some(layout)),
+                (None, Some((seen, from))) => self.file_job(seen, (None, from), &[], None),
                 // Its thread has panicked.
                 (_, None) => Err(PlaneError::refused("no_way_back", "where its memory was is not known any more")),
             };
@@ -358,6 +362,7 @@ fn open(
     proc_root: &Path,
     seen: &Seen,
     (from, to): (Option<NodeId>, NodeId),
+    ranges: &[Range<u64>],
     dax: Option<bool>,
     back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
@@ -381,10 +386,10 @@ fn open(
     let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
     let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
         Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
-        None => FileMove::of(opened.fd, &path, from, to).map(|work| Box::new(work) as _),
+        None => FileMove::of(opened.fd, &path, ranges, from, to).map(|work| Box::new(work) as _),
     };
     match (cached, dax) {
-        (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) => {
+        (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) if ranges.is_empty() => {
             let refused =
                 |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
             match back {

@@ -39,7 +39,7 @@ use std::time::Duration;
 use linux::residency::map::Arena;
 use linux::residency::open::{self, Opened};
 use linux::residency::{self, ResidencyError};
-use topology::NodeId;
+use topology::{NodeBytes, NodeId};
 
 use self::window::{Pick, Tally, Window};
 use super::copying::{Back, Copied, Copying, Several};
@@ -205,17 +205,33 @@ impl FileMove {
 
     /// The same for a file that was opened with `O_NOATIME`. With `from`, only its pages on that
     /// node move. Its cached bytes are estimated from a sample, because counting takes as long as a
-    /// part of the move.
+    /// part of the move; those of `ranges`, if there are any, are counted, and nothing else moves.
+    /// Ranges rise and are apart from each other.
     ///
     /// # Errors
     ///
     /// As [`prepare`](Self::prepare).
-    pub fn of(file: File, path: &Path, from: Option<NodeId>, to: NodeId) -> Result<Self, FileMoveError> {
+    pub fn of(
+        file: File,
+        path: &Path,
+        ranges: &[Range<u64>],
+        from: Option<NodeId>,
+        to: NodeId,
+    ) -> Result<Self, FileMoveError> {
         let file = movable(open::from_fd(path, file, true)?, to)?;
-        let nodes = residency::sample(&file)?;
+        let ranges: Vec<_> = ranges.iter().map(|range| whole_pages(range, file.size)).collect();
+        let nodes = match ranges.is_empty() {
+            true => residency::sample(&file)?,
+            false => ranges.iter().try_fold(NodeBytes::default(), |mut sum, range| {
+                let found = residency::of_range(&file, range, &mut |_, _| ())?;
+                found.iter().for_each(|(node, bytes)| sum.add(node, bytes));
+                Ok::<_, ResidencyError>(sum)
+            })?,
+        };
         let there = nodes.get(to);
         let counted = from.map_or(nodes.total(), |from| nodes.get(from).saturating_add(there));
-        Self::with(file, (from, to), (counted, there), false)
+        let only = (!ranges.is_empty()).then(|| Pick::of(&ranges));
+        Ok(Self { only, ..Self::with(file, (from, to), (counted, there), false)? })
     }
 
     fn with(
@@ -298,6 +314,14 @@ impl FileMove {
         loop {
             match &mut self.turn {
                 Turn::All(offset) if *offset < self.end => {
+                    if let Some(pick) = &self.only {
+                        let page = rustix::param::page_size() as u64;
+                        // A window begins with a page that is wanted.
+                        *offset = pick.next(*offset / page).map_or(self.end, |first| first.saturating_mul(page));
+                        if *offset >= self.end {
+                            continue;
+                        }
+                    }
                     if (*offset - self.start).is_multiple_of(SKIP) {
                         if self.file.cached(*offset, self.skip) == Some(0) {
                             *offset = offset.saturating_add(self.skip);

@@ -232,7 +232,7 @@ impl ProcessMove {
 
     fn thread(&self, thread: ThreadId) -> Move {
         let (subject, pid, to, reason) = (subject_of(thread), self.id.pid, self.to, Reason::CacheAffinity);
-        Move { subject, pid, from: to, to, reason, why: Why::default() }
+        Move { subject, pid, from: to, to, reason, why: Why::default(), ranges: Vec::new() }
     }
 
     /// The process.

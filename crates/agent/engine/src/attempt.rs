@@ -360,7 +360,7 @@ mod tests {
         let masks = Masks { before: "0-3".parse().unwrap(), ours: "0-1".parse().unwrap(), unbound: true };
         let undo = Undo { subject: subject.clone(), pid: 5, masks: Some(masks), payload: None };
         let (reason, why) = (Reason::ReadLocality, "x".into());
-        let mv = Move { subject, pid: 5, from: NodeId(1), to: NodeId(0), reason, why };
+        let mv = Move { subject, pid: 5, from: NodeId(1), to: NodeId(0), reason, why, ranges: Vec::new() };
         Attempt { undo: Some(vec![undo]), ..Attempt::new(mv.clone(), About::new(&mv.subject, 5, "fio")) }
     }
 

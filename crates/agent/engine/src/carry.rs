@@ -127,7 +127,9 @@ impl<P: Plane> Engine<P> {
         self.free(mv, batch)?;
         // Files, too: half of a plan can be worse than none of it.
         let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
-        self.settled.check(subject, *to, period_s)?;
+        if !(subject.is_file() && self.policy.traits().settles_files) {
+            self.settled.check(subject, *to, period_s)?;
+        }
         self.endurance(mv, snapshot)?;
         // One that was asked for again keeps its place, and one that takes the place of another has
         // its token.

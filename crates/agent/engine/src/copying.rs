@@ -232,6 +232,7 @@ impl<P: Plane> Engine<P> {
                 let resident = snapshot.processes.iter().find(|p| p.pid == *pid).map(|p| &p.resident);
                 resident.map_or(0, |r| r.total().saturating_sub(r.get(mv.to)))
             }
+            Subject::File { .. } if !mv.ranges.is_empty() => mv.range_bytes(),
             Subject::File { file, .. } => {
                 snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.get(mv.from))
             }

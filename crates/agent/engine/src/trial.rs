@@ -268,7 +268,7 @@ mod tests {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
         let subject = Subject::File { file: "a".into(), generation: 0 };
         let about = About::new(&subject, 0, "");
-        let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why };
+        let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why, ranges: Vec::new() };
         trials.made(&Attempt { job, ..Attempt::new(mv, about) });
         trials.begin(snapshot);
     }

@@ -145,9 +145,13 @@ An error for one file does not stop the others. The exit code is 1 if a file was
 bytes are elsewhere than asked, where they are is unknown, or a signal stopped it.")]
     Warm(WarmArgs),
 
-    /// Show which mapped file data a process uses, and on which node it is
+    /// Show which parts of files are read, or which mapped file data a process uses, and on which node
+    /// it is
     ///
-    /// Programs that map files read them with loads, which no byte counter sees. The processor
+    /// With FILE, homenode counts reads by parts of 2 MiB and shows for each how much of it was read
+    /// lately, from which node and by the CPUs of which.
+    ///
+    /// With --pid it looks at mappings. Programs that map files read them with loads, which no byte counter sees. The processor
     /// marks the pages it accesses; homenode reads and clears these marks eight times, and shows
     /// how often each part of a file was accessed. A page is hot if it was accessed in at least
     /// half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
@@ -156,6 +160,8 @@ bytes are elsewhere than asked, where they are is unknown, or a signal stopped i
     /// be cleared: its pages then show as touched, not as hot.
     #[command(after_help = "\
 Examples:
+  sudo homenode hot /var/lib/db/table
+  sudo homenode hot /var/lib/db/table --json | jq '.files[].ranges[] | select(.node != .by)'
   sudo homenode hot --pid 4121
   sudo homenode hot --pid 4121 --seconds 60 --plot heat.png
   sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
@@ -413,9 +419,12 @@ pub struct WhereArgs {
 /// `homenode hot`.
 #[derive(Debug, Args)]
 pub struct HotArgs {
-    /// Process to look at
+    /// Files whose reads to look at
+    #[arg(value_name = "FILE", required_unless_present = "pid", conflicts_with = "pid")]
+    pub files: Vec<PathBuf>,
+    /// Process whose mapped files to look at
     #[arg(long, value_name = "PID", value_parser = pid)]
-    pub pid: u32,
+    pub pid: Option<u32>,
     /// Watch for so long; longer if sampling would slow the process down by more than 5 %
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
@@ -425,7 +434,7 @@ pub struct HotArgs {
 }
 
 /// Which threads to manage.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ScopeArgs {
     /// Only these processes (repeat the option, or separate ids with commas)
     #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
@@ -443,7 +452,7 @@ pub struct ScopeArgs {
 }
 
 /// How to observe.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ObserveArgs {
     /// Length of a window in seconds [default: 1]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]

@@ -4,6 +4,7 @@ pub mod bandwidth;
 mod facts;
 mod observer;
 mod plane;
+mod reclaim;
 mod settings;
 mod thrift;
 

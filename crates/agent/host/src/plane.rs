@@ -31,6 +31,7 @@ use topology::{Node, Topology};
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
 use crate::observer::Observe;
+use crate::reclaim::Reclaimed;
 use crate::settings::{HostError, Settings};
 use crate::thrift::Spent;
 
@@ -46,6 +47,8 @@ pub struct HostPlane {
     mapped: Option<Watcher>,
     /// Why nothing does, where the policy would look at it.
     unmapped: Option<String>,
+    /// What the kernel reclaims, where the policy looks at ranges of files.
+    reclaimed: Option<Reclaimed>,
     /// Counts what the memory controllers carry; the error says why nothing does.
     meter: Result<Meter, String>,
     pub(crate) spent: Spent,
@@ -73,8 +76,10 @@ impl HostPlane {
             },
         };
         let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
+        let reclaimed =
+            settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
         let plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
-        Ok(Self { facts: Some(facts), mapped, unmapped, meter, ..plane })
+        Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
 
     /// Opens the host with the given observer.
@@ -98,6 +103,7 @@ impl HostPlane {
             facts: None,
             mapped: None,
             unmapped: None,
+            reclaimed: None,
             meter: Err("not looked for".to_owned()),
             spent: Spent::default(),
         })
@@ -128,8 +134,8 @@ impl HostPlane {
         Ok(Some(seen))
     }
 
-    /// The load of each node, and a note about what measured it.
-    fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, String) {
+    /// The load of each node, and notes about what measured it.
+    fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, Vec<String>) {
         let (measured, note) = match &mut self.meter {
             Ok(meter) => match meter.window() {
                 Ok(window) => (window, format!("controllers: {}", meter.said())),
@@ -137,16 +143,26 @@ impl HostPlane {
             },
             Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only: {why}")),
         };
+        let (mut reclaimed, unknown) = match &mut self.reclaimed {
+            Some(reclaimed) => {
+                reclaimed.window(&self.settings.observe.proc_root, &self.settings.sys_root, self.actor.topology())
+            }
+            None => (BTreeMap::new(), None),
+        };
         let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
-        let load = |node: &Node| NodeLoad {
+        let mut load = |node: &Node| NodeLoad {
             read_bytes: seen.node_read.get(node.id),
             write_bytes: seen.node_write.get(node.id),
             cpu_s: seen.node_cpu_s.get(&node.id).copied(),
             memory_free: free.get(&node.id).copied().unwrap_or(0),
             measured: measured.get(&node.id).cloned(),
+            reclaim: reclaimed.remove(&node.id),
             ..NodeLoad::of(node)
         };
-        (self.actor.topology().nodes.iter().map(load).collect(), note)
+        (
+            self.actor.topology().nodes.iter().map(&mut load).collect(),
+            [Some(note), unknown].into_iter().flatten().collect(),
+        )
     }
 
     /// Adds what is known to files, and returns the processes of which something is known.
@@ -225,7 +241,7 @@ impl Plane for HostPlane {
         self.spent.window(&observed, self.actor.moves().jobs.cpu_s());
         let (nodes, controllers) = self.nodes(&observed);
         let Observed { time_s, window_s, threads, mut files, mut notes, .. } = observed;
-        notes.push(controllers);
+        notes.extend(controllers);
 
         let threads: Vec<Thread> = threads.into_iter().map(|thread| self.actor.complete(seen(thread))).collect();
         let (mapped, limits) = self.mapped(&threads, window_s);

@@ -6,8 +6,6 @@
 
 use std::io;
 
-use super::records::{Key, Usage};
-
 /// Reused between windows.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
@@ -19,16 +17,22 @@ pub(super) struct Buffer {
 const BATCH: usize = 4096;
 
 impl Buffer {
-    /// Removes all entries from the map behind `fd`, and returns them.
-    pub fn all(&mut self, fd: i32) -> io::Result<Vec<(Key, Usage)>> {
+    /// Removes all entries from the map behind `fd`, and returns them. `sizes` are those of a key
+    /// and a value; what `decode` has no name for is left out.
+    pub fn all<T>(
+        &mut self,
+        fd: i32,
+        sizes: (usize, usize),
+        decode: impl Fn(&[u8], &[u8]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
         let mut entries = Vec::new();
         let mut batch = BATCH;
         // Room for the kernel's cursor: 4 bytes for a hash map.
         let (mut cursor, mut next) = ([0u8; 8], [0u8; 8]);
         let mut first = true;
         loop {
-            self.keys.resize(batch * Key::BYTES, 0);
-            self.values.resize(batch * Usage::BYTES, 0);
+            self.keys.resize(batch * sizes.0, 0);
+            self.values.resize(batch * sizes.1, 0);
             let mut count = batch as u32;
             let from = if first { std::ptr::null_mut() } else { cursor.as_mut_ptr() };
             // SAFETY: keys and values hold `count` elements of the map's key and value size, which
@@ -56,13 +60,9 @@ impl Buffer {
                 }
                 Some(raw) => return Err(io::Error::from_raw_os_error(raw)),
             }
-            let keys = self.keys.chunks_exact(Key::BYTES);
-            let values = self.values.chunks_exact(Usage::BYTES);
-            entries.extend(
-                keys.zip(values)
-                    .take(count as usize)
-                    .filter_map(|(key, value)| Some((Key::decode(key)?, Usage::decode(value)?))),
-            );
+            let keys = self.keys.chunks_exact(sizes.0);
+            let values = self.values.chunks_exact(sizes.1);
+            entries.extend(keys.zip(values).take(count as usize).filter_map(|(key, value)| decode(key, value)));
             if error.is_some() {
                 return Ok(entries);
             }

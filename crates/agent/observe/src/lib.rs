@@ -67,6 +67,7 @@ pub mod mapped;
 mod page_nodes;
 pub mod probe;
 mod programs;
+mod ranges;
 mod records;
 mod scope;
 mod slices;
@@ -97,6 +98,7 @@ use assemble::{Assembled, Places};
 use linux::births::Descendant;
 use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
+use ranges::Ranges;
 use records::Counters;
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use scope::Filter;
@@ -117,6 +119,8 @@ pub struct Observer {
     /// window before are.
     unplaced: FxHashSet<FileId>,
     located: FxHashMap<FileId, NodeBytes>,
+    /// The heat of ranges of files, if it is asked for.
+    ranges: Option<Ranges>,
     /// Whether a thread has ever been watched.
     watching: Cell<bool>,
 }
@@ -201,6 +205,7 @@ impl Observer {
             before,
             unplaced: FxHashSet::default(),
             located: FxHashMap::default(),
+            ranges: settings.ranges.then(Ranges::default),
             watching: Cell::new(false),
         })
     }
@@ -261,6 +266,11 @@ impl Observer {
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
         let notes = self.notes(&sum, &slices, &all);
+        let mut files = all.files;
+        if let Some(ranges) = &mut self.ranges {
+            let mut read = ranges.window(&self.programs.drain_ranges()?);
+            files.iter_mut().for_each(|file| file.file.ranges = read.remove(&file.id).unwrap_or_default());
+        }
         let cpu = cpu_s();
         let observed = Observed {
             time_s: clock_s(ClockId::Boottime),
@@ -269,7 +279,7 @@ impl Observer {
             node_cpu_s: all.node_cpu_s,
             node_read: all.node_read,
             node_write: all.node_write,
-            files: all.files,
+            files,
             births_lost: sum.children_full > 0,
             notes,
             tasks: tasks_passed.saturating_sub(self.before.tasks_passed) as usize,

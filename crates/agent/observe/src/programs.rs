@@ -23,7 +23,7 @@ use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
-use super::records::{self, Counters, Key, Pass, Pending, Watched, fresh_sampler};
+use super::records::{self, Counters, Key, Pass, Pending, RangeKey, Usage, Watched, fresh_sampler};
 use super::slices::{Limits, Maps, Slicer};
 use linux::births::Descendant;
 
@@ -45,6 +45,7 @@ pub(super) mod layout {
 
     pub const KEY: usize = size_of::<types::usage_key>();
     pub const USAGE: usize = size_of::<types::usage>();
+    pub const RANGE_KEY: usize = size_of::<types::range_key>();
     pub const PENDING: usize = size_of::<types::pending>();
     pub const COUNTERS: usize = size_of::<types::counters>();
     pub const WATCHED: usize = size_of::<types::watched>();
@@ -179,6 +180,10 @@ pub(super) struct Machine {
 /// Bytes of a pass's output that are not worth giving back: some hundreds of threads.
 const OUTPUT_KEPT: usize = 64 << 10;
 
+/// Ranges of files that can be counted in a window: 128 GiB of data, in 6 MB of the kernel's memory
+/// (32 bytes for key and value, and about 60 for the entry).
+const RANGES: u32 = 65_536;
+
 /// Loaded and attached programs.
 pub(super) struct Programs {
     skel: ObserveSkel<'static>,
@@ -239,6 +244,7 @@ impl Programs {
             tunables.places_seed = (linux::random() * f64::from(u32::MAX)) as u32;
             tunables.exact = settings.exact;
             tunables.steady = steady;
+            tunables.ranges_wanted = settings.ranges;
             tunables.node_bits = machine.node_bits;
             tunables.mask_words = machine.possible_cpus.div_ceil(64) as u32;
             tunables.generic_pos_advanced = machine.generic_pos_advanced;
@@ -261,6 +267,9 @@ impl Programs {
         let tables: [&mut OpenMapMut<'_>; 2] = [&mut open.maps.usage_a, &mut open.maps.usage_b];
         for table in tables {
             table.set_max_entries(entries)?;
+        }
+        if settings.ranges {
+            open.maps.ranges.set_max_entries(RANGES)?;
         }
         open.load()
     }
@@ -372,7 +381,7 @@ impl Programs {
         let fd = self.table(epoch).as_fd().as_raw_fd();
         let mut entries = self
             .drain
-            .all(fd)
+            .all(fd, (Key::BYTES, Usage::BYTES), |key, usage| Some((Key::decode(key)?, Usage::decode(usage)?)))
             .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
         entries.extend(pending.iter().map(|last| (last.key, last.usage)));
         entries.sort_unstable_by_key(|entry| entry.0);
@@ -391,6 +400,13 @@ impl Programs {
             bss.user_entries[which].fill(0);
         }
         Ok(entries)
+    }
+
+    /// Empties the table of ranges. What is read from a range at that very moment may be lost.
+    pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
+        let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
+        let drained = self.drain.all(fd, (RangeKey::BYTES, size_of::<u64>()), RangeKey::decode);
+        drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 
     /// Takes the pending entry of each CPU for an ended epoch.
@@ -462,6 +478,7 @@ impl Programs {
         let fds = [
             maps.usage_a.as_fd(),
             maps.usage_b.as_fd(),
+            maps.ranges.as_fd(),
             maps.samplers.as_fd(),
             maps.counters.as_fd(),
             maps.pending.as_fd(),

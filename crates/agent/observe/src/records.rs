@@ -55,6 +55,16 @@ pub(super) struct Usage {
     pub generation: u32,
 }
 
+/// One range of a file, the node of its data, and that of its readers (`struct range_key`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RangeKey {
+    pub file: FileId,
+    /// Position in the file >> [`intf::RANGE_SHIFT`].
+    pub range: u32,
+    pub node: u16,
+    pub here: u16,
+}
+
 /// A CPU's latest entry, not yet in its table (`struct pending`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pending {
@@ -132,6 +142,10 @@ impl Cursor<'_> {
         self.bytes().map(u32::from_ne_bytes)
     }
 
+    fn u16(&mut self) -> Option<u16> {
+        self.bytes().map(u16::from_ne_bytes)
+    }
+
     fn u64(&mut self) -> Option<u64> {
         self.bytes().map(u64::from_ne_bytes)
     }
@@ -165,6 +179,18 @@ impl Key {
         let mut bytes = [0; Self::BYTES];
         bytes[20..].copy_from_slice(&node.to_ne_bytes());
         bytes
+    }
+}
+
+impl RangeKey {
+    pub const BYTES: usize = 24;
+
+    /// A key, and its bytes: a sum of the kernel's.
+    pub fn decode(key: &[u8], value: &[u8]) -> Option<(Self, u64)> {
+        let (mut c, bytes) = (Cursor(key), Cursor(value).i64()?);
+        let (ino, dev, generation) = (c.u64()?, c.u32()?, c.u32()?);
+        let file = FileId { dev, ino, generation };
+        Some((Self { file, range: c.u32()?, node: c.u16()?, here: c.u16()? }, bytes.max(0) as u64))
     }
 }
 
@@ -393,6 +419,7 @@ mod tests {
     fn sizes_are_those_of_the_compiled_programs() {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
+        assert_eq!(layout::RANGE_KEY, RangeKey::BYTES);
         assert_eq!(layout::PENDING, Pending::BYTES);
         assert_eq!(layout::COUNTERS, 9 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());

@@ -44,6 +44,8 @@ pub struct Settings {
     /// can take all. A note reports the bytes that did not fit. `None`: as many as the machine's
     /// CPUs can need in a window, within bounds.
     pub max_entries: Option<u32>,
+    /// Count also which ranges of files are read, and from where: [`ObservedFile::ranges`].
+    pub ranges: bool,
     /// The length of the windows to come, for this number.
     pub window: Duration,
     /// Which of the kernel's hooks to use.
@@ -58,6 +60,7 @@ impl Default for Settings {
             scope: Scope::All,
             proc_root: PathBuf::from("/proc"),
             max_entries: None,
+            ranges: false,
             window: Duration::from_secs(1),
             hooks: Hooks::Best,
         }

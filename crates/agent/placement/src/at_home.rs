@@ -186,7 +186,7 @@ mod tests {
     fn binds_no_thread_of_a_process_that_moves() {
         let threads = vec![thread(1, A, 9), thread(2, A, 9), thread(8, B, 9)];
         let (subject, reason, why) = (Subject::process(1, None), Reason::CacheAffinity, Why::default());
-        let process = Move { subject, pid: 1, from: A, to: B, reason, why };
+        let process = Move { subject, pid: 1, from: A, to: B, reason, why, ranges: Vec::new() };
         assert_eq!(bound(vec![process, to_a(8, Reason::ReadLocality)], threads, &[]), [2]);
     }
 

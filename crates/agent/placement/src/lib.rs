@@ -24,6 +24,7 @@ mod outcome;
 mod pace;
 pub mod plan;
 mod processes;
+pub mod promote;
 pub mod snapshot;
 mod subject;
 #[cfg(any(test, feature = "testing"))]
@@ -34,9 +35,10 @@ mod words;
 
 pub use outcome::{Outcome, OutcomeState};
 pub use pace::Pace;
-pub use plan::{Declined, Move, NodeForecast, Plan, Prediction, Reason};
+pub use plan::{Declined, FileRange, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{
-    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, Snapshot, SnapshotError, Thread, Writes,
+    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, RANGE_BYTES, RangeHeat, Reclaim, Snapshot,
+    SnapshotError, Thread, Writes,
 };
 pub use subject::Subject;
 pub use validate::MAX_BYTES;
@@ -93,6 +95,12 @@ pub struct Traits {
     /// Whether it looks at the mapped memory of processes ([`Process::mapped`]), which costs
     /// something to observe.
     pub wants_mapped: Wish,
+    /// Whether it looks at the ranges of files ([`ObservedFile::ranges`]) and at what the kernel
+    /// reclaims ([`NodeLoad::reclaim`]), which costs something to observe.
+    pub wants_ranges: bool,
+    /// It decides for itself when a file has been moved enough: the engine does not hold its files
+    /// in place once the load has settled.
+    pub settles_files: bool,
     /// What it leaves out where the bandwidth of a node is unknown.
     pub without_bandwidth: Option<&'static str>,
 }
@@ -107,6 +115,10 @@ pub const POLICIES: &[(&str, &str)] = &[
     ("npolicy", "every 10 s, moves processes with mapped memory to the node with most of the data they touch"),
     ("arc", "at the first remote block, moves a process and its memory to the node that caches its file"),
     ("arc-guarded", "like arc, but only for large files, large repeated reads, and comparatively small processes"),
+    (
+        "promote",
+        "moves parts of files that are read often from slower memory to their readers' node, while it has room",
+    ),
     ("auto", "moves threads, processes and files by one cost model: the largest net saving over 30 s"),
 ];
 
@@ -121,6 +133,8 @@ pub struct Settings {
     pub npolicy: npolicy::Settings,
     /// Of arc and arc-guarded.
     pub arc: cache_affinity::Settings,
+    /// Of promote.
+    pub promote: promote::Settings,
     /// Of auto.
     pub auto: auto::Settings,
 }
@@ -133,7 +147,7 @@ pub fn policy(name: &str, nthread: &nthread::Settings) -> Option<Box<dyn Policy>
 
 /// Returns the policy of this name, which is one of [`POLICIES`].
 pub fn policy_with(name: &str, settings: &Settings) -> Option<Box<dyn Policy>> {
-    let Settings { nthread, dragonfly, npolicy, arc, auto } = settings;
+    let Settings { nthread, dragonfly, npolicy, arc, promote, auto } = settings;
     if let Some(variant) = nthread::Variant::ALL.into_iter().find(|v| v.name() == name) {
         return Some(Box::new(nthread::NThread::new(variant, nthread.clone())));
     }
@@ -141,6 +155,7 @@ pub fn policy_with(name: &str, settings: &Settings) -> Option<Box<dyn Policy>> {
     match name {
         "auto" => Some(Box::new(auto::Auto::new(auto.clone()))),
         "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(dragonfly.clone(), nthread.clone()))),
+        "promote" => Some(Box::new(promote::Promote::new(promote.clone()))),
         "npolicy" => Some(Box::new(npolicy::NPolicy::new(npolicy.clone()))),
         "arc" => Some(arc(cache_affinity::Variant::Greedy)),
         "arc-guarded" => Some(arc(cache_affinity::Variant::Guarded)),

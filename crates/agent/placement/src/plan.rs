@@ -64,18 +64,44 @@ pub struct Move {
     pub reason: Reason,
     /// One sentence with the figures.
     pub why: Why,
+    /// The parts of a file that move, by rising `start` and apart from each other; empty: all that
+    /// it has on `from`.
+    pub ranges: Vec<FileRange>,
+}
+
+/// A part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileRange {
+    /// Its first byte.
+    pub start: u64,
+    /// Its length in bytes. It may end beyond the file.
+    pub bytes: u64,
+}
+
+impl FileRange {
+    /// The first byte after it.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
 }
 
 impl Move {
     /// Moves a thread from the node it runs on; its data stays.
     pub fn thread(thread: &Thread, to: NodeId, reason: Reason, why: impl Into<Why>) -> Self {
         let (subject, pid, from) = (Subject::thread(thread), thread.pid, thread.node);
-        Self { subject, pid, from, to, reason, why: why.into() }
+        Self { subject, pid, from, to, reason, why: why.into(), ranges: Vec::new() }
     }
 
     /// Moves a file's data.
     pub fn file(file: &ObservedFile, from: NodeId, to: NodeId, why: impl Into<Why>) -> Self {
-        Self { subject: Subject::file(file), pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into() }
+        let (subject, reason) = (Subject::file(file), Reason::OverloadedHome);
+        Self { subject, pid: 0, from, to, reason, why: why.into(), ranges: Vec::new() }
+    }
+
+    /// Bytes of the parts that move; 0 if all moves.
+    pub fn range_bytes(&self) -> u64 {
+        self.ranges.iter().fold(0, |sum, range| sum.saturating_add(range.bytes))
     }
 
     /// The thread that moves.
@@ -149,6 +175,9 @@ enum Form {
         reason: Reason,
         /// One sentence with the figures.
         why: Why,
+        /// The parts that move; absent: all that it has on `from`.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        ranges: Vec<FileRange>,
     },
 }
 
@@ -157,14 +186,15 @@ impl From<Form> for Move {
         match form {
             Form::Thread { tid, pid, start_ns, from, to, reason, why } => {
                 let subject = Subject::Thread { tid, start: start_ns.unwrap_or(0) };
-                Self { subject, pid, from, to, reason, why }
+                Self { subject, pid, from, to, reason, why, ranges: Vec::new() }
             }
             Form::Process { pid, start_ns, from, to, reason, why } => {
-                Self { subject: Subject::Process { pid, start: start_ns.unwrap_or(0) }, pid, from, to, reason, why }
+                let subject = Subject::Process { pid, start: start_ns.unwrap_or(0) };
+                Self { subject, pid, from, to, reason, why, ranges: Vec::new() }
             }
-            Form::File { file, generation, from, to, reason, why } => {
+            Form::File { file, generation, from, to, reason, why, ranges } => {
                 let subject = Subject::File { file, generation: generation.unwrap_or(0) };
-                Self { subject, pid: 0, from, to, reason, why }
+                Self { subject, pid: 0, from, to, reason, why, ranges }
             }
         }
     }
@@ -172,13 +202,13 @@ impl From<Form> for Move {
 
 impl From<Move> for Form {
     fn from(mv: Move) -> Self {
-        let Move { subject, pid, from, to, reason, why } = mv;
+        let Move { subject, pid, from, to, reason, why, ranges } = mv;
         let known = |number: u64| Some(number).filter(|number| *number > 0);
         match subject {
             Subject::Thread { tid, start } => Self::Thread { tid, pid, start_ns: known(start), from, to, reason, why },
             Subject::Process { pid, start } => Self::Process { pid, start_ns: known(start), from, to, reason, why },
             Subject::File { file, generation } => {
-                Self::File { file, generation: known(generation), from, to, reason, why }
+                Self::File { file, generation: known(generation), from, to, reason, why, ranges }
             }
         }
     }
@@ -204,6 +234,8 @@ pub enum Reason {
     CacheAffinity,
     /// Data moves because its home node is overloaded (Dragonfly).
     OverloadedHome,
+    /// It is read often, and is on slower memory than its readers' node has (promote).
+    Promotion,
 }
 
 /// A thread that stays where it is, with the reason.
@@ -261,6 +293,7 @@ mod tests {
             r#"{"kind":"thread","tid":7,"pid":6,"from":1,"to":0,"reason":"read_locality","why":"x"}"#,
             r#"{"kind":"process","pid":6,"start_ns":60,"from":1,"to":0,"reason":"cache_affinity","why":"x"}"#,
             r#"{"kind":"file","file":"8:1:9","generation":5,"from":1,"to":0,"reason":"overloaded_home","why":"x"}"#,
+            r#"{"kind":"file","file":"8:1:9","from":2,"to":0,"reason":"promotion","why":"x","ranges":[{"start":0,"bytes":9}]}"#,
         ] {
             let mv: Move = serde_json::from_str(text).unwrap();
             assert_eq!(serde_json::to_string(&mv).unwrap(), text);

@@ -87,6 +87,43 @@ pub struct NodeLoad {
     /// are then all that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredLoad>,
+    /// The tier of its memory: 0 is the fastest, and equal numbers are alike. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<u32>,
+    /// Whether the kernel reclaims memory of the node. Absent if unknown, or if the policy does not
+    /// look at it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim: Option<Reclaim>,
+}
+
+/// What the kernel does to keep memory of a node free.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reclaim {
+    /// The sum of the high watermarks of the node's zones, in bytes: the kernel makes free what is
+    /// missing to it once free memory has fallen below the low watermark.
+    pub high_watermark: u64,
+    /// Bytes in the pages that reclaim looked at in the window. This and `swapped_out` are sums of
+    /// the machine on kernels that do not count them by node.
+    #[serde(default)]
+    pub scanned: u64,
+    /// Bytes written to swap in the window.
+    #[serde(default)]
+    pub swapped_out: u64,
+    /// Bytes of the node's pages that were read in again in the window, soon after they were
+    /// reclaimed.
+    #[serde(default)]
+    pub refaulted: u64,
+    /// Bytes that the kernel demoted from the node to slower memory in the window.
+    #[serde(default)]
+    pub demoted: u64,
+}
+
+impl Reclaim {
+    /// Bytes that say that the node has no memory to spare.
+    pub fn pressure(&self) -> u64 {
+        [self.scanned, self.swapped_out, self.refaulted, self.demoted].iter().fold(0, |sum, n| sum.saturating_add(*n))
+    }
 }
 
 /// Bytes that the hardware counted at the memory controllers of a node.
@@ -218,6 +255,30 @@ pub struct ObservedFile {
     /// Threads that touched it, by rising tid.
     #[serde(default)]
     pub readers: Vec<u32>,
+    /// Its ranges that were read in this window, by rising `start`. Only for policies that look at
+    /// them, and of many only those with the most bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<RangeHeat>,
+}
+
+/// Bytes of a range of a file: the largest folio of the page cache on x86-64.
+pub const RANGE_BYTES: u64 = 2 << 20;
+
+/// What the CPUs of one node read from one range of a file, as far as it is on one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RangeHeat {
+    /// The range's first byte: a multiple of 2 MiB. It ends after 2 MiB, or with the file.
+    pub start: u64,
+    /// The node that its data was on when it was read.
+    pub node: NodeId,
+    /// The node of the CPUs that read it.
+    pub by: NodeId,
+    /// Bytes read. What was read eight windows ago counts half, and so on.
+    pub bytes: u64,
+    /// In how many of the last 32 windows it was read: once by a program that reads through the
+    /// file, and often by one that comes back.
+    pub windows: u32,
 }
 
 /// Where bytes land that a thread writes to a file.
@@ -342,6 +403,7 @@ impl NodeLoad {
             distance: node.distance.clone(),
             read_bw_max: node.read_bw_max,
             write_bw_max: node.write_bw_max,
+            tier: node.tier.map(|tier| tier.rank),
             ..Self::default()
         }
     }

@@ -15,7 +15,7 @@ use std::fmt::Display;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, Thread, VERSION};
+use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, RANGE_BYTES, Thread, VERSION};
 use crate::{NodeBytes, Outcome, OutcomeState, Snapshot, SnapshotError};
 
 /// Largest byte count: 2^53 (9 petabytes). Beyond it, JSON readers that hold numbers as doubles
@@ -128,6 +128,10 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
         bytes(format_args!("{at}.write_bytes"), node.write_bytes)?;
         bytes(format_args!("{at}.memory_free"), node.memory_free)?;
         seconds(format_args!("{at}.cpu_s"), node.cpu_s.unwrap_or(0.0))?;
+        if let Some(reclaim) = &node.reclaim {
+            bytes(format_args!("{at}.reclaim.high_watermark"), reclaim.high_watermark)?;
+            bytes(format_args!("{at}.reclaim"), reclaim.pressure())?;
+        }
         if let Some(measured) = &node.measured {
             bytes(format_args!("{at}.measured.bytes"), measured.bytes)?;
             if measured.read_bytes.is_some_and(|read| read > measured.bytes) {
@@ -175,6 +179,15 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
             wrong(&at, "listed twice")?;
         }
         known.check_bytes(format_args!("{at}.bytes"), &file.bytes)?;
+        for (k, range) in file.ranges.iter().enumerate() {
+            let at = format!("{at}.ranges[{k}]");
+            known.check(format_args!("{at}.node"), range.node)?;
+            known.check(format_args!("{at}.by"), range.by)?;
+            bytes(format_args!("{at}.bytes"), range.bytes)?;
+            if !range.start.is_multiple_of(RANGE_BYTES) {
+                wrong(format_args!("{at}.start"), format_args!("{} is no multiple of {RANGE_BYTES}", range.start))?;
+            }
+        }
         if let Some(share) = file.sampled.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
         }

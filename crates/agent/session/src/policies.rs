@@ -12,8 +12,8 @@ pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Fai
     nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin);
     nthread.min_bytes = args.min_bytes.unwrap_or(nthread.min_bytes);
     let auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..config.auto.clone() };
-    let (npolicy, arc) = (config.npolicy.clone(), config.arc.clone());
-    placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, auto })
+    let (npolicy, arc, promote) = (config.npolicy.clone(), config.arc.clone(), config.promote.clone());
+    placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, promote, auto })
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
 }
 

@@ -267,7 +267,7 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
 fn mv(file: String, generation: Option<u64>, to: u32) -> Move {
     let (from, to) = (NodeId(u32::from(to == 0)), NodeId(to));
     let subject = Subject::File { file, generation: generation.unwrap_or(0) };
-    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: "".into() }
+    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: "".into(), ranges: Vec::new() }
 }
 
 fn a_file_is_where_its_move_ended() {

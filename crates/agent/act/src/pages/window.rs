@@ -1,6 +1,7 @@
 //! One mapped window of a file, and its pages that are elsewhere.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
 use linux::pages::{self, MOVE_ALL};
@@ -46,6 +47,18 @@ impl Pick {
     pub(super) fn on(layout: &Layout, node: NodeId) -> Self {
         let runs = layout.runs().filter(|run| run.node == node);
         Self { runs: runs.map(|run| (run.first, run.first.saturating_add(run.pages))).collect() }
+    }
+
+    /// The pages of these ranges of a file, by rising offset.
+    pub(super) fn of(ranges: &[Range<u64>]) -> Self {
+        let page = rustix::param::page_size() as u64;
+        Self { runs: ranges.iter().map(|range| (range.start / page, range.end.div_ceil(page))).collect() }
+    }
+
+    /// The first page from this one on; `None`: none is left.
+    pub(super) fn next(&self, page: u64) -> Option<u64> {
+        let after = self.runs.partition_point(|run| run.1 <= page);
+        self.runs.get(after).map(|run| run.0.max(page))
     }
 
     /// Number of pages.

@@ -82,10 +82,10 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
     let file = move |tid| {
         let subject = Subject::File { file: file_of(tid), generation: 0 };
-        Move { subject, pid: 0, from: NodeId(1), to: NodeId(0), reason, why: why() }
+        Move { subject, pid: 0, from: NodeId(1), to: NodeId(0), reason, why: why(), ranges: Vec::new() }
     };
     let subject = Subject::process(3, None);
-    let process = Move { subject, pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why() };
+    let process = Move { subject, pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why(), ranges: Vec::new() };
     let mut moves = vec![file(1), file(2), process];
     let once = script(move |_| std::mem::take(&mut moves));
     let mut engine = Engine::new(plane.clone(), once, Settings::default(), Some(state)).unwrap();

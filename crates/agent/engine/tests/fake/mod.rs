@@ -469,19 +469,35 @@ fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
 /// A move of the file that a thread reads.
 pub fn file(tid: u32, from: u32, to: u32) -> Move {
     let (subject, reason) = (Subject::File { file: file_of(tid), generation: 0 }, Reason::OverloadedHome);
-    Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason, why: "its home is overloaded".into() }
+    Move {
+        subject,
+        pid: 0,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason,
+        why: "its home is overloaded".into(),
+        ranges: Vec::new(),
+    }
 }
 
 /// A move of a process.
 pub fn process(pid: u32, from: u32, to: u32) -> Move {
     let (subject, reason) = (Subject::process(pid, None), Reason::CacheAffinity);
-    Move { subject, pid, from: NodeId(from), to: NodeId(to), reason, why: "its file is cached there".into() }
+    Move {
+        subject,
+        pid,
+        from: NodeId(from),
+        to: NodeId(to),
+        reason,
+        why: "its file is cached there".into(),
+        ranges: Vec::new(),
+    }
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {
     let (reason, why) = (Reason::ReadLocality, "1.0 MB of 1.0 MB read there".into());
     let subject = Subject::Thread { tid, start: start.unwrap_or(0) };
-    Move { subject, pid: tid, from: NodeId(from), to: NodeId(to), reason, why }
+    Move { subject, pid: tid, from: NodeId(from), to: NodeId(to), reason, why, ranges: Vec::new() }
 }
 
 /// A policy that is a closure.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use command::args::Global;
 use linux::threads::Threads;
-use placement::Wish;
+use placement::Traits;
 use session::map::{Bytes, Map, Report};
 use session::units;
 use topology::NodeId;
@@ -43,7 +43,7 @@ pub fn observe(
 ) -> Result<(Report, Limits), Failure> {
     let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(config, args, None, Wish::No, false)?;
+    let mut plane = plane::open(config, args, None, Traits::default(), false)?;
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
     let threads = Threads::new(Path::new(PROC));

@@ -98,7 +98,7 @@ fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
     let topology = &machine.topology;
     let ids: Vec<_> = topology.nodes.iter().map(|n| n.id.to_string()).collect();
     let mut heads =
-        [">node", "CPUs", ">memory", ">free", ">read bandwidth", ">write bandwidth"].map(String::from).to_vec();
+        [">node", "CPUs", ">memory", ">free", "tier", ">read bandwidth", ">write bandwidth"].map(String::from).to_vec();
     heads.push(format!("distance to node {}", ids.join(" ")));
     let mut table = Table::new(&heads);
     for node in &topology.nodes {
@@ -107,6 +107,7 @@ fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
             cpus(node),
             memory(node),
             free.get(&node.id).map_or("unknown".to_owned(), |n| size(*n)),
+            node.tier.map_or("unknown".to_owned(), |tier| format!("{} ({})", tier.rank, tier.from)),
             bandwidth(node.read_bw_max, machine.source(node, false)),
             bandwidth(node.write_bw_max, machine.source(node, true)),
             distances(topology, node),

@@ -21,7 +21,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
         Some(path) => (recording::read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = plane::open(&config, &args.observe, None, policy.traits().wants_mapped, false)?;
+            let mut plane = plane::open(&config, &args.observe, None, policy.traits(), false)?;
             (plane::observe(&mut plane, window)?, Limits::of(plane.limits(), global.verbose))
         }
     };

@@ -9,7 +9,7 @@ use host::HostPlane;
 use linux::interference::{self, Interference};
 use linux::privileges;
 use observe::Scope;
-use placement::{Snapshot, Traits, Wish};
+use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 
 use crate::cli::ObserveArgs;
@@ -21,13 +21,13 @@ use crate::machine;
 pub const PROC: &str = "/proc";
 
 /// Opens a plane that observes the threads the user chose, or the process tree below `root`.
-/// `mapped`: also which pages of mapped files processes use. `move_back`: moves remember where data
-/// was.
+/// What the policy wants beside its threads and files is observed, too. `move_back`: moves remember
+/// where data was.
 pub fn open(
     config: &Config,
     args: &ObserveArgs,
     root: Option<u32>,
-    mapped: Wish,
+    policy: Traits,
     move_back: bool,
 ) -> Result<HostPlane, Failure> {
     if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
@@ -47,6 +47,7 @@ pub fn open(
         exact: args.exact,
         steady: args.steady,
         scope,
+        ranges: policy.wants_ranges,
         window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
         ..observe::Settings::default()
     };
@@ -60,7 +61,7 @@ pub fn open(
         observe,
         touch_own_affinity,
         beside_sched_ext,
-        mapped,
+        mapped: policy.wants_mapped,
         dax,
         freeze,
         move_back,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use command::args::Global;
-use placement::Wish;
+use placement::Traits;
 
 use crate::cli::RecordArgs;
 use crate::commands::plane;
@@ -18,7 +18,9 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(&config, &args.observe, None, Wish::No, false)?;
+    // A replay may be by a policy that looks at ranges.
+    let wanted = Traits { wants_ranges: true, ..Traits::default() };
+    let mut plane = plane::open(&config, &args.observe, None, wanted, false)?;
     // Where nothing can be observed no file is left behind.
     let mut writer = Writer::open(&args.file)?;
     plane::observe_only()?;

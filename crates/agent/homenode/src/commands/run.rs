@@ -53,7 +53,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     output::detach();
     let plane = {
         let child = child.as_ref().map(Child::pid);
-        plane::open(&config, &args.observe, child, policy.traits().wants_mapped, args.move_back)?
+        plane::open(&config, &args.observe, child, policy.traits(), args.move_back)?
     };
     let limits = Limits::of(plane.limits(), global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.

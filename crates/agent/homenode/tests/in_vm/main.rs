@@ -19,6 +19,7 @@ mod masks;
 mod policies;
 mod process;
 mod programs;
+mod promote;
 mod trial;
 mod two_nodes;
 mod warm;
@@ -62,6 +63,9 @@ fn main() -> ExitCode {
             [reader, file, begin, slow, factor] if reader == "slowed" => {
                 lab::exit(trial::be_slowed(file, begin, slow, factor))
             }
+            [reader, cpus, file, ranges @ ..] if reader == "range-reader" => {
+                lab::exit(promote::be_reader(cpus, file, ranges))
+            }
             role => file_users::play(role),
         };
     }
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         policies::TESTS,
         programs::TESTS,
         trial::TESTS,
+        promote::TESTS,
         dax::TESTS,
         zfs::TESTS,
     ];

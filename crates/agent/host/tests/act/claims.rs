@@ -149,7 +149,8 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     let mut made = |tid, to| {
         crashed.observe(Duration::ZERO).unwrap();
         let (subject, reason) = (Subject::Thread { tid, start: 0 }, Reason::ReadLocality);
-        let mv = Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into() };
+        let mv =
+            Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() };
         let undo = crashed.prepare(&mv).unwrap();
         crashed.start(&mv, &undo, &mut |_| Ok(())).unwrap();
         undo.into_iter().next().unwrap()

@@ -19,7 +19,7 @@ use crate::world::{Running, Scripted, all, mask, node, plane, tids, topology};
 
 fn process_to(pid: u32, to: u32) -> Move {
     let (from, to, reason) = (NodeId(1 - to), NodeId(to), Reason::CacheAffinity);
-    Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into() }
+    Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into(), ranges: Vec::new() }
 }
 
 /// The last word about a job.
@@ -136,7 +136,7 @@ fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, FileId) {
 fn file_to(id: &str, generation: Option<u64>) -> Move {
     let (from, to, reason) = (NodeId(1), NodeId(0), Reason::OverloadedHome);
     let subject = Subject::File { file: id.to_owned(), generation: generation.unwrap_or(0) };
-    Move { subject, pid: 0, from, to, reason, why: "".into() }
+    Move { subject, pid: 0, from, to, reason, why: "".into(), ranges: Vec::new() }
 }
 
 /// A file is moved if it is the one that the move names, whatever is at its path by then; nothing

@@ -80,7 +80,7 @@ impl Policy for Once {
     fn decide(&mut self, _: &Topology, _: &Snapshot) -> Plan {
         let to = |pid| {
             let (from, to, reason) = (NodeId(1), NodeId(0), Reason::CacheAffinity);
-            Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into() }
+            Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into(), ranges: Vec::new() }
         };
         Plan {
             version: 1,

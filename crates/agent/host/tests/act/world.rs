@@ -164,7 +164,7 @@ impl Policy for AllTo {
 pub fn move_of(tid: u32, to: u32) -> Move {
     let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.id.start_ns);
     let (subject, reason) = (Subject::Thread { tid, start }, Reason::ReadLocality);
-    Move { subject, pid: tid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into() }
+    Move { subject, pid: tid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() }
 }
 
 pub fn plane(observer: Option<Box<dyn Observe>>) -> HostPlane {

@@ -7,7 +7,7 @@
 #ifndef HOMENODE_ACCOUNT_H
 #define HOMENODE_ACCOUNT_H
 
-#include "sample.h"
+#include "ranges.h"
 
 /* Preallocated: the read path allocates nothing, and a full table is reported instead of using ever more memory. */
 struct usage_table {
@@ -29,6 +29,7 @@ struct access {
 	u32 opens;
 	u32 generation;
 	s64 weight;           /* in 1/1024ths; negative: a correction */
+	u64 at;               /* of a read: its first byte in the file; NO_PLACE: not known */
 };
 #define CALL_ENDS 1      /* the last bytes of a read call */
 #define CALL_PLACED 2    /* a read call whose beginning is known */
@@ -64,6 +65,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->slice = 0;
 	w->call = 0;
 	w->weight = weight;
+	w->at = NO_PLACE;
 }
 
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
@@ -243,6 +245,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 	u32 table = epoch;
 	struct task_struct *task;
 	struct pending *last;
+	s64 read = bytes;
 
 	if (!w)
 		return 0;
@@ -277,6 +280,13 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 	usage_add(&last->usage, w, node, bytes);
 	barrier();
 	last->busy = 0;
+	if (ranges_wanted && w->at != NO_PLACE) {
+		struct range_key range = {
+			.ino = w->key.ino, .dev = w->key.dev, .generation = w->generation, .node = node, .here = w->here,
+		};
+
+		count_range(&range, w->at, read, w->weight);
+	}
 	return 0;
 }
 

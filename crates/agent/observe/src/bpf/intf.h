@@ -5,6 +5,7 @@
 #define HOMENODE_INTF_H
 
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long s64;
@@ -56,6 +57,20 @@ struct usage {
 	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
 	u32 generation; /* of the inode */
 };
+
+/* Hash key: one range of a file, the node of its data, and that of the CPU that read it. */
+struct range_key {
+	u64 ino;
+	u32 dev;
+	u32 generation;
+	u32 range;      /* position in the file >> RANGE_SHIFT */
+	u16 node;
+	u16 here;
+};
+/* 2 MiB: the largest folio of the page cache on x86-64, and what a move of one range costs little more than. */
+#define RANGE_SHIFT 21
+/* Of the counted reads, one in so many is also counted for its range. */
+#define RANGE_ONE_IN 8
 
 /* Per CPU and table: the latest entry, not yet in the table. */
 struct pending {

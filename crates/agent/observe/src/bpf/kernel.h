@@ -5,7 +5,6 @@
 
 #include "intf.h"
 
-typedef unsigned short u16;
 typedef unsigned char __u8;
 typedef short __s16;
 typedef unsigned short __u16;
@@ -26,6 +25,7 @@ enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };

@@ -27,6 +27,9 @@ const volatile u32 node_bits = 0;
 /* Words of an affinity mask: possible CPUs / 64. */
 const volatile u32 mask_words = 1;
 
+/* Count also which ranges of files are read. */
+const volatile bool ranges_wanted = false;
+
 /* Whether generic_perform_write and iomap_file_buffered_write advance the file position before they return: since 6.5, and in
  * some earlier long-term kernels. */
 const volatile bool generic_pos_advanced = true;

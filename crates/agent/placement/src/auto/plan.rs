@@ -123,7 +123,7 @@ fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
         let subject = Subject::process(process.pid, starts.get(&process.pid).copied());
         let (pid, reason, why) = (process.pid, Reason::CacheAffinity, why.into());
-        moves.push(Move { subject, pid, from, to, reason, why });
+        moves.push(Move { subject, pid, from, to, reason, why, ranges: Vec::new() });
     }
 }
 

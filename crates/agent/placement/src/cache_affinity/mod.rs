@@ -249,7 +249,7 @@ impl CacheAffinity {
         match decided {
             Ok(Verdict { to, why, memory: true }) => {
                 let (subject, reason, why) = (Subject::process(pid, start), Reason::CacheAffinity, why.into());
-                Some(Ok(vec![Move { subject, pid, from: reads.home, to, reason, why }]))
+                Some(Ok(vec![Move { subject, pid, from: reads.home, to, reason, why, ranges: Vec::new() }]))
             }
             Ok(Verdict { to, why, memory: false }) => {
                 let threads = reads.threads.iter().filter(|thread| thread.node != to);

@@ -244,7 +244,7 @@ impl Dragonfly {
 fn file_move(snapshot: &Snapshot, file: &str, from: NodeId, to: NodeId, why: String) -> Move {
     let generation = snapshot.files.iter().find(|f| f.file == file).and_then(|f| f.generation).unwrap_or(0);
     let subject = Subject::File { file: file.to_owned(), generation };
-    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into() }
+    Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into(), ranges: Vec::new() }
 }
 
 impl Policy for Dragonfly {

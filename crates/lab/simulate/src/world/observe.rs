@@ -144,6 +144,7 @@ impl World {
                 // `shares_file` says whether two met.
                 opens: Some(if self.jobs[file.job].files[file.set].files <= 1.0 { readers.len() as u32 } else { 1 }),
                 readers,
+                ranges: Vec::new(),
             });
         }
         for process in &self.processes {

@@ -302,6 +302,8 @@ impl VolumePlane {
                 false => self.volume.open_count(ino).ok(),
             },
             readers,
+            // No policy of a mount asks for them.
+            ranges: Vec::new(),
         })
     }
 

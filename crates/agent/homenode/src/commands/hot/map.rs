@@ -35,13 +35,26 @@ impl Style {
     }
 }
 
+impl Style {
+    /// Columns of a map.
+    pub fn columns(self) -> usize {
+        self.columns
+    }
+
+    /// Without colours.
+    #[cfg(test)]
+    pub fn plain(columns: usize) -> Self {
+        Self { columns, colors: false }
+    }
+}
+
 /// A node's letter: its number, or a letter from 10 on.
-fn letter(node: NodeId) -> char {
+pub(super) fn letter(node: NodeId) -> char {
     char::from_digit(node.0 % 36, 36).unwrap_or('?')
 }
 
 /// How hot a part is, as a shade. Whatever was accessed at all is not shown as never accessed.
-fn shade(heat: f64) -> char {
+pub(super) fn shade(heat: f64) -> char {
     let index = if heat > 0.0 { 1 + (heat * 3.999) as usize } else { 0 };
     SHADES.get(index.min(SHADES.len() - 1)).copied().unwrap_or('?')
 }

@@ -1,4 +1,5 @@
-//! `homenode hot`: which mapped file data a process uses, and on which node it is.
+//! `homenode hot`: which mapped file data a process uses, and on which node it is; or which ranges of
+//! files are read ([`files`]).
 //!
 //! **Problem.** A process can hold the lock of its memory for as long as it likes (a fault that a
 //! FUSE server of its own does not answer). Whatever asks the kernel about that memory then waits.
@@ -8,6 +9,7 @@
 //!
 //! **Limits.** A thread that waits in the kernel ends with the command.
 
+mod files;
 mod map;
 mod view;
 
@@ -63,7 +65,7 @@ struct Seen {
 
 /// Prints how hot the mapped data of a process is.
 pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let pid = args.pid;
+    let Some(pid) = args.pid else { return files::run(global, args) };
     // The kernel answers as for a debugger: not about a process of another user, or one that runs
     // with more rights.
     let maps = Path::new(plane::PROC).join(pid.to_string()).join("maps");
@@ -78,7 +80,7 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     }
     let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let stop = Stop::or_killed()?;
-    let seen = watched(global, args, topology, &stop)?;
+    let seen = watched(global, args, pid, topology, &stop)?;
     let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
     if let Some(file) = &args.plot {
         let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
@@ -109,10 +111,10 @@ fn name_of(pid: u32) -> String {
 }
 
 /// Starts the sampling thread and waits for it.
-fn watched(global: &Global, args: &HotArgs, topology: Topology, stop: &Stop) -> Result<Seen, Failure> {
+fn watched(global: &Global, args: &HotArgs, pid: u32, topology: Topology, stop: &Stop) -> Result<Seen, Failure> {
     let (tell, news) = mpsc::channel();
     let enough = Arc::new(AtomicBool::new(false));
-    let (pid, period) = (args.pid, Duration::from_secs_f64(args.seconds / f64::from(SAMPLES)));
+    let period = Duration::from_secs_f64(args.seconds / f64::from(SAMPLES));
     let ended = enough.clone();
     let sampler = thread::spawn(move || {
         let seen = sample(pid, period, &topology, &ended, &tell);

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use crossterm::event::{self, Event};
 use host::HostPlane;
-use placement::{Policy, Snapshot, Wish};
+use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
@@ -93,7 +93,7 @@ struct Source {
 
 impl Source {
     fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
-        let plane = plane::open(config, &args.observe, None, Wish::No, false)?;
+        let plane = plane::open(config, &args.observe, None, Traits::default(), false)?;
         plane::observe_only()?;
         Ok(Self {
             limits: Limits::of(plane.limits(), verbose),

@@ -69,7 +69,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     output::detach();
     let mut plane = {
         let child = child.as_ref().map(Child::pid);
-        plane::open(&config, &args.observe, child, traits.wants_mapped, moves_data)?
+        plane::open(&config, &args.observe, child, traits, moves_data)?
     };
     let recovered = engine::recover(&mut plane, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
@@ -116,8 +116,14 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     Ok(if done { Exit::Done } else { Exit::Partly })
 }
 
-const NOTHING: Traits =
-    Traits { moves_files: false, moves_processes: false, wants_mapped: Wish::No, without_bandwidth: None };
+const NOTHING: Traits = Traits {
+    moves_files: false,
+    moves_processes: false,
+    wants_mapped: Wish::No,
+    wants_ranges: false,
+    settles_files: false,
+    without_bandwidth: None,
+};
 
 /// What either of two policies does.
 fn union(a: Traits, b: Traits) -> Traits {
@@ -125,6 +131,8 @@ fn union(a: Traits, b: Traits) -> Traits {
         moves_files: a.moves_files || b.moves_files,
         moves_processes: a.moves_processes || b.moves_processes,
         wants_mapped: a.wants_mapped.max(b.wants_mapped),
+        wants_ranges: a.wants_ranges || b.wants_ranges,
+        settles_files: a.settles_files && b.settles_files,
         without_bandwidth: a.without_bandwidth.or(b.without_bandwidth),
     }
 }

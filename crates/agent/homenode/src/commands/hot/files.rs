@@ -1,0 +1,222 @@
+//! `homenode hot FILE…`: which ranges of files are read, from which node and by whom.
+//!
+//! **Problem.** What is read by `read()` leaves no mark on pages.
+//!
+//! **Approach.** The observer counts reads by ranges of 2 MiB over some windows, as for policy
+//! promote. Of each range, node of its data and node of its readers the latest figure is shown.
+//!
+//! **Limits.** What nobody reads in that time does not show, nor what programs read through
+//! mappings (`hot --pid`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use command::args::Global;
+use command::heat_map::{Band, CELLS, HeatMap};
+use command::sibling;
+use placement::{ObservedFile, RANGE_BYTES, RangeHeat, Snapshot, Traits};
+use serde_json::{Value, json};
+use topology::{FileId, NodeId};
+
+use super::map::{self, Style};
+use crate::cli::{HotArgs, ObserveArgs};
+use crate::commands::plane;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::output::table::Table;
+use crate::output::units::{count, seconds, size};
+use crate::output::{self, escape, progress};
+use crate::signals::Stop;
+
+/// One of the files that the user named.
+#[derive(Debug)]
+struct Named {
+    path: PathBuf,
+    /// Its absolute path without links: on btrfs and overlayfs `stat` shows another device than
+    /// that of the inode.
+    real: Option<PathBuf>,
+    id: String,
+    bytes: u64,
+    /// Bytes read lately, and the number of windows, by first byte, node of the data and node of the
+    /// readers.
+    ranges: BTreeMap<(u64, NodeId, NodeId), (u64, u32)>,
+}
+
+impl Named {
+    fn new(path: &Path, meta: &Metadata) -> Self {
+        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+        let id = FileId { dev: FileId::device(major, minor), ino: meta.ino(), generation: 0 };
+        let (path, real) = (path.to_owned(), path.canonicalize().ok());
+        Self { path, real, id: id.to_string(), bytes: meta.len(), ranges: BTreeMap::new() }
+    }
+
+    fn is(&self, file: &ObservedFile) -> bool {
+        file.file == self.id || file.path.is_some() && file.path.as_deref().map(Path::new) == self.real.as_deref()
+    }
+
+    /// Takes in a window.
+    fn add(&mut self, snapshot: &Snapshot) {
+        let heat = snapshot.files.iter().filter(|file| self.is(file)).flat_map(|file| &file.ranges);
+        let heat: Vec<_> = heat.map(|r| ((r.start, r.node, r.by), (r.bytes, r.windows))).collect();
+        self.ranges.extend(heat);
+    }
+
+    fn heat(&self) -> impl Iterator<Item = RangeHeat> {
+        self.ranges.iter().map(|((start, node, by), (bytes, windows))| RangeHeat {
+            start: *start,
+            node: *node,
+            by: *by,
+            bytes: *bytes,
+            windows: *windows,
+        })
+    }
+
+    fn json(&self) -> Value {
+        json!({"path": self.path.to_string_lossy(), "size": self.bytes, "ranges": self.heat().collect::<Vec<_>>()})
+    }
+
+    /// The node of most of the bytes read in each of so many parts of the file, and these bytes as a
+    /// share of those of the hottest part; `None` where nothing was read.
+    fn cells(&self, cells: usize) -> Vec<Option<(NodeId, f64)>> {
+        let mut sums = vec![BTreeMap::<NodeId, f64>::new(); cells];
+        let width = (self.bytes.max(1) as f64 / cells.max(1) as f64).max(1.0);
+        for heat in self.heat() {
+            let first = (heat.start as f64 / width) as usize;
+            let end = heat.start.saturating_add(RANGE_BYTES).min(self.bytes.max(heat.start + 1));
+            let last = ((end as f64 / width).ceil() as usize).max(first + 1).min(cells);
+            let part = heat.bytes as f64 / last.saturating_sub(first).max(1) as f64;
+            for sum in sums.get_mut(first..last).unwrap_or_default() {
+                *sum.entry(heat.node).or_default() += part;
+            }
+        }
+        let all = |sum: &BTreeMap<NodeId, f64>| sum.values().sum::<f64>();
+        let most = sums.iter().map(all).fold(1.0, f64::max);
+        let cell = |sum: &BTreeMap<NodeId, f64>| {
+            let (node, _) = sum.iter().max_by(|a, b| a.1.total_cmp(b.1))?;
+            Some((*node, all(sum) / most))
+        };
+        sums.iter().map(cell).collect()
+    }
+
+    fn text(&self, style: Style) -> String {
+        let cells = self.cells(style.columns());
+        let shade = |cell: &Option<(NodeId, f64)>| cell.map_or(map::shade(0.0), |cell| map::shade(cell.1));
+        let heat: String = cells.iter().map(shade).collect();
+        let node: String = cells.iter().map(|cell| cell.map_or(' ', |cell| map::letter(cell.0))).collect();
+        let mut starts: Vec<u64> = self.ranges.keys().map(|key| key.0).collect();
+        starts.dedup();
+        let all = self.bytes.div_ceil(RANGE_BYTES);
+        let mut text = format!(
+            "\n{}   {}   {} of {all} ranges of 2 MiB were read\n  heat  {heat}\n  node  {}\n",
+            escape(&self.path.to_string_lossy()),
+            size(self.bytes),
+            starts.len(),
+            node.trim_end()
+        );
+        let mut sums: BTreeMap<(NodeId, NodeId), (usize, usize, u64)> = BTreeMap::new();
+        for heat in self.heat() {
+            let sum = sums.entry((heat.node, heat.by)).or_default();
+            *sum = (sum.0 + 1, sum.1 + usize::from(heat.windows > 1), sum.2.saturating_add(heat.bytes));
+        }
+        if !sums.is_empty() {
+            let mut table = Table::new(&[">data on node", ">read by node", ">ranges", ">again", ">read lately"]);
+            for ((node, by), (ranges, again, bytes)) in sums {
+                let cells = [node.to_string(), by.to_string(), ranges.to_string(), again.to_string(), size(bytes)];
+                table.row(cells);
+            }
+            text.push_str(&table.render());
+        }
+        text
+    }
+}
+
+/// Observes the readers of these files.
+pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
+    let mut files = Vec::new();
+    for path in &args.files {
+        let meta = fs::metadata(path).map_err(|e| Failure::io("open", path, &e))?;
+        if !meta.is_file() {
+            return Err(Failure::new(Exit::Usage, path.display().to_string(), "not a regular file"));
+        }
+        files.push(Named::new(path, &meta));
+    }
+    let config = Config::load(global.config.as_deref())?;
+    let window = config.engine.window_s.min(args.seconds);
+    let windows = (args.seconds / window).ceil().max(1.0) as u64;
+    let stop = Stop::or_killed()?;
+    let observe = ObserveArgs { window: Some(window), ..ObserveArgs::default() };
+    let wanted = Traits { wants_ranges: true, ..Traits::default() };
+    let mut plane = plane::open(&config, &observe, None, wanted, false)?;
+    plane::observe_only()?;
+    let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
+    let (mut took_s, mut notes) = (0.0, Vec::new());
+    for done in 0..windows {
+        if stop.requested() {
+            break;
+        }
+        bar.set_position(done);
+        let snapshot = plane::observe(&mut plane, Duration::from_secs_f64(window))?;
+        files.iter_mut().for_each(|file| file.add(&snapshot));
+        took_s += snapshot.window_s;
+        notes = snapshot.notes;
+    }
+    bar.finish_and_clear();
+    if let Some(plot) = &args.plot {
+        let name = |file: &Named| format!("{}   {}", escape(&file.path.to_string_lossy()), size(file.bytes));
+        let bands = files.iter().map(|file| Band { name: name(file), cells: file.cells(CELLS) }).collect();
+        let title = format!("{}: reads in {}", count(files.len(), "file"), seconds(took_s));
+        let map = HeatMap { title, bands };
+        let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
+        fs::write(plot, png).map_err(|e| Failure::io("write", plot, &e))?;
+    }
+    if global.json {
+        let all: Vec<Value> = files.iter().map(Named::json).collect();
+        output::print_json(&json!({"seconds": took_s, "files": all, "notes": notes}))?;
+        return Ok(Exit::Done);
+    }
+    let style = Style::of_stdout();
+    let mut text = format!("reads in {}; again: in more than one window\n", seconds(took_s));
+    files.iter().for_each(|file| text.push_str(&file.text(style)));
+    output::print(&text)?;
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_two_lines_and_its_sums() {
+        let mut file = Named {
+            path: "/data/x\u{1b}".into(),
+            real: None,
+            id: "8:1:9".to_owned(),
+            bytes: 12 * RANGE_BYTES,
+            ranges: BTreeMap::new(),
+        };
+        let heat = |start: u64, node, by, bytes, windows| RangeHeat {
+            start: start * RANGE_BYTES,
+            node: NodeId(node),
+            by: NodeId(by),
+            bytes,
+            windows,
+        };
+        let window = |ranges: Vec<RangeHeat>| {
+            let file = ObservedFile { file: "8:1:9".to_owned(), ranges, ..ObservedFile::default() };
+            let other = ObservedFile { file: "8:1:8".to_owned(), ..file.clone() };
+            Snapshot { files: vec![other, file], ..Snapshot::default() }
+        };
+        file.add(&window(vec![heat(0, 2, 0, 1 << 20, 1), heat(3, 2, 1, 5, 1)]));
+        file.add(&window(vec![heat(0, 2, 0, 64 << 20, 2), heat(11, 0, 0, 32 << 20, 1)]));
+        let text = file.text(Style::plain(24));
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(lines[0], "/data/x\\u{1b}   24.0 MiB   3 of 12 ranges of 2 MiB were read");
+        assert_eq!(lines[1], "  heat  ██....░░..............▒▒");
+        assert_eq!(lines[2], "  node  22    22              00");
+        assert_eq!(lines.len(), 7, "{text}");
+        assert_eq!(file.json()["ranges"][0], json!({"start": 0, "node": 2, "by": 0, "bytes": 64 << 20, "windows": 2}));
+    }
+}

@@ -1,0 +1,201 @@
+//! `homenode run --policy promote`: what is read often leaves the memory without CPUs for the nodes
+//! of its readers, and nothing else does. Judged by `move_pages(2)` from outside.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use lab::daemon::Daemon;
+use lab::{cache, pages};
+use rustix::param::page_size;
+use rustix::process::Signal;
+
+use crate::lab_bench::{Bench, Outcome, cpus, windows_until};
+use crate::{Skip, Test, say};
+
+pub const TESTS: &[Test] = &[
+    Test { name: "promote::hot_ranges_go_to_their_readers", nodes: &[2], run: hot_ranges },
+    Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
+];
+
+/// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
+const SLOW: i32 = 2;
+
+const RANGE: u64 = 2 << 20;
+
+/// Ranges of the file: 160 MiB.
+const RANGES: u64 = 80;
+
+/// The ranges that the readers of each node read, apart from each other: a tenth of the file.
+const HOT: [[u64; 4]; 2] = [[3, 17, 18, 60], [9, 30, 44, 79]];
+
+fn memory_node() -> Outcome {
+    let list = fs::read_to_string(format!("/sys/devices/system/node/node{SLOW}/cpulist")).unwrap_or("x".to_owned());
+    match list.trim() {
+        "" => Ok(()),
+        _ => Err(Skip(format!("needs a node {SLOW} without CPUs (vm/run --memory-nodes 1)")).into()),
+    }
+}
+
+/// Reads 16 KiB at a time from ranges of a file, pinned to these CPUs, for ever. The first range is
+/// read twice as often as the second, three times as often as the third, and so on (Zipf).
+pub fn be_reader(cpus: &str, file: &str, ranges: &[String]) -> Result<()> {
+    lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)?;
+    let file = File::open(file)?;
+    let ranges = ranges.iter().map(|range| Ok(range.parse()?)).collect::<Result<Vec<u64>>>()?;
+    let weight: f64 = weights(ranges.len()).sum();
+    let (mut buffer, mut random) = (vec![0; 16 << 10], 88_172_645_463_325_252_u64);
+    loop {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let mut at = (random >> 11) as f64 / (1u64 << 53) as f64 * weight;
+        let chosen = weights(ranges.len()).position(|weight| {
+            at -= weight;
+            at < 0.0
+        });
+        let range = chosen.and_then(|chosen| ranges.get(chosen)).or(ranges.last()).context("no range")?;
+        let within = random % (RANGE / buffer.len() as u64) * buffer.len() as u64;
+        file.read_exact_at(&mut buffer, range * RANGE + within)?;
+    }
+}
+
+fn weights(n: usize) -> impl Iterator<Item = f64> {
+    (1..=n).map(|rank| 1.0 / rank as f64)
+}
+
+/// A process, ended when it is dropped.
+struct Reader(Child);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
+impl Reader {
+    fn start(bench: &Bench, node: u32, file: &Path, ranges: impl IntoIterator<Item = u64>) -> Result<Self> {
+        let cpu = cpus(&bench.machine, node)?.first().context("a CPU")?.to_string();
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["--role", "range-reader", &cpu])
+            .arg(file)
+            .args(ranges.into_iter().map(|range| range.to_string()));
+        Ok(Self(command.stdin(Stdio::null()).spawn()?))
+    }
+}
+
+/// The pages of each range of the file on each of three nodes.
+fn found(file: &Path) -> Result<Vec<[u64; 3]>> {
+    let mut all = vec![[0u64; 3]; RANGES as usize];
+    for (page, node) in pages::cached(file)? {
+        let range = all.get_mut((page * page_size() as u64 / RANGE) as usize).context("a page beyond the file")?;
+        *range.get_mut(usize::try_from(node)?).context("an odd node")? += 1;
+    }
+    Ok(all)
+}
+
+fn daemon(bench: &Bench, reserve: f64) -> Result<Daemon> {
+    let config: PathBuf = bench.dir().join("homenode.toml");
+    let budget = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
+    fs::write(&config, format!("{budget}\n[promote]\nreserve_bytes = {reserve:.1}\n"))?;
+    bench.daemon_with(&config, "2MB/s", &["--policy", "promote"])
+}
+
+/// Readers on both nodes with CPUs read a tenth of a file that is cached on the node without.
+fn hot_ranges() -> Outcome {
+    memory_node()?;
+    let bench = Bench::new()?;
+    let file = bench.dir().join("file");
+    cache::put(&file, RANGES * RANGE, SLOW as u32)?;
+    let _readers = [0, 1].map(|node| Reader::start(&bench, node, &file, HOT[node as usize]));
+    let _readers = _readers.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut daemon = daemon(&bench, 2e7)?;
+    // Share of the reads that the readers' own node serves, and of the file that has moved.
+    let shares = || -> Result<(f64, f64)> {
+        let found = found(&file)?;
+        let (mut near, mut all) = (0.0, 0.0);
+        for (node, ranges) in HOT.iter().enumerate() {
+            for (range, weight) in ranges.iter().zip(weights(ranges.len())) {
+                let pages = found.get(*range as usize).context("range")?;
+                near += weight * pages[node] as f64 / pages.iter().sum::<u64>().max(1) as f64;
+                all += weight;
+            }
+        }
+        let pages: u64 = found.iter().flatten().sum();
+        let slow: u64 = found.iter().map(|range| range[SLOW as usize]).sum();
+        Ok((near / all, 1.0 - slow as f64 / pages as f64))
+    };
+    let windows = windows_until(&mut daemon, 60, "promotion of 90 % of the reads", |_| Ok(shares()?.0 >= 0.9))?;
+    // What is cold stays also afterwards.
+    for _ in 0..5 {
+        daemon.window()?;
+    }
+    let (near, moved) = shares()?;
+    let seconds: f64 = windows.iter().map(|window| window.window_s).sum();
+    say!("{near:.3} of the reads are near after {seconds:.0} s; {moved:.3} of the file has moved");
+    ensure!(near >= 0.9 && moved <= 0.15, "{near} of the reads, {moved} of the file: {:?}", found(&file)?);
+    let (end, status) = daemon.stop(Signal::INT)?;
+    ensure!(status.success(), "{status}: {end:?}");
+    Ok(())
+}
+
+/// All of the file is hot, and the nodes of its readers have room for a part of it only.
+fn too_hot() -> Outcome {
+    memory_node()?;
+    let bench = Bench::new()?;
+    let file = bench.dir().join("file");
+    cache::put(&file, RANGES * RANGE, SLOW as u32)?;
+    let free = free_bytes(0)?;
+    let _readers = [0, 1].map(|_| Reader::start(&bench, 0, &file, 0..RANGES));
+    let _readers = _readers.into_iter().collect::<Result<Vec<_>>>()?;
+    // Room for a quarter of it.
+    let reserve = free.saturating_sub(high_watermark(0)? + RANGES * RANGE / 4) as f64;
+    let before = reclaimed()?;
+    let mut daemon = daemon(&bench, reserve)?;
+    let moved = || -> Result<u64> {
+        Ok(found(&file)?.iter().map(|range| range[0] + range[1]).sum::<u64>() * page_size() as u64)
+    };
+    windows_until(&mut daemon, 60, "end of promotion for want of room", |window| {
+        Ok(moved()? > 0 && window.notes.iter().any(|note| note.contains("has no more room")))
+    })?;
+    for _ in 0..8 {
+        daemon.window()?;
+    }
+    let after_some = moved()?;
+    for _ in 0..20 {
+        daemon.window()?;
+    }
+    let at_last = moved()?;
+    let after = reclaimed()?;
+    say!("{after_some} of {} bytes were promoted, and {at_last} after 20 windows more", RANGES * RANGE);
+    ensure!(after_some <= RANGES * RANGE / 4, "{after_some} bytes were promoted");
+    ensure!(at_last.abs_diff(after_some) <= RANGES * RANGE / 100, "{after_some}, then {at_last} bytes");
+    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    Ok(())
+}
+
+/// Free memory of a node.
+fn free_bytes(node: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/sys/devices/system/node/node{node}/meminfo"))?;
+    let line = text.lines().find(|line| line.contains("MemFree:")).context("MemFree")?;
+    let kib = line.split_whitespace().rev().nth(1).context("a size")?;
+    Ok(kib.parse::<u64>()? * 1024)
+}
+
+/// What the kernel wants to be free of a node.
+fn high_watermark(node: u32) -> Result<u64> {
+    let text = fs::read_to_string("/proc/zoneinfo")?;
+    let zones = text.split("Node ").filter(|zone| zone.starts_with(&format!("{node},")));
+    let high = |zone: &str| zone.lines().find_map(|line| line.trim().strip_prefix("high "))?.trim().parse::<u64>().ok();
+    Ok(zones.filter_map(high).sum::<u64>() * page_size() as u64)
+}
+
+/// What the kernel has reclaimed since boot.
+fn reclaimed() -> Result<Vec<String>> {
+    let text = fs::read_to_string("/proc/vmstat")?;
+    let counts = ["pgscan_kswapd ", "pgscan_direct ", "pswpout ", "workingset_refault_file "];
+    Ok(text.lines().filter(|line| counts.iter().any(|name| line.starts_with(name))).map(str::to_owned).collect())
+}

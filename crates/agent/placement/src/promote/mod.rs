@@ -1,0 +1,339 @@
+//! Promotion: ranges of files that are read again and again move from slower memory to the node of
+//! their readers, while that node has room.
+//!
+//! **Problem.** Cached file data on memory without CPUs (CXL, persistent memory) stays there when
+//! it is read by `read()`: the kernel promotes mapped pages only. A program that promotes whatever
+//! is hot does harm, too: what does not fit pushes out something else, which comes back, and so on.
+//! In measurements of kernel patches for promotion of unmapped page cache (G. Price, 2024), a file
+//! that is hot everywhere and larger than DRAM *lost* a quarter of its throughput.
+//!
+//! **Approach.** A range of 2 MiB is hot if it was read in several windows ([`Settings::windows`]:
+//! a program that reads through a file is there once) and lately so many times over that a copy is
+//! cheaper than that ([`Settings::reads`]). It goes to the node with CPUs that is nearest to its
+//! readers, nearer than where it is, and has room. Room is what is free above the kernel's high
+//! watermark and a reserve, so promotion itself causes no reclaim; and a node where the kernel
+//! reclaimed, swapped, refaulted or demoted in the last windows has none. The hottest come first.
+//! When there is no more room, promotion ends: what was promoted stays, even if something else has
+//! become a little hotter, and the plan says what is left and why. A range stays for a time after
+//! its move. A file has one move at a time, its ranges in ascending order.
+//!
+//! **Limits.** Nothing is sent down to make room. Data on the memory of another socket is no
+//! slower memory: there, threads go to their data. Ranges that a window does not list are not
+//! known. Without a plane that tells what the kernel reclaims, nothing moves.
+
+mod nodes;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+use topology::{NodeId, Topology};
+
+use crate::numbers::{limit, not_negative, positive};
+use crate::processes::show;
+use crate::{
+    FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Snapshot, Subject,
+    Traits,
+};
+use nodes::Nodes;
+
+/// The settings of promotion.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// In how many of the last 32 windows a range must have been read. A program that reads through
+    /// a file is at a range once, or twice if a window ends there.
+    pub windows: u32,
+    /// How many times over a range must have been read lately; half of what was read eight windows
+    /// ago counts. One copy reads and writes it once, so from 2 on it has paid back after as many
+    /// reads again. A single pass is at most 1, however slow.
+    #[serde(deserialize_with = "positive")]
+    pub reads: f64,
+    /// Bytes of a node that stay free beside the high watermark: what programs on it can allocate
+    /// until the kernel must reclaim. Chosen: a second of a program that touches new memory as fast
+    /// as one thread can (about 1 GB/s).
+    #[serde(deserialize_with = "limit")]
+    pub reserve_bytes: f64,
+    /// Bytes promoted per second: half of `moves.rate`, so that other copies go on.
+    #[serde(deserialize_with = "limit")]
+    pub rate: f64,
+    /// For how many windows after the kernel has reclaimed memory of a node nothing is promoted to
+    /// it: as many as a plan is compared over (`moves.trial`).
+    pub quiet_windows: u32,
+    /// Seconds for which a range stays after it was promoted.
+    #[serde(deserialize_with = "not_negative")]
+    pub stay_s: f64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { windows: 3, reads: 2.0, reserve_bytes: 1e9, rate: 2.5e8, quiet_windows: 5, stay_s: 60.0 }
+    }
+}
+
+/// A range that is hot and on slow memory.
+#[derive(Clone, Copy, Debug)]
+struct Hot {
+    /// Place of its file in the snapshot.
+    file: usize,
+    start: u64,
+    /// Its bytes: 2 MiB, or less at the end of the file.
+    size: u64,
+    from: NodeId,
+    /// The node of those who read most of it.
+    by: NodeId,
+    /// Bytes read lately.
+    heat: u64,
+}
+
+/// What was asked for and has not ended yet.
+#[derive(Clone, Debug)]
+struct Asked {
+    to: NodeId,
+    starts: Vec<u64>,
+    /// Bytes that are not there yet.
+    left: u64,
+    at_s: f64,
+}
+
+/// Why hot ranges stay, for the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    NoRoom,
+    Pressure,
+    Unknown,
+    NotNearer,
+    Later,
+}
+
+/// The policy; see the module.
+pub struct Promote {
+    settings: Settings,
+    /// Windows since the kernel reclaimed memory of a node.
+    quiet: FxHashMap<NodeId, u32>,
+    asked: FxHashMap<Subject, Asked>,
+    /// When each range was promoted.
+    moved: FxHashMap<Subject, BTreeMap<u64, f64>>,
+    /// When a move of a file last began.
+    last: FxHashMap<Subject, f64>,
+    /// Until when files are left alone whose promotion did not pay or was refused.
+    alone: FxHashMap<Subject, f64>,
+}
+
+impl Promote {
+    /// Creates a policy without history.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            quiet: FxHashMap::default(),
+            asked: FxHashMap::default(),
+            moved: FxHashMap::default(),
+            last: FxHashMap::default(),
+            alone: FxHashMap::default(),
+        }
+    }
+
+    /// Learns what the kernel reclaims, and what became of earlier moves.
+    fn follow(&mut self, snapshot: &Snapshot) {
+        for node in &snapshot.nodes {
+            let quiet = self.quiet.entry(node.id).or_insert(self.settings.quiet_windows);
+            let pressed = node.reclaim.as_ref().is_some_and(|reclaim| reclaim.pressure() > 0);
+            *quiet = if pressed { 0 } else { quiet.saturating_add(1) };
+        }
+        let now = snapshot.time_s;
+        for outcome in snapshot.outcomes.iter().filter(|outcome| outcome.subject.is_file()) {
+            let subject = &outcome.subject;
+            match &outcome.result {
+                OutcomeState::Queued => {}
+                OutcomeState::Running { bytes, done } => {
+                    if let Some(asked) = self.asked.get_mut(subject) {
+                        asked.left = bytes.saturating_sub(*done);
+                        asked.at_s = now;
+                    }
+                }
+                OutcomeState::Done { .. } | OutcomeState::Failed { .. } => _ = self.asked.remove(subject),
+                OutcomeState::HeldBack { .. } => self.not_moved(subject),
+                OutcomeState::Refused { .. } | OutcomeState::RolledBack { .. } => {
+                    self.not_moved(subject);
+                    self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
+                }
+                OutcomeState::Gone => {
+                    self.asked.remove(subject);
+                    self.moved.remove(subject);
+                }
+            }
+        }
+        let stay_s = self.settings.stay_s;
+        // A recording does not say what became of moves.
+        self.asked.retain(|_, asked| now - asked.at_s <= stay_s);
+        self.moved.retain(|_, ranges| {
+            ranges.retain(|_, at| now - *at < stay_s);
+            !ranges.is_empty()
+        });
+        self.last.retain(|_, at| now - *at < snapshot.pace.dwell_s);
+        self.alone.retain(|_, until| now < *until);
+    }
+
+    /// A move that was asked for was not made.
+    fn not_moved(&mut self, subject: &Subject) {
+        let Some(asked) = self.asked.remove(subject) else { return };
+        if let Some(moved) = self.moved.get_mut(subject) {
+            asked.starts.iter().for_each(|start| _ = moved.remove(start));
+        }
+        self.last.remove(subject);
+    }
+
+    /// The hot ranges on slow memory, the hottest first.
+    fn hot(&self, nodes: &Nodes, snapshot: &Snapshot) -> Vec<Hot> {
+        let mut hot = Vec::new();
+        for (file, observed) in snapshot.files.iter().enumerate() {
+            if observed.movable == Some(false) || observed.ranges.is_empty() {
+                continue;
+            }
+            let subject = Subject::file(observed);
+            if self.alone.contains_key(&subject) {
+                continue;
+            }
+            let moved = self.moved.get(&subject);
+            for range in observed.ranges.chunk_by(|a, b| a.start == b.start) {
+                let Some(found) = self.range(nodes, file, observed, range) else { continue };
+                if !moved.is_some_and(|moved| moved.contains_key(&found.start)) {
+                    hot.push(found);
+                }
+            }
+        }
+        hot.sort_by_key(|hot| (Reverse(hot.heat), hot.file, hot.start));
+        hot
+    }
+
+    /// The range, if it is hot and on slow memory.
+    fn range(&self, nodes: &Nodes, file: usize, observed: &ObservedFile, entries: &[RangeHeat]) -> Option<Hot> {
+        let start = entries.first()?.start;
+        let size = observed.size.map_or(RANGE_BYTES, |size| size.saturating_sub(start).min(RANGE_BYTES));
+        let (mut on, mut readers) = (BTreeMap::<NodeId, u64>::new(), BTreeMap::<NodeId, u64>::new());
+        for entry in entries.iter().filter(|entry| nodes.is_slow(entry.node)) {
+            let sum = on.entry(entry.node).or_default();
+            *sum = sum.saturating_add(entry.bytes);
+        }
+        let (&from, &heat) = on.iter().max_by_key(|(node, bytes)| (**bytes, Reverse(**node)))?;
+        let mut windows = 0;
+        for entry in entries.iter().filter(|entry| entry.node == from) {
+            let sum = readers.entry(entry.by).or_default();
+            *sum = sum.saturating_add(entry.bytes);
+            windows = windows.max(entry.windows);
+        }
+        let (&by, _) = readers.iter().max_by_key(|(node, bytes)| (**bytes, Reverse(**node)))?;
+        let hot = size > 0 && windows >= self.settings.windows && heat as f64 >= self.settings.reads * size as f64;
+        hot.then_some(Hot { file, start, size, from, by, heat })
+    }
+}
+
+impl Policy for Promote {
+    fn name(&self) -> &'static str {
+        "promote"
+    }
+
+    fn traits(&self) -> Traits {
+        Traits { moves_files: true, wants_ranges: true, settles_files: true, ..Traits::default() }
+    }
+
+    fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
+        self.follow(snapshot);
+        let mut plan = Plan::new(self.name());
+        let mut nodes = Nodes::new(snapshot, &self.settings, &self.quiet);
+        for asked in self.asked.values() {
+            nodes.take(asked.to, asked.left);
+        }
+        // What is hot, by file and nodes, and the reasons for what is left.
+        let mut chosen: BTreeMap<(usize, NodeId, NodeId), Vec<Hot>> = BTreeMap::new();
+        let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
+        let mut budget = self.settings.rate * snapshot.window_s;
+        let hot = self.hot(&nodes, snapshot);
+        let all = hot.len();
+        for one in hot {
+            let subject = snapshot.files.get(one.file).map(Subject::file);
+            let busy = subject.is_some_and(|s| self.asked.contains_key(&s) || self.last.contains_key(&s));
+            let target = nodes.target(one.by, one.from, one.size);
+            let (to, why) = match target {
+                Ok(_) if busy || budget <= 0.0 => (one.by, Left::Later),
+                Ok(to) => {
+                    nodes.take(to, one.size);
+                    budget -= one.size as f64;
+                    chosen.entry((one.file, one.from, to)).or_default().push(one);
+                    continue;
+                }
+                Err(why) => (one.by, why),
+            };
+            let sum = left.entry((one.from, to, why)).or_default();
+            *sum = (sum.0 + 1, sum.1.saturating_add(one.size));
+        }
+        // A file has one move at a time: that with the most heat.
+        let mut best: BTreeMap<usize, (u64, (NodeId, NodeId))> = BTreeMap::new();
+        for ((file, from, to), ranges) in &chosen {
+            let heat = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.heat));
+            let most = best.entry(*file).or_insert((heat, (*from, *to)));
+            if heat > most.0 {
+                *most = (heat, (*from, *to));
+            }
+        }
+        for ((file, from, to), mut ranges) in chosen {
+            ranges.sort_by_key(|hot| hot.start);
+            let size = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.size));
+            match snapshot.files.get(file) {
+                Some(observed) if best.get(&file).is_some_and(|best| best.1 == (from, to)) => {
+                    plan.moves.push(self.promote(observed, (from, to), &ranges, size, snapshot));
+                }
+                _ => {
+                    let sum = left.entry((from, to, Left::Later)).or_default();
+                    *sum = (sum.0 + ranges.len(), sum.1.saturating_add(size));
+                }
+            }
+        }
+        plan.notes.extend(left.into_iter().map(|((from, to, why), (ranges, bytes))| {
+            let reason = match why {
+                Left::NoRoom => format!("node {to} has no more room: {}", nodes.room_of(to)),
+                Left::Pressure => format!("the kernel has just reclaimed memory of node {to}"),
+                Left::Unknown => format!("what the kernel reclaims on node {to} is not known"),
+                Left::NotNearer => format!("no memory is nearer to its readers on node {to} and faster"),
+                Left::Later => format!("for a later window (node {to})"),
+            };
+            format!("left: {ranges} of {all} hot ranges ({}) stay on node {from}: {reason}", show(bytes as f64))
+        }));
+        plan
+    }
+}
+
+impl Promote {
+    /// The move of these ranges, by rising start.
+    fn promote(
+        &mut self,
+        file: &ObservedFile,
+        (from, to): (NodeId, NodeId),
+        ranges: &[Hot],
+        size: u64,
+        snapshot: &Snapshot,
+    ) -> Move {
+        let subject = Subject::file(file);
+        let heat = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.heat));
+        let mut parts: Vec<FileRange> = Vec::new();
+        for hot in ranges {
+            match parts.last_mut() {
+                Some(last) if last.end() == hot.start => last.bytes = last.bytes.saturating_add(hot.size),
+                _ => parts.push(FileRange { start: hot.start, bytes: hot.size }),
+            }
+        }
+        let starts: Vec<u64> = ranges.iter().map(|hot| hot.start).collect();
+        let moved = self.moved.entry(subject.clone()).or_default();
+        moved.extend(starts.iter().map(|start| (*start, snapshot.time_s)));
+        self.last.insert(subject.clone(), snapshot.time_s);
+        self.asked.insert(subject.clone(), Asked { to, starts, left: size, at_s: snapshot.time_s });
+        let why = format!(
+            "{} ranges of 2 MiB ({}) were read {:.1} times over lately, from slower memory",
+            ranges.len(),
+            show(size as f64),
+            heat as f64 / size.max(1) as f64
+        );
+        Move { subject, pid: 0, from, to, reason: Reason::Promotion, why: why.into(), ranges: parts }
+    }
+}

@@ -1,0 +1,95 @@
+//! The nodes of a window: how fast their memory is, and how much room is left.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+use topology::NodeId;
+
+use super::{Left, Settings};
+use crate::processes::show;
+use crate::{NodeLoad, Snapshot};
+
+#[derive(Debug)]
+struct Place {
+    /// 0 is the fastest memory.
+    tier: u32,
+    has_cpus: bool,
+    distance: BTreeMap<NodeId, u32>,
+    /// Bytes that may still be promoted to it, or why none may be.
+    room: Result<u64, Left>,
+    free: u64,
+    kept: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Nodes {
+    all: BTreeMap<NodeId, Place>,
+    /// The fastest tier of a node with CPUs.
+    best: u32,
+}
+
+impl Nodes {
+    pub(super) fn new(snapshot: &Snapshot, settings: &Settings, quiet: &FxHashMap<NodeId, u32>) -> Self {
+        let place = |node: &NodeLoad| {
+            let kept = node.reclaim.as_ref().map(|reclaim| reclaim.high_watermark);
+            let kept = kept.map(|high| high.saturating_add(settings.reserve_bytes as u64));
+            let is_quiet = quiet.get(&node.id).is_none_or(|windows| *windows >= settings.quiet_windows);
+            let room = match kept {
+                None => Err(Left::Unknown),
+                Some(_) if !is_quiet => Err(Left::Pressure),
+                Some(kept) => Ok(node.memory_free.saturating_sub(kept)),
+            };
+            let has_cpus = !node.cpus.is_empty();
+            let (free, kept) = (node.memory_free, kept.unwrap_or(0));
+            let tier = node.tier.unwrap_or(u32::from(!has_cpus));
+            (node.id, Place { tier, has_cpus, distance: node.distance.clone(), room, free, kept })
+        };
+        let all: BTreeMap<NodeId, Place> = snapshot.nodes.iter().map(place).collect();
+        let best = all.values().filter(|place| place.has_cpus).map(|place| place.tier).min().unwrap_or(0);
+        Self { all, best }
+    }
+
+    /// Whether a node's memory is slower than that of some node with CPUs.
+    pub(super) fn is_slow(&self, node: NodeId) -> bool {
+        self.all.get(&node).is_some_and(|place| place.tier > self.best)
+    }
+
+    /// The node for so many bytes that are read by CPUs of `by` and are on `from` now.
+    pub(super) fn target(&self, by: NodeId, from: NodeId, bytes: u64) -> Result<NodeId, Left> {
+        let source = self.all.get(&from).ok_or(Left::NotNearer)?;
+        let reader = self.all.get(&by).ok_or(Left::NotNearer)?;
+        let distance = |to: &NodeId| reader.distance.get(to).copied();
+        let nearer = |to: &NodeId| match (distance(to), distance(&from)) {
+            (Some(to), Some(from)) => to < from,
+            // Without distances, only their own node is known to be near.
+            _ => *to == by,
+        };
+        let fits = |(id, place): &(&NodeId, &Place)| place.has_cpus && place.tier < source.tier && nearer(id);
+        let mut targets: Vec<(&NodeId, &Place)> = self.all.iter().filter(fits).collect();
+        targets.sort_by_key(|(id, _)| (**id != by, distance(id), **id));
+        let mut why = Left::NotNearer;
+        for (n, (id, place)) in targets.into_iter().enumerate() {
+            match place.room {
+                Ok(room) if room >= bytes => return Ok(*id),
+                // What is said is about the nearest.
+                Ok(_) if n == 0 => why = Left::NoRoom,
+                Err(cause) if n == 0 => why = cause,
+                _ => {}
+            }
+        }
+        Err(why)
+    }
+
+    /// Bytes go to a node, or are on the way.
+    pub(super) fn take(&mut self, node: NodeId, bytes: u64) {
+        if let Some(Ok(room)) = self.all.get_mut(&node).map(|place| place.room.as_mut()) {
+            *room = room.saturating_sub(bytes);
+        }
+    }
+
+    /// What a node has free, and what of it stays free.
+    pub(super) fn room_of(&self, node: NodeId) -> String {
+        let (free, kept) = self.all.get(&node).map_or((0, 0), |place| (place.free, place.kept));
+        format!("{} are free, of which {} stay free", show(free as f64), show(kept as f64))
+    }
+}
