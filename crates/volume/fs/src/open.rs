@@ -66,17 +66,16 @@ fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
         at.push(path);
     }
     let mapped = Mapped::new(&regions)?;
+    // A name may lead anywhere. What is no region of the volume stays as it is.
+    let fits = |index| superblock_of(&mapped, index).is_ok_and(|own| (own.volume, own.index) == (layout.volume, index));
+    for (index, (path, region)) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
+        reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
+    }
     for (index, path) in at.iter().enumerate() {
         if let Err(Error::NotAVolume(why)) = superblock_of(&mapped, index) {
             let why = why.strip_prefix(&format!("region {index}: ")).unwrap_or(&why);
             return Err(Error::NotAVolume(format!("region {index}, {}: {why}", path.display())));
         }
-    }
-    // A name may lead anywhere. What is no region of the volume stays as it is: the mount says what
-    // is wrong with it.
-    let fits = |index| superblock_of(&mapped, index).is_ok_and(|own| (own.volume, own.index) == (layout.volume, index));
-    for (index, (path, region)) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
-        reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
     }
     Ok(mapped)
 }
