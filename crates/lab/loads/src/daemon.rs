@@ -151,8 +151,7 @@ impl Daemon {
     /// Sends a signal, reads until homenode has ended, and returns its final report, if there was
     /// one.
     pub fn stop(mut self, signal: Signal) -> Result<(Option<End>, ExitStatus)> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("process id")?;
-        kill_process(pid, signal).context("stopping homenode")?;
+        self.signal(signal)?;
         let mut end = None;
         while let Some(line) = self.line()? {
             if let Line::End(said) = line {
@@ -160,6 +159,24 @@ impl Daemon {
             }
         }
         Ok((end, self.child.wait()?))
+    }
+
+    /// As [`stop`](Self::stop); returns the windows that nobody has read.
+    pub fn rest(mut self, signal: Signal) -> Result<Vec<Window>> {
+        self.signal(signal)?;
+        let mut windows = Vec::new();
+        while let Some(line) = self.line()? {
+            if let Line::Window(window) = line {
+                windows.push(*window);
+            }
+        }
+        self.child.wait()?;
+        Ok(windows)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("process id")?;
+        kill_process(pid, signal).context("stopping homenode")
     }
 
     fn line(&mut self) -> Result<Option<Line>> {

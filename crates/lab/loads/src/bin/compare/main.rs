@@ -1,12 +1,12 @@
-//! `homenode-compare`: runs the same fio job under the kernel's default, AutoNUMA, numad and
-//! homenode.
+//! `homenode-compare`: runs the same load under the kernel's default, AutoNUMA, numad and homenode.
 //!
 //! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page
-//! cache?
+//! cache? And do the acts of N-Policy and of the ARC thesis put accesses where the papers say?
 //!
-//! **Approach.** One boot of one machine; the job is restarted for each way. The same observer
-//! measures the remote share of every window (`homenode run --dry-run`, or homenode itself in its
-//! own turn), and `/proc` shows where the threads are.
+//! **Approach.** One boot of one machine; the load is restarted for each way. Of fio the same
+//! observer measures the remote share of every window (`homenode run --dry-run`, or homenode itself
+//! in its own turn), and `/proc` shows where the threads are. Of the papers' single programs
+//! ([`single`]) only `/proc` and `move_pages(2)` tell.
 //!
 //! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as
 //! fast as local memory.
@@ -26,22 +26,24 @@ use lab::plot::{self, Series};
 use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 
+mod single;
+
 const THREADS: usize = 4;
 /// The log of numad.
 const NUMAD_LOG: &str = "/var/log/numad.log";
 /// The kernel's own NUMA balancing.
 const AUTONUMA: &str = "/proc/sys/kernel/numa_balancing";
 
-/// Run the same fio job under the kernel's default, AutoNUMA, numad and homenode.
+/// Run the same loads under the kernel's default, AutoNUMA, numad and homenode.
 #[derive(Parser)]
 struct Args {
     /// The homenode command
     #[arg(long)]
     homenode: PathBuf,
-    /// Directory for the files that fio reads; not on tmpfs
+    /// Directory for the files that are read; not on tmpfs
     #[arg(long)]
     data: PathBuf,
-    /// Directory for compare.md and compare.png
+    /// Directory for compare.md, compare-single.md and compare.png
     #[arg(long)]
     out: PathBuf,
     /// Size of each file in MiB
@@ -53,6 +55,23 @@ struct Args {
     /// Options for `homenode run`, separated by blanks
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     options: String,
+    /// Configuration of homenode, to which the papers' limits are added where data is smaller here
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Only this load: fio, mapped or reader
+    #[arg(long)]
+    load: Option<String>,
+}
+
+impl Args {
+    /// The homenode configuration, with these lines added.
+    fn config(&self, more: &str) -> Result<tempfile::NamedTempFile> {
+        let given =
+            self.config.as_ref().map(|path| fs::read_to_string(path).with_context(|| path.display().to_string()));
+        let file = tempfile::NamedTempFile::new().context("a temporary file")?;
+        fs::write(&file, format!("{}\n{more}", given.transpose()?.unwrap_or_default())).context("a temporary file")?;
+        Ok(file)
+    }
 }
 
 /// A way to place threads.
@@ -61,19 +80,26 @@ enum Way {
     Kernel,
     AutoNuma,
     Numad,
-    Homenode,
+    /// Homenode with this policy; empty: its default.
+    Homenode(&'static str),
 }
 
 impl Way {
-    const ALL: [Self; 4] = [Self::Kernel, Self::AutoNuma, Self::Numad, Self::Homenode];
+    const ALL: [Self; 4] = [Self::Kernel, Self::AutoNuma, Self::Numad, Self::Homenode("")];
 
     fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel scheduler",
             Self::AutoNuma => "AutoNUMA",
             Self::Numad => "numad",
-            Self::Homenode => "homenode",
+            Self::Homenode("") => "homenode",
+            Self::Homenode(policy) => policy,
         }
+    }
+
+    /// Turns the kernel's balancing on or off.
+    fn begin(self) -> Result<()> {
+        fs::write(AUTONUMA, if self == Self::AutoNuma { "1" } else { "0" }).context(AUTONUMA)
     }
 }
 
@@ -94,30 +120,46 @@ fn main() -> ExitCode {
 fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
     ensure!(machine.nodes.len() >= 2, "this machine has one node, so there is nothing to compare");
-    let home = *machine.nodes.keys().next().context("no node")?;
     let dir = args.data.join("homenode-compare");
     fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    let files: Vec<_> = (0..THREADS).map(|i| dir.join(format!("file{i}"))).collect();
-    let balancing = fs::read_to_string(AUTONUMA).with_context(|| AUTONUMA.to_owned())?;
-    let runs = (|| {
-        for file in &files {
-            cache::put(file, args.size << 20, home)?;
+    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
+    let balancing = fs::read_to_string(AUTONUMA).context(AUTONUMA)?;
+    let wanted = |load: &str| args.load.as_ref().is_none_or(|only| only == load);
+    let result = (|| {
+        if wanted("fio") {
+            fio(args, &machine, &dir)?;
         }
-        Way::ALL.into_iter().map(|way| run(args, &machine, home, way, &files)).collect::<Result<Vec<_>>>()
+        let loads: Vec<_> = single::LOADS.iter().filter(|load| wanted(load.name)).collect();
+        if loads.is_empty() { Ok(()) } else { single::compare(args, &machine, &dir, &loads) }
     })();
-    fs::write(AUTONUMA, balancing.trim()).with_context(|| AUTONUMA.to_owned())?;
+    fs::write(AUTONUMA, balancing.trim()).context(AUTONUMA)?;
     fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    report(args, &machine, home, &runs?)
+    result
+}
+
+/// Four readers, each of a file of its own, all cached on the first node.
+fn fio(args: &Args, machine: &Machine, dir: &Path) -> Result<()> {
+    let home = *machine.nodes.keys().next().context("no node")?;
+    let files: Vec<_> = (0..THREADS).map(|i| dir.join(format!("file{i}"))).collect();
+    for file in &files {
+        cache::put(file, args.size << 20, home)?;
+    }
+    let runs = Way::ALL.into_iter().map(|way| run(args, machine, home, way, &files)).collect::<Result<Vec<_>>>();
+    files.iter().try_for_each(|file| fs::remove_file(file).with_context(|| file.display().to_string()))?;
+    report(args, machine, home, &runs?)
 }
 
 fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -> Result<Run> {
-    println!("{}", way.name());
-    fs::write(AUTONUMA, if way == Way::AutoNuma { "1" } else { "0" }).with_context(|| AUTONUMA.to_owned())?;
+    println!("fio, {}", way.name());
+    way.begin()?;
     let fio = Fio::start(files)?;
     let pid = fio.pid().to_string();
     let numad = (way == Way::Numad).then(|| Numad::start(&pid)).transpose()?;
-    let dry = if way == Way::Homenode { None } else { Some("--dry-run") };
+    let dry = if way == Way::Homenode("") { None } else { Some("--dry-run") };
+    let config = args.config("")?;
+    let config = ["--config".as_ref(), config.path().as_os_str()];
     let options = ["--pid", &pid].into_iter().chain(dry).chain(args.options.split_ascii_whitespace());
+    let options = options.map(AsRef::as_ref).chain(config);
     let mut daemon = Daemon::start(&args.homenode, options)?;
     let (mut windows, mut whereabouts) = (Vec::new(), Whereabouts::default());
     while windows.len() < args.windows {
@@ -183,7 +225,6 @@ impl Drop for Numad {
 }
 
 fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()> {
-    fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let text = table(args, machine, home, runs)?;
     print!("\n{text}");
     write(&args.out.join("compare.md"), &text)?;
@@ -240,7 +281,7 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
     row("second half", &|run| percent(remote_share(run.windows.get(args.windows / 2..).unwrap_or_default())))?;
     row("threads away from their data in the second half, by /proc", &|run| percent(run.away))?;
     row("moves of threads (homenode), placements of the process (numad)", &|run| match run.way {
-        Way::Numad | Way::Homenode => run.decisions.to_string(),
+        Way::Numad | Way::Homenode(_) => run.decisions.to_string(),
         Way::Kernel | Way::AutoNuma => "–".to_owned(),
     })?;
     text.push_str(
