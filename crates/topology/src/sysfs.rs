@@ -131,7 +131,7 @@ fn performance(source: &Source<'_>, dir: &str, what: &str, unit: &str) -> Result
     for class in ["access1", "access0"] {
         let file = format!("{dir}/{class}/initiators/{what}");
         let Some(text) = source.optional(&file)? else { continue };
-        let wrong = |_| source.wrong(&file, &text, &format!("is not a number of {unit}"));
+        let wrong = |_| source.wrong(&file, &text, format!("is not a number of {unit}"));
         let value: u32 = text.trim().parse().map_err(wrong)?;
         if value > 0 {
             return Ok(Some(f64::from(value)));

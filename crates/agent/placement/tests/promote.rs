@@ -111,8 +111,8 @@ impl World {
         let snapshot = self.snapshot();
         snapshot.validate().unwrap();
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
-        for mv in plan.moves.iter().filter(|_| !self.stuck) {
-            self.make(mv);
+        if !self.stuck {
+            plan.moves.iter().for_each(|mv| self.make(mv));
         }
         let done = plan.moves.iter().map(|mv| Outcome {
             subject: mv.subject.clone(),

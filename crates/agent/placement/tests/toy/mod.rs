@@ -189,11 +189,9 @@ impl Toy {
                 distance: self.distance[n].iter().enumerate().map(|(m, d)| (NodeId(m as u32), *d)).collect(),
                 read_bw_max: Some(self.nodes[n].read_bw),
                 write_bw_max: Some(self.nodes[n].write_bw),
-                read_bytes: 0,
-                write_bytes: 0,
                 cpu_s: Some(0.0),
                 memory_free: 1 << 40,
-                measured: None,
+                ..NodeLoad::default()
             })
             .collect();
         let mut threads = Vec::new();
