@@ -469,7 +469,7 @@ fn prometheus_answers_each_query() {
     // Until a rate can be computed: three scrapes of growing counters.
     let begun = Instant::now();
     let scraped = "count_over_time(homenode_windows_total[1m]) >= 3";
-    while !try_query(&prometheus.address, scraped).is_some_and(|found| !found.is_empty()) {
+    while try_query(&prometheus.address, scraped).is_none_or(|found| found.is_empty()) {
         let ended = prometheus.child.try_wait().unwrap();
         let log = fs::read_to_string(machine.path("log")).unwrap();
         assert!(ended.is_none() && begun.elapsed() < Duration::from_secs(120), "{log}");

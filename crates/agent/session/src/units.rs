@@ -72,13 +72,15 @@ fn shortened(name: String) -> String {
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 
+/// A unit, the window in which it was asked for, and the last one in which it was looked for.
+type Asked = (Option<Arc<str>>, u32, u32);
+
 /// The units of processes, as last seen.
 #[derive(Debug)]
 pub struct Groups {
     threads: Threads,
-    /// By id and start time: the unit, the window in which it was asked for, and the last one in
-    /// which it was looked for.
-    processes: HashMap<(u32, u64), (Option<Arc<str>>, u32, u32)>,
+    /// By id and start time.
+    processes: HashMap<(u32, u64), Asked>,
     window: u32,
     new: usize,
     again: usize,

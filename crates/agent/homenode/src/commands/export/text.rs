@@ -44,6 +44,9 @@ pub fn metrics(found: &Found, form: Form) -> String {
     text.text
 }
 
+/// Name of a counter, its help, and its value in `T`.
+type Counter<T> = (&'static str, &'static str, fn(&T) -> u64);
+
 fn counters(text: &mut Text, told: &Told) {
     text.head("homenode_build_info", "gauge", "Version of the daemon");
     text.sample("homenode_build_info", &[("version", &told.program)], 1);
@@ -52,7 +55,7 @@ fn counters(text: &mut Text, told: &Told) {
     text.counter("homenode_windows_total", "Windows since the daemon began");
     text.sample("homenode_windows_total", &[], told.windows);
 
-    let bytes: [(_, _, fn(&Pair) -> u64); 2] = [
+    let bytes: [Counter<Pair>; 2] = [
         ("homenode_file_read_bytes_total", "File bytes that threads on cpu_node read from data_node", |p| p.read_bytes),
         ("homenode_file_written_bytes_total", "File bytes that threads on cpu_node wrote to data_node", |p| {
             p.write_bytes
@@ -67,7 +70,7 @@ fn counters(text: &mut Text, told: &Told) {
             }
         }
     }
-    let shares: [(_, _, fn(&Bytes) -> u64); 2] = [
+    let shares: [Counter<Bytes>; 2] = [
         (
             "homenode_file_remote_read_bytes_total",
             "File bytes that threads read from another node than their own",
