@@ -238,7 +238,8 @@ fn sched_ext(sys_root: &Path) -> Option<Interference> {
     ))
 }
 
-/// Another homenode that moves threads. Of one with the same state directory, this one never starts.
+/// Another homenode that moves threads. Of one with the same state directory, this one never
+/// starts.
 fn homenode(process: &Process) -> Option<Interference> {
     let line = text(&process.dir, "cmdline")?;
     let words: Vec<&str> = line.split('\0').skip(1).take_while(|word| *word != "--").collect();

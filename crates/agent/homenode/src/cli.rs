@@ -127,9 +127,9 @@ bytes stayed behind, or a signal stopped the move.")]
     /// that service's node.
     ///
     /// What is cached already stays where it is: `homenode move` moves it, and --drop-first drops
-    /// it from the cache first and reads it in anew. Pages that are dirty or mapped by a process are never
-    /// dropped. A file that does not fit in the nodes' free memory is refused. Pages that the
-    /// kernel evicts later come back where their next reader runs.
+    /// it from the cache first and reads it in anew. Pages that are dirty or mapped by a process
+    /// are never dropped. A file that does not fit in the nodes' free memory is refused. Pages that
+    /// the kernel evicts later come back where their next reader runs.
     ///
     /// Needs no privileges, only files that you may read. Of a file that you neither own nor may
     /// write, the kernel does not tell where the pages are: the output says so, and the exit code
@@ -145,16 +145,17 @@ An error for one file does not stop the others. The exit code is 1 if a file was
 bytes are elsewhere than asked, where they are is unknown, or a signal stopped it.")]
     Warm(WarmArgs),
 
-    /// Show which parts of files are read, or which mapped file data a process uses, and on which node
-    /// it is
+    /// Show which parts of files are read, or which mapped file data a process uses, and on which
+    /// node it is
     ///
-    /// With FILE, homenode counts reads by parts of 2 MiB and shows for each how much of it was read
-    /// lately, from which node and by the CPUs of which.
+    /// With FILE, homenode counts reads by parts of 2 MiB and shows for each how much of it was
+    /// read lately, from which node and by the CPUs of which.
     ///
-    /// With --pid it looks at mappings. Programs that map files read them with loads, which no byte counter sees. The processor
-    /// marks the pages it accesses; homenode reads and clears these marks eight times, and shows
-    /// how often each part of a file was accessed. A page is hot if it was accessed in at least
-    /// half of the samples. Moves nothing. Ctrl-C ends early and shows what was seen.
+    /// With --pid it looks at mappings. Programs that map files read them with loads, which no byte
+    /// counter sees. The processor marks the pages it accesses; homenode reads and clears these
+    /// marks eight times, and shows how often each part of a file was accessed. A page is hot if it
+    /// was accessed in at least half of the samples. Moves nothing. Ctrl-C ends early and shows
+    /// what was seen.
     ///
     /// Needs root and an x86-64 processor. Before Linux 6.16 the marks of persistent memory cannot
     /// be cleared: its pages then show as touched, not as hot.
@@ -228,8 +229,8 @@ Examples:
     ///
     /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
     /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
-    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing. A
-    /// process of its own, which needs no privileges and gives up those it has: the daemon itself
+    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing.
+    /// A process of its own, which needs no privileges and gives up those it has: the daemon itself
     /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
     ///
     /// Listens on a loopback address or a Unix socket only. For other machines, let a proxy that
@@ -243,14 +244,16 @@ Examples:
   homenode export --once")]
     Export(ExportArgs),
 
-    /// Find out whether a policy helps the load of this machine: with and without it, in random order
+    /// Find out whether a policy helps the load of this machine: with and without it, in random
+    /// order
     ///
     /// Alternates periods with homenode off, when it moves nothing, and periods with each policy,
-    /// in an order that is drawn at random. At the end of each period everything is put back. It then
-    /// tells how much each policy changed what the threads did, with an interval of 95 %: *helps*,
-    /// *hurts* or *no difference seen*, and the smallest effect that a trial of this length would
-    /// have seen. A policy that clearly hurts is stopped early. Nothing is assumed about the load
-    /// but that the effect is the same in each round. It refuses a machine with one node.
+    /// in an order that is drawn at random. At the end of each period everything is put back. It
+    /// then tells how much each policy changed what the threads did, with an interval of 95 %:
+    /// *helps*, *hurts* or *no difference seen*, and the smallest effect that a trial of this
+    /// length would have seen. A policy that clearly hurts is stopped early. Nothing is assumed
+    /// about the load but that the effect is the same in each round. It refuses a machine with one
+    /// node.
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them

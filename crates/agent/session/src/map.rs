@@ -13,9 +13,9 @@
 //! bytes, which are in `other_read_bytes`, as are those of threads out of scope. Programs that live
 //! for less than a window are found there. The bytes of a window are put down to the node where the
 //! thread ran at its end; `remote_bytes` is counted as they are read. Where threads could run says
-//! nothing of whether they would find CPUs and bandwidth there: that is a policy's question. At most
-//! [`MOST`] rows of each kind are kept, those with the fewest bytes go first; their bytes still
-//! count in the sums. A group's processes are counted up to [`MOST`].
+//! nothing of whether they would find CPUs and bandwidth there: that is a policy's question. At
+//! most [`MOST`] rows of each kind are kept, those with the fewest bytes go first; their bytes
+//! still count in the sums. A group's processes are counted up to [`MOST`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -128,7 +128,8 @@ impl Said {
     }
 }
 
-/// A trial of so many rounds with readers of a file on node 0, which begin on node 1. Threads move in periods with the policy only, they go back, and affinities are as before.
+/// A trial of so many rounds with readers of a file on node 0, which begin on node 1. Threads move
+/// in periods with the policy only, they go back, and affinities are as before.
 fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
     let bench = Bench::new()?;
     let file = bench.files(0, 1)?.remove(0);

@@ -39,7 +39,8 @@ fn a_trial_that_cannot_tell_does_not_go_on() -> Outcome {
     let said = String::from_utf8(refused.stderr)?;
     let error = r#""what":"--metric","why":"it ended with exit status: 7""#;
     ensure!(refused.status.code() == Some(2) && said.contains(error), "{said}");
-    // It works before the first period, and never again: eight of 30 rounds are more than a quarter.
+    // It works before the first period, and never again: eight of 30 rounds are more than a
+    // quarter.
     let mark = dir.path().join("asked");
     let ended = trial(&format!("test ! -e {0} && touch {0} && echo 1", mark.display()))?;
     let said = String::from_utf8(ended.stdout)?;

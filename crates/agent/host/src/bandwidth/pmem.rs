@@ -21,8 +21,8 @@ use topology::{NodeId, Region, Topology};
 
 use super::uncore::{Pmu, Spec, What, named, node_of};
 
-/// Name of the sum of these queues and of the DRAM counters: the DRAM counters alone measure no node
-/// with persistent memory.
+/// Name of the sum of these queues and of the DRAM counters: the DRAM counters alone measure no
+/// node with persistent memory.
 pub(super) const SOURCE: &str = "uncore_imc+pmm";
 
 /// Kernel names, and the event codes `UNC_M_PMM_RPQ_INSERTS` and `UNC_M_PMM_WPQ_INSERTS` of

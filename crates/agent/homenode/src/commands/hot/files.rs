@@ -40,8 +40,8 @@ struct Named {
     real: Option<PathBuf>,
     id: String,
     bytes: u64,
-    /// Bytes read lately, and the number of windows, by first byte, node of the data and node of the
-    /// readers.
+    /// Bytes read lately, and the number of windows, by first byte, node of the data and node of
+    /// the readers.
     ranges: BTreeMap<(u64, NodeId, NodeId), (u64, u32)>,
 }
 
@@ -78,8 +78,8 @@ impl Named {
         json!({"path": self.path.to_string_lossy(), "size": self.bytes, "ranges": self.heat().collect::<Vec<_>>()})
     }
 
-    /// The node of most of the bytes read in each of so many parts of the file, and these bytes as a
-    /// share of those of the hottest part; `None` where nothing was read.
+    /// The node of most of the bytes read in each of so many parts of the file, and these bytes as
+    /// a share of those of the hottest part; `None` where nothing was read.
     fn cells(&self, cells: usize) -> Vec<Option<(NodeId, f64)>> {
         let mut sums = vec![BTreeMap::<NodeId, f64>::new(); cells];
         let width = (self.bytes.max(1) as f64 / cells.max(1) as f64).max(1.0);
