@@ -661,8 +661,8 @@ fn a_report_names_nobody() {
     assert_eq!(fs::metadata(&written).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// The unit as it is, run by a systemd of its own: a user manager of root applies the same
-/// restrictions.
+/// The unit, told to move threads, run by a systemd of its own: a user manager of root applies the
+/// same restrictions.
 fn the_unit_runs_under_its_restrictions() {
     const SCRIPT: &str = r#"
         mount -t tmpfs tmpfs /run
@@ -671,6 +671,8 @@ fn the_unit_runs_under_its_restrictions() {
         sed 's|@BIN@|/run/bin|' "$2" >/run/units/systemd/user/homenode.service
         printf '[Service]
 StandardError=append:/run/stderr
+Environment=HOMENODE_OPTIONS=
+EnvironmentFile=
 ' >/run/units/systemd/user/homenode.service.d/log.conf
         export XDG_RUNTIME_DIR=/run XDG_CONFIG_HOME=/run/units
         unset NOTIFY_SOCKET
