@@ -251,7 +251,8 @@ fn homenode(process: &Process) -> Option<Interference> {
             word => break word,
         }
     };
-    let moves = matches!(command, "run" | "trial") && !words.contains(&"--dry-run");
+    let only_looks = ["--dry-run", "--observe-only"].iter().any(|option| words.contains(option));
+    let moves = matches!(command, "run" | "trial") && !only_looks;
     moves.then(|| {
         Interference::new(
             "another homenode",

@@ -46,10 +46,13 @@ pub fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<Strin
 /// `user@1000.service/app-x.scope`, `/kubepods/burstable/pod8c/3f2a`.
 pub fn name(cgroup: &str) -> String {
     let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
-    let mut units = cgroup.split('/').filter(is_unit);
-    let name = match units.next() {
+    let mut parts = cgroup.split('/').filter(|part| !part.is_empty());
+    // Only slices come before a unit of this machine's manager: what is below another group belongs
+    // to a container, which can take any name.
+    let mut unit = || parts.find(|part| !part.ends_with(".slice")).filter(is_unit);
+    let name = match unit() {
         // A user's service manager: its units are his services.
-        Some(manager) if manager.starts_with("user@") => match units.next() {
+        Some(manager) if manager.starts_with("user@") => match unit() {
             Some(unit) => format!("{manager}/{unit}"),
             None => manager.to_owned(),
         },
@@ -82,6 +85,8 @@ pub struct Groups {
     /// By id and start time.
     processes: HashMap<(u32, u64), Asked>,
     window: u32,
+    /// Windows until each was asked again.
+    turn: u32,
     new: usize,
     again: usize,
 }
@@ -90,7 +95,7 @@ impl Groups {
     /// Knows nothing yet. `proc_root` is a proc mount (`/proc`).
     pub fn new(proc_root: &Path) -> Self {
         let threads = Threads::new(proc_root);
-        Self { threads, processes: HashMap::new(), window: 0, new: 0, again: 0 }
+        Self { threads, processes: HashMap::new(), window: 0, turn: 1, new: 0, again: 0 }
     }
 
     /// A window begins.
@@ -100,6 +105,7 @@ impl Groups {
             self.processes.retain(|_, (_, _, seen)| window - *seen < IDLE);
         }
         (self.window, self.new, self.again) = (window + 1, ASKED - ASKED_AGAIN, ASKED_AGAIN);
+        self.turn = self.processes.len().div_ceil(ASKED_AGAIN).max(1) as u32;
     }
 
     /// The unit of a process, by id and start time. `None` if it had ended before it could be
@@ -112,7 +118,8 @@ impl Groups {
         match known {
             Some((unit, asked, seen)) => {
                 *seen = window;
-                if *asked == window || *left == 0 {
+                // Those that were asked longest ago: all come round.
+                if window - *asked < self.turn || *left == 0 {
                     return unit.clone();
                 }
                 *left -= 1;
@@ -152,6 +159,8 @@ mod tests {
             ("/machine.slice/machine-web.scope/payload/system.slice/postgresql.service", "machine-web.scope"),
             ("/kubepods.slice/kubepods-pod8c.slice/cri-containerd-3f2a.scope", "cri-containerd-3f2a.scope"),
             ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
+            ("/lxc.payload.web/system.slice/postgresql.service", "/lxc.payload.web/system.slice/postgresql.service"),
+            ("/docker/3f2a/system.slice/postgresql.service", "/docker/3f2a/system.slice/postgresql.service"),
             ("/", "/"),
         ] {
             assert_eq!(name(cgroup), called);
@@ -205,5 +214,13 @@ mod tests {
         assert_eq!(known(&mut groups), ASKED - ASKED_AGAIN);
         groups.window();
         assert_eq!(known(&mut groups), 2 * (ASKED - ASKED_AGAIN));
+        // Each of them comes round.
+        (2..=ASKED * 2).for_each(|pid| of(pid, "/moved.service"));
+        for _ in 0..4 * ASKED / ASKED_AGAIN {
+            groups.window();
+            known(&mut groups);
+        }
+        let moved = (2..=ASKED * 2).filter(|p| groups.unit(*p as u32, None).as_deref() == Some("moved.service"));
+        assert_eq!(moved.count(), 2 * ASKED - 1);
     }
 }

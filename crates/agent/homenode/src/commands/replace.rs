@@ -1,7 +1,7 @@
 //! Writes a file as a whole: it takes the place of an older one once it is complete.
 
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -30,5 +30,10 @@ pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
         }
         written
     };
-    create().map_err(|e| Failure::io("write", path, &e))
+    let written = match create() {
+        // Left by one that was killed, and had our id.
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&next).and_then(|()| create()),
+        written => written,
+    };
+    written.map_err(|e| Failure::io("write", path, &e))
 }

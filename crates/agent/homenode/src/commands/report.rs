@@ -15,6 +15,7 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::SystemTime;
 
 use clap::Args;
@@ -65,7 +66,8 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let part = |text: String, value: Result<Value, serde_json::Error>| {
         value.map(|value| (text, value)).map_err(|e| e.to_string())
     };
-    // In this order: the map gives up the privileges that doctor takes.
+    // In this order: the map gives up the privileges that doctor takes. It does so on a thread of its
+    // own, as the report may go to a directory that is not root's.
     let doctor = doctor::examine(global, false).map_err(|f| unusable(&f)).and_then(|mut report| {
         if !names {
             report.without_names();
@@ -85,10 +87,12 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
         Err(why) => Err(why.clone()),
     };
     let tried = trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value()));
-    let mapped = config
-        .as_ref()
-        .map_err(&unusable)
-        .and_then(|config| map::observe(global, config, &args.observe, args.windows, MOST).map_err(|f| unseen(&f)));
+    let mapped = config.as_ref().map_err(&unusable).and_then(|config| {
+        let observe = || map::observe(global, config, &args.observe, args.windows, MOST);
+        let seen = thread::scope(|scope| scope.spawn(observe).join());
+        let seen = seen.map_err(|_| "the map was not made".to_owned())?;
+        seen.map_err(|f| unseen(&f))
+    });
     let mapped = mapped.and_then(|(mut report, limits)| {
         if !names {
             without_names(&mut report);

@@ -33,7 +33,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let settings = engine::Settings {
         window_s: args.observe.window.unwrap_or(config.engine.window_s),
-        dry_run: args.dry_run || config.engine.dry_run,
+        // Who only observes moves nothing anyway, and counts.
+        dry_run: !args.observe_only && (args.dry_run || config.engine.dry_run),
         ..config.engine()
     };
     let policy = match args.observe_only {
@@ -100,7 +101,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
             }
             if !global.json && !child.ended() {
                 let (name, pid) = (child.name(), child.pid());
-                output::print(&format!("no longer observing; waiting for {name} (pid {pid})\n"))?;
+                // Its reader may be gone; the command goes on.
+                let _ = output::print(&format!("no longer observing; waiting for {name} (pid {pid})\n"));
             }
             let mut passed_on = false;
             while !child.ended() {

@@ -11,11 +11,13 @@
 //! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
 
 use std::collections::VecDeque;
+use std::fs::Permissions;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,6 +32,8 @@ const LONGEST_REQUEST: usize = 8192;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections at once.
 const MOST: usize = 100;
+/// Bytes of answers that are kept at once.
+const MOST_UNREAD: usize = 8 << 20;
 /// How soon a request to stop is noticed.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -109,11 +113,18 @@ struct Connection {
     stream: Box<dyn Stream>,
     since: Instant,
     state: State,
+    /// It may ask for any host: no browser comes by a Unix socket.
+    any_host: bool,
 }
 
 impl Connection {
     fn wants(&self) -> PollFlags {
         if matches!(self.state, State::Answered(..)) { PollFlags::OUT } else { PollFlags::IN }
+    }
+
+    /// Bytes of its answer that are kept for it.
+    fn unread(&self) -> usize {
+        if let State::Answered(answer, _) = &self.state { answer.len() } else { 0 }
     }
 
     /// Goes on as far as it can without waiting; false once it is over.
@@ -134,7 +145,7 @@ impl Connection {
             State::Asks(request) => {
                 let n = self.stream.read(&mut buffer)?;
                 request.extend(buffer.iter().take(n));
-                if let Some(answer) = answer(request, metrics) {
+                if let Some(answer) = answer(request, self.any_host, metrics) {
                     self.state = State::Answered(answer, 0);
                 } else if n == 0 {
                     return Ok(false);
@@ -148,14 +159,26 @@ impl Connection {
                     self.state = State::Ends;
                 }
             }
-            State::Ends => return Ok(self.stream.read(&mut buffer)? > 0),
+            // One piece at a time: somebody may send for ever.
+            State::Ends => {
+                return if self.stream.read(&mut buffer)? > 0 { Err(ErrorKind::WouldBlock.into()) } else { Ok(false) };
+            }
         }
         Ok(true)
     }
 }
 
+/// Whether a `Host` is this machine. A web page can have a name of its own lead here.
+fn is_local(host: &str) -> bool {
+    let host = host.trim();
+    let address = host.parse::<SocketAddr>().map(|address| address.ip());
+    let address = address.or_else(|_| host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>());
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    address.is_ok_and(|address| address.is_loopback()) || name.eq_ignore_ascii_case("localhost")
+}
+
 /// The answer to a request, if that is complete or too long.
-fn answer(request: &[u8], metrics: &Metrics<'_>) -> Option<Vec<u8>> {
+fn answer(request: &[u8], any_host: bool, metrics: &Metrics<'_>) -> Option<Vec<u8>> {
     let plain = |status, body: String| response(status, "text/plain; charset=utf-8", &body, true);
     let complete = request.windows(4).any(|w| w == b"\r\n\r\n") || request.windows(2).any(|w| w == b"\n\n");
     if !complete {
@@ -174,14 +197,19 @@ fn answer(request: &[u8], metrics: &Metrics<'_>) -> Option<Vec<u8>> {
         Some("HEAD") => false,
         _ => return Some(plain("405 Method Not Allowed", "Only GET and HEAD.\n".to_owned())),
     };
+    let of = |line: &str, header: &str| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case(header).then(|| value.trim().to_owned())
+    };
+    let lines: Vec<&str> = lines.collect();
+    if !any_host && !lines.iter().filter_map(|line| of(line, "host")).all(|host| is_local(&host)) {
+        return Some(plain("403 Forbidden", "Only for this machine: ask for localhost.\n".to_owned()));
+    }
     let path = target.unwrap_or_default();
     Some(match path.split('?').next() {
         Some("/metrics") => {
-            let accepts = |line: &str| {
-                let (name, value) = line.split_once(':')?;
-                Some(name.eq_ignore_ascii_case("accept") && value.to_ascii_lowercase().contains(OPEN_METRICS))
-            };
-            let open = lines.any(|line| accepts(line) == Some(true));
+            let mut accepted = lines.iter().filter_map(|line| of(line, "accept"));
+            let open = accepted.any(|value| value.to_ascii_lowercase().contains(OPEN_METRICS));
             let form = if open { Form::OpenMetrics } else { Form::Prometheus };
             match metrics(open) {
                 Ok(text) => response("200 OK", form.media_type(), &text, body),
@@ -277,6 +305,10 @@ impl Server {
                 let ready = ready.next().unwrap_or(false);
                 !over && (!ready || connection.go_on(metrics))
             });
+            // Those who do not read their answers must not make the exporter large.
+            while connections.iter().map(Connection::unread).sum::<usize>() > MOST_UNREAD {
+                connections.pop_front();
+            }
             if knocks {
                 self.accept(&mut connections);
             }
@@ -293,7 +325,8 @@ impl Server {
                         connections.pop_front();
                     }
                     let state = State::Asks(Vec::new());
-                    connections.push_back(Connection { stream, since: Instant::now(), state });
+                    let any_host = matches!(self.listener, Listener::Unix(..));
+                    connections.push_back(Connection { stream, since: Instant::now(), state, any_host });
                 }
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
@@ -310,10 +343,11 @@ impl Server {
 }
 
 /// A socket that nobody listens on any more is in the way of a new one.
-fn bind(path: &PathBuf) -> io::Result<UnixListener> {
+fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => match UnixStream::connect(path) {
-            Err(refused) if refused.kind() == ErrorKind::ConnectionRefused => {
+            // A file that is no socket refuses, too.
+            Err(refused) if refused.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
                 std::fs::remove_file(path)?;
                 UnixListener::bind(path)
             }
@@ -321,6 +355,15 @@ fn bind(path: &PathBuf) -> io::Result<UnixListener> {
         },
         bound => bound,
     }
+    .and_then(|listener| {
+        // Its directory decides who may ask.
+        std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
+        Ok(listener)
+    })
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 #[cfg(test)]
@@ -328,14 +371,19 @@ mod tests {
     use super::*;
 
     fn asked(request: &[u8]) -> Option<String> {
-        answer(request, &|open| Ok(format!("open {open}\n"))).map(|answer| String::from_utf8(answer).unwrap())
+        answer(request, false, &|open| Ok(format!("open {open}\n"))).map(|answer| String::from_utf8(answer).unwrap())
     }
 
     #[test]
     fn one_request_has_one_answer() {
         let first = |request: &[u8]| asked(request).unwrap().lines().next().unwrap().to_owned();
-        assert_eq!(first(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.1 200 OK");
+        assert_eq!(first(b"GET /metrics HTTP/1.1\r\nHost: localhost:9951\r\n\r\n"), "HTTP/1.1 200 OK");
         assert_eq!(first(b"GET /metrics?x=1 HTTP/1.0\n\n"), "HTTP/1.1 200 OK");
+        assert_eq!(first(b"GET /metrics HTTP/1.1\r\nHost: [::1]:9951\r\n\r\n"), "HTTP/1.1 200 OK");
+        for host in ["evil.example", "evil.example:9951", "127.0.0.1.evil.example", "192.0.2.1", ""] {
+            let request = format!("GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n");
+            assert_eq!(first(request.as_bytes()), "HTTP/1.1 403 Forbidden", "{host}");
+        }
         assert_eq!(first(b"GET /etc/passwd HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
         assert_eq!(first(b"POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
         assert_eq!(first(b"\xff\xfe\r\n\r\n"), "HTTP/1.1 400 Bad Request");
