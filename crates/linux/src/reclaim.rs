@@ -45,12 +45,14 @@ pub fn read(proc_root: &Path, sys_root: &Path, nodes: &[NodeId]) -> io::Result<B
     let machine = text(&proc_root.join("vmstat"))?;
     let mut all = BTreeMap::new();
     for node in nodes {
+        // Without a watermark nobody knows how much must stay free.
+        let Some(high) = high.get(node).copied() else { continue };
         let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         let sum = |names: &[&str]| sum(&own, names).or_else(|| sum(&machine, names)).unwrap_or(0);
         all.insert(
             *node,
             Counts {
-                high: high.get(node).copied().unwrap_or(0),
+                high,
                 scanned: sum(&["pgscan_kswapd", "pgscan_direct"]),
                 swapped_out: sum(&["pswpout"]),
                 refaulted: sum(&["workingset_refault_file", "workingset_refault_anon"]),

@@ -85,6 +85,8 @@ struct Copied {
     subject: Subject,
     /// A file, and the node that the move names as its origin.
     file: Option<(Seen, NodeId)>,
+    /// Only ranges of it were moved: without a layout nobody knows which pages to send back.
+    ranged: bool,
 }
 
 impl DataMoves {
@@ -170,7 +172,10 @@ impl DataMoves {
         let Some(memory) = process.memory else { return Started::done() };
         match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => {
-                self.keep(job, Copied { subject: Subject::Process { pid, start: start_ns }, file: None });
+                self.keep(
+                    job,
+                    Copied { subject: Subject::Process { pid, start: start_ns }, file: None, ranged: false },
+                );
                 Started::job(job)
             }
             Err(error) => {
@@ -188,7 +193,8 @@ impl DataMoves {
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
         let seen = self.files.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))?;
-        let (id, moved) = (seen.id, Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)) });
+        let (id, ranged) = (seen.id, !mv.ranges.is_empty());
+        let moved = Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)), ranged };
         // Once a move is taken back, its data is where it was: there is nothing to remember.
         let taken_back = back.is_some();
         let job = self.file_job(seen, (Some(mv.from), mv.to), &mv.ranges, back)?;
@@ -338,13 +344,16 @@ impl Copies for DataMoves {
                 let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
                 return Some((subject, Err(PlaneError::refused("too_many", why))));
             };
-            let Some(Copied { subject, file }) = self.copies.remove(&job) else { continue };
+            let Some(Copied { subject, file, ranged }) = self.copies.remove(&job) else { continue };
             let (back, file) = self.with_earlier(&subject, back, file);
             let started = match (back, file) {
                 (Some(Back::Memory(memory)), _) => {
                     self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread)
                 }
                 (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), &[], Some(layout)),
+                (None, Some(_)) if ranged => {
+                    Err(PlaneError::refused("no_way_back", "where its pages were is not known any more"))
+                }
                 (None, Some((seen, from))) => self.file_job(seen, (None, from), &[], None),
                 // Its thread has panicked.
                 (_, None) => Err(PlaneError::refused("no_way_back", "where its memory was is not known any more")),

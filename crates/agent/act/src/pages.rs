@@ -219,8 +219,11 @@ impl FileMove {
         to: NodeId,
     ) -> Result<Self, FileMoveError> {
         let file = movable(open::from_fd(path, file, true)?, to)?;
-        let ranges: Vec<_> = ranges.iter().map(|range| whole_pages(range, file.size)).collect();
-        let nodes = match ranges.is_empty() {
+        let ranged = !ranges.is_empty();
+        // A file may have become shorter since.
+        let ranges = ranges.iter().map(|range| whole_pages(range, file.size)).filter(|range| !range.is_empty());
+        let ranges: Vec<_> = ranges.collect();
+        let nodes = match !ranged {
             true => residency::sample(&file)?,
             false => ranges.iter().try_fold(NodeBytes::default(), |mut sum, range| {
                 let found = residency::of_range(&file, range, &mut |_, _| ())?;
@@ -230,7 +233,7 @@ impl FileMove {
         };
         let there = nodes.get(to);
         let counted = from.map_or(nodes.total(), |from| nodes.get(from).saturating_add(there));
-        let only = (!ranges.is_empty()).then(|| Pick::of(&ranges));
+        let only = ranged.then(|| Pick::of(&ranges));
         Ok(Self { only, ..Self::with(file, (from, to), (counted, there), false)? })
     }
 

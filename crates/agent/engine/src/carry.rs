@@ -69,7 +69,10 @@ impl<P: Plane> Engine<P> {
             attempt.place = Some(place);
             let fits = if place < planned { rails::fits(self.plane.topology(), thread, mv) } else { Ok(()) };
             // Whether it waits already, or another move of its subject does that it replaces.
-            let waits = self.jobs.waits(mv).map(|queued| (queued.from, queued.to) == (mv.from, mv.to));
+            let waits = self
+                .jobs
+                .waits(mv)
+                .map(|queued| (queued.from, queued.to, &queued.ranges) == (mv.from, mv.to, &mv.ranges));
             if let Err(HeldBack { rail, why }) = fits.and_then(|()| self.judge(mv, waits, &batch, snapshot)) {
                 self.publish(&attempt, MoveEvent::HeldBack { rail, why });
                 continue;

@@ -36,6 +36,11 @@ pub(super) struct Places {
 }
 
 impl Places {
+    /// Whether it is a node of the machine.
+    pub fn knows(&self, node: u32) -> bool {
+        self.nodes.contains(&NodeId(node))
+    }
+
     pub fn new(topology: &Topology) -> Self {
         let mut node_of_cpu = Vec::new();
         for node in &topology.nodes {

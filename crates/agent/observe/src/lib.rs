@@ -268,7 +268,10 @@ impl Observer {
         let notes = self.notes(&sum, &slices, &all);
         let mut files = all.files;
         if let Some(ranges) = &mut self.ranges {
-            let mut read = ranges.window(&self.programs.drain_ranges()?);
+            let mut read = self.programs.drain_ranges()?;
+            // Nodes that came since, which nobody knows yet.
+            read.retain(|(key, _)| self.places.knows(key.node.into()) && self.places.knows(key.here.into()));
+            let mut read = ranges.window(&read);
             files.iter_mut().for_each(|file| file.file.ranges = read.remove(&file.id).unwrap_or_default());
         }
         let cpu = cpu_s();

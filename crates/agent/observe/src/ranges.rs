@@ -91,7 +91,7 @@ impl Ranges {
         if self.heat.len() > MOST {
             self.forget_coldest(MOST - MOST / 8);
         }
-        if self.window.is_multiple_of(SWEEP) {
+        if self.window.is_multiple_of(SWEEP) || self.files.len() > MOST {
             self.sweep();
         }
         list(seen)
@@ -104,6 +104,7 @@ impl Ranges {
         self.heat.shrink_to(2 * self.heat.len());
         let used: FxHashSet<u32> = self.heat.keys().map(|key| key.file).collect();
         self.files.retain(|_, number| used.contains(number));
+        self.files.shrink_to(2 * self.files.len());
     }
 
     /// Forgets the entries with the fewest bytes, until so many are left.

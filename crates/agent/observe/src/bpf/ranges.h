@@ -21,7 +21,7 @@ struct {
 /* A read of more counts for its first ranges only. */
 #define RANGES_OF_READ 16
 
-/* A read of so many bytes from this place on. Where its data is on two nodes, both parts begin there. */
+/* A read of so many bytes from this place on, all of them on one node. */
 static __always_inline void count_range(struct range_key *of, u64 at, s64 bytes, s64 weight)
 {
 	struct range_key key = *of;

@@ -54,6 +54,13 @@ static __always_inline void *folio_at(struct walk *walk, u64 index)
 static __always_inline void walk_add(struct walk *walk, u32 node, u64 bytes)
 {
 	walk->found += bytes;
+	/* Ranges are counted from where a part of the read begins. */
+	if (ranges_wanted && walk->bytes_0 && walk->node_0 != node) {
+		account(&walk->access, walk->node_0, walk->bytes_0);
+		if (walk->access.at != NO_PLACE)
+			walk->access.at += walk->bytes_0;
+		walk->bytes_0 = 0;
+	}
 	if (walk->bytes_0 && walk->node_0 != node) {
 		if (walk->bytes_1 && walk->node_1 != node) {
 			account(&walk->access, walk->node_1, walk->bytes_1);

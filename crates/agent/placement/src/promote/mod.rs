@@ -18,7 +18,11 @@
 //! become a little hotter, and the plan says what is left and why. A range stays for a time after
 //! its move. A file has one move at a time, its ranges in ascending order.
 //!
-//! **Limits.** Nothing is sent down to make room. Data on the memory of another socket is no
+//! **Limits.** Heat comes from samples: a range that a slow reader passes once can look as if it
+//! had been read twice. What the kernel reclaims it counts for the whole machine in part, and for
+//! full control groups as well, so promotion also pauses where it need not. The engine's trial of a
+//! plan compares windows that a next promotion of the file ends, so it judges the last one only.
+//! Nothing is sent down to make room. Data on the memory of another socket is no
 //! slower memory: there, threads go to their data. Ranges that a window does not list are not
 //! known. Without a plane that tells what the kernel reclaims, nothing moves.
 
@@ -48,7 +52,7 @@ pub struct Settings {
     pub windows: u32,
     /// How many times over a range must have been read lately; half of what was read eight windows
     /// ago counts. One copy reads and writes it once, so from 2 on it has paid back after as many
-    /// reads again. A single pass is at most 1, however slow.
+    /// reads again. A single pass is 1 on average, of small reads more or less by chance.
     #[serde(deserialize_with = "positive")]
     pub reads: f64,
     /// Bytes of a node that stay free beside the high watermark: what programs on it can allocate
@@ -146,15 +150,17 @@ impl Promote {
         for outcome in snapshot.outcomes.iter().filter(|outcome| outcome.subject.is_file()) {
             let subject = &outcome.subject;
             match &outcome.result {
-                OutcomeState::Queued => {}
-                OutcomeState::Running { bytes, done } => {
+                OutcomeState::Queued | OutcomeState::Running { .. } => {
                     if let Some(asked) = self.asked.get_mut(subject) {
-                        asked.left = bytes.saturating_sub(*done);
                         asked.at_s = now;
+                        // Until it has counted its bytes, a copy reports none.
+                        if let OutcomeState::Running { bytes: bytes @ 1.., done } = &outcome.result {
+                            asked.left = bytes.saturating_sub(*done);
+                        }
                     }
                 }
+                OutcomeState::HeldBack { .. } | OutcomeState::Failed { bytes: 0, .. } => self.not_moved(subject),
                 OutcomeState::Done { .. } | OutcomeState::Failed { .. } => _ = self.asked.remove(subject),
-                OutcomeState::HeldBack { .. } => self.not_moved(subject),
                 OutcomeState::Refused { .. } | OutcomeState::RolledBack { .. } => {
                     self.not_moved(subject);
                     self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
@@ -246,8 +252,9 @@ impl Policy for Promote {
         for asked in self.asked.values() {
             nodes.take(asked.to, asked.left);
         }
-        // What is hot, by file and nodes, and the reasons for what is left.
-        let mut chosen: BTreeMap<(usize, NodeId, NodeId), Vec<Hot>> = BTreeMap::new();
+        // What is hot, by file, with the nodes of its move, and the reasons for what is left. A file
+        // has one move at a time: that of its hottest range.
+        let mut chosen: BTreeMap<usize, ((NodeId, NodeId), Vec<Hot>)> = BTreeMap::new();
         let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
         let mut budget = self.settings.rate * snapshot.window_s;
         let hot = self.hot(&nodes, snapshot);
@@ -257,44 +264,33 @@ impl Policy for Promote {
             let busy = subject.is_some_and(|s| self.asked.contains_key(&s) || self.last.contains_key(&s));
             let target = nodes.target(one.by, one.from, one.size);
             let (to, why) = match target {
-                Ok(_) if busy || budget <= 0.0 => (one.by, Left::Later),
-                Ok(to) => {
-                    nodes.take(to, one.size);
-                    budget -= one.size as f64;
-                    chosen.entry((one.file, one.from, to)).or_default().push(one);
-                    continue;
+                Ok(to) if !busy && budget > 0.0 => {
+                    let (of, ranges) = chosen.entry(one.file).or_insert_with(|| ((one.from, to), Vec::new()));
+                    if *of == (one.from, to) {
+                        nodes.take(to, one.size);
+                        budget -= one.size as f64;
+                        ranges.push(one);
+                        continue;
+                    }
+                    (to, Left::Later)
                 }
+                Ok(_) => (one.by, Left::Later),
                 Err(why) => (one.by, why),
             };
             let sum = left.entry((one.from, to, why)).or_default();
             *sum = (sum.0 + 1, sum.1.saturating_add(one.size));
         }
-        // A file has one move at a time: that with the most heat.
-        let mut best: BTreeMap<usize, (u64, (NodeId, NodeId))> = BTreeMap::new();
-        for ((file, from, to), ranges) in &chosen {
-            let heat = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.heat));
-            let most = best.entry(*file).or_insert((heat, (*from, *to)));
-            if heat > most.0 {
-                *most = (heat, (*from, *to));
-            }
-        }
-        for ((file, from, to), mut ranges) in chosen {
+        for (file, (nodes, mut ranges)) in chosen {
             ranges.sort_by_key(|hot| hot.start);
             let size = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.size));
-            match snapshot.files.get(file) {
-                Some(observed) if best.get(&file).is_some_and(|best| best.1 == (from, to)) => {
-                    plan.moves.push(self.promote(observed, (from, to), &ranges, size, snapshot));
-                }
-                _ => {
-                    let sum = left.entry((from, to, Left::Later)).or_default();
-                    *sum = (sum.0 + ranges.len(), sum.1.saturating_add(size));
-                }
+            if let Some(observed) = snapshot.files.get(file) {
+                plan.moves.push(self.promote(observed, nodes, &ranges, size, snapshot));
             }
         }
         plan.notes.extend(left.into_iter().map(|((from, to, why), (ranges, bytes))| {
             let reason = match why {
                 Left::NoRoom => format!("node {to} has no more room: {}", nodes.room_of(to)),
-                Left::Pressure => format!("the kernel has just reclaimed memory of node {to}"),
+                Left::Pressure => format!("the kernel has just reclaimed memory, of node {to} or of a control group"),
                 Left::Unknown => format!("what the kernel reclaims on node {to} is not known"),
                 Left::NotNearer => format!("no memory is nearer to its readers on node {to} and faster"),
                 Left::Later => format!("for a later window (node {to})"),
