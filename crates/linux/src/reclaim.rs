@@ -45,9 +45,9 @@ pub fn read(proc_root: &Path, sys_root: &Path, nodes: &[NodeId]) -> io::Result<B
     let machine = text(&proc_root.join("vmstat"))?;
     let mut all = BTreeMap::new();
     for node in nodes {
+        let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         // Without a watermark nobody knows how much must stay free.
         let Some(high) = high.get(node).copied() else { continue };
-        let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         let sum = |names: &[&str]| sum(&own, names).or_else(|| sum(&machine, names)).unwrap_or(0);
         all.insert(
             *node,
