@@ -29,7 +29,6 @@ struct access {
 	u32 opens;
 	u32 generation;
 	s64 weight;           /* in 1/1024ths; negative: a correction */
-	u64 at;               /* of a read: its first byte in the file; NO_PLACE: not known */
 };
 #define CALL_ENDS 1      /* the last bytes of a read call */
 #define CALL_PLACED 2    /* a read call whose beginning is known */
@@ -65,7 +64,6 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->slice = 0;
 	w->call = 0;
 	w->weight = weight;
-	w->at = NO_PLACE;
 }
 
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
@@ -239,16 +237,34 @@ static __always_inline void unknown(struct access *w, s64 bytes)
 		c->unknown_read += bytes * w->weight >> WEIGHT_SHIFT;
 }
 
-/* A global function, which the verifier checks once instead of at every call. */
-__noinline int account(struct access *w, u32 node, s64 bytes)
+/* A function of its own: a chain of calls has 512 bytes of stack, and this one is not in it where no ranges are wanted. */
+__noinline int account_range(struct access *w, u32 node, s64 bytes, u64 at)
+{
+	struct range_key range = {};
+
+	if (!w)
+		return 0;
+	range.ino = w->key.ino;
+	range.dev = w->key.dev;
+	range.generation = w->generation;
+	range.node = node;
+	range.here = w->here;
+	count_range(&range, at, bytes, w->weight);
+	return 0;
+}
+
+/* A global function, which the verifier checks once instead of at every call. `at`: of a read, its first byte in the file; NO_PLACE:
+ * not known. */
+__noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 {
 	u32 table = epoch;
 	struct task_struct *task;
 	struct pending *last;
-	s64 read = bytes;
 
 	if (!w)
 		return 0;
+	if (ranges_wanted && at != NO_PLACE)
+		account_range(w, node, bytes, at);
 	last = bpf_map_lookup_elem(&pending, &table);
 	if (!last)
 		return 0;
@@ -280,13 +296,6 @@ __noinline int account(struct access *w, u32 node, s64 bytes)
 	usage_add(&last->usage, w, node, bytes);
 	barrier();
 	last->busy = 0;
-	if (ranges_wanted && w->at != NO_PLACE) {
-		struct range_key range = {
-			.ino = w->key.ino, .dev = w->key.dev, .generation = w->generation, .node = node, .here = w->here,
-		};
-
-		count_range(&range, w->at, read, w->weight);
-	}
 	return 0;
 }
 

@@ -52,7 +52,7 @@ static __always_inline int entries_set(struct vm_fault *vmf, void *page, u64 pag
 	if (end > (u64)inode->i_size)
 		end = inode->i_size;
 	if (end > start && is_file(inode))
-		account(&w, node_of_flags(folio_flags(page)), end - start);
+		account(&w, node_of_flags(folio_flags(page)), end - start, NO_PLACE);
 	return 0;
 }
 
@@ -287,7 +287,7 @@ int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long inde
 	if (end <= start || !s || !drawn(s, 1))
 		return 0;
 	access_init(&w, mapping->host, false, take(s, 1));
-	account(&w, node_of_flags(folio_flags(folio)), end - start);
+	account(&w, node_of_flags(folio_flags(folio)), end - start, NO_PLACE);
 	return 0;
 }
 
@@ -316,7 +316,7 @@ int BPF_PROG(fault_function, struct vm_fault *vmf, unsigned int result)
 	if (end > (u64)size)
 		end = size;
 	if (end > start)
-		account(&w, node_of_flags(folio_flags(vmf->page)), end - start);
+		account(&w, node_of_flags(folio_flags(vmf->page)), end - start, NO_PLACE);
 	return 0;
 }
 

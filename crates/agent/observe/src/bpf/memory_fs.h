@@ -63,7 +63,7 @@ int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long 
 		w.slice = WEIGHT_ONE;
 	}
 	node = node_of_device(inode);
-	account(&w, node >= 0 ? node : NO_NODE, bytes);
+	account(&w, node >= 0 ? node : NO_NODE, bytes, NO_PLACE);
 	return 0;
 }
 

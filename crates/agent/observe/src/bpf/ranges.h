@@ -22,9 +22,8 @@ struct {
 #define RANGES_OF_READ 16
 
 /* A read of so many bytes from this place on, all of them on one node. */
-static __always_inline void count_range(struct range_key *of, u64 at, s64 bytes, s64 weight)
+static __always_inline void count_range(struct range_key *key, u64 at, s64 bytes, s64 weight)
 {
-	struct range_key key = *of;
 	s64 part, *sum;
 
 	if (!exact) {
@@ -36,16 +35,16 @@ static __always_inline void count_range(struct range_key *of, u64 at, s64 bytes,
 		part = (1 << RANGE_SHIFT) - (at & ((1 << RANGE_SHIFT) - 1));
 		if (part > bytes)
 			part = bytes;
-		key.range = at >> RANGE_SHIFT;
+		key->range = at >> RANGE_SHIFT;
 		at += part;
 		bytes -= part;
 		part = part * weight >> WEIGHT_SHIFT;
-		sum = bpf_map_lookup_elem(&ranges, &key);
+		sum = bpf_map_lookup_elem(&ranges, key);
 		if (sum)
 			__sync_fetch_and_add(sum, part);
 		else
 			/* If another CPU has just made the entry, this read is lost. Rare. */
-			bpf_map_update_elem(&ranges, &key, &part, BPF_NOEXIST);
+			bpf_map_update_elem(&ranges, key, &part, BPF_NOEXIST);
 	}
 }
 

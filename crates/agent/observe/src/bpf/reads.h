@@ -71,7 +71,7 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count), slice));
 	batch.walk.access.slice = slice;
-	batch.walk.access.at = iocb->ki_pos;
+	batch.walk.start = iocb->ki_pos;
 	batch.folios = folios;
 	batch.nr = folios->nr;
 	batch.pos = iocb->ki_pos;
@@ -213,7 +213,6 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 	access_init(&walk.access, mapping->host, false, take_read(s, pages, slice));
 	walk.access.slice = slice;
 	walk.access.call = exact_range(task, mapping, first, last, &start, &end);
-	walk.access.at = start;
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
 	walk_range(&walk, mapping, start, end);
@@ -249,7 +248,6 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	access_init(&access, inode, false, take_read(s, 1, slice));
 	access.slice = slice;
 	access.call = CALL_ENDS | exact_range(task, mapping, index, index, &start, &end);
-	access.at = start;
 	size = inode->i_size;
 	if (end > size)
 		end = size;
@@ -257,7 +255,7 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 		return 0;
 	folio = folio_under((unsigned long)mapping->i_pages.xa_head, index, &leaf);
 	if (folio)
-		account(&access, node_of_flags(folio_flags(folio)), end - start);
+		account(&access, node_of_flags(folio_flags(folio)), end - start, start);
 	else
 		/* It was removed meanwhile. Rare. */
 		unknown(&access, end - start);

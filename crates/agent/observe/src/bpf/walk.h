@@ -51,19 +51,26 @@ static __always_inline void *folio_at(struct walk *walk, u64 index)
 	return folio_under(walk->root, index, &walk->leaf);
 }
 
+/* Where the bytes of the first sum begin in the file, of a read without holes; `later` bytes have come after them. A correction
+ * has none: the ranges that it is about are not known. */
+static __always_inline u64 place_of_sum(struct walk *walk, u64 later)
+{
+	if (!ranges_wanted || walk->kind != WALK_READ || !walk->end || walk->access.weight < 0)
+		return NO_PLACE;
+	return walk->start + walk->found - later - walk->bytes_0;
+}
+
 static __always_inline void walk_add(struct walk *walk, u32 node, u64 bytes)
 {
 	walk->found += bytes;
-	/* Ranges are counted from where a part of the read begins. */
+	/* Each sum of a read is of one place. */
 	if (ranges_wanted && walk->bytes_0 && walk->node_0 != node) {
-		account(&walk->access, walk->node_0, walk->bytes_0);
-		if (walk->access.at != NO_PLACE)
-			walk->access.at += walk->bytes_0;
+		account(&walk->access, walk->node_0, walk->bytes_0, place_of_sum(walk, bytes));
 		walk->bytes_0 = 0;
 	}
 	if (walk->bytes_0 && walk->node_0 != node) {
 		if (walk->bytes_1 && walk->node_1 != node) {
-			account(&walk->access, walk->node_1, walk->bytes_1);
+			account(&walk->access, walk->node_1, walk->bytes_1, NO_PLACE);
 			walk->bytes_1 = 0;
 		}
 		walk->node_1 = node;
@@ -132,9 +139,9 @@ static long walk_step_loop(u64 i, struct walk *walk)
 static __always_inline void walk_flush(struct walk *walk)
 {
 	if (walk->bytes_0)
-		account(&walk->access, walk->node_0, walk->bytes_0);
+		account(&walk->access, walk->node_0, walk->bytes_0, place_of_sum(walk, 0));
 	if (walk->bytes_1)
-		account(&walk->access, walk->node_1, walk->bytes_1);
+		account(&walk->access, walk->node_1, walk->bytes_1, NO_PLACE);
 }
 
 /* Counts bytes [start, end) of a file; then walk->index is the first page not inspected. */

@@ -24,7 +24,7 @@ static __always_inline int range_written(struct address_space *mapping, u64 pos,
 	walk_range(&walk, mapping, pos, pos + bytes);
 	if (walk.found < bytes) {
 		if (coming)
-			account(&walk.access, walk.access.here, bytes - walk.found);
+			account(&walk.access, walk.access.here, bytes - walk.found, NO_PLACE);
 		else
 			unknown(&walk.access, bytes - walk.found);
 	}
@@ -112,7 +112,7 @@ int BPF_PROG(write_dirtied, struct folio *folio, struct address_space *mapping)
 		return 0;
 	access_init(&w, inode, true, take(s, 1));
 	flags = folio_flags(folio);
-	account(&w, node_of_flags(flags), 1ULL << (folio_order(folio, flags) + PAGE_SHIFT));
+	account(&w, node_of_flags(flags), 1ULL << (folio_order(folio, flags) + PAGE_SHIFT), NO_PLACE);
 	return 0;
 }
 
