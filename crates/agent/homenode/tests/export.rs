@@ -207,7 +207,7 @@ fn get(address: &str, target: &str) -> (String, String) {
 }
 
 fn asked(mut stream: impl Read + Write, target: &str) -> (String, String) {
-    stream.write_all(format!("GET {target} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    stream.write_all(format!("GET {target} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer}"));
