@@ -66,8 +66,8 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let part = |text: String, value: Result<Value, serde_json::Error>| {
         value.map(|value| (text, value)).map_err(|e| e.to_string())
     };
-    // In this order: the map gives up the privileges that doctor takes. It does so on a thread of its
-    // own, as the report may go to a directory that is not root's.
+    // In this order: the map gives up the privileges that doctor takes. It does so on a thread of
+    // its own, as the report may go to a directory that is not root's.
     let doctor = doctor::examine(global, false).map_err(|f| unusable(&f)).and_then(|mut report| {
         if !names {
             report.without_names();

@@ -4,9 +4,9 @@
 //! **Problem.** Cached file data on memory without CPUs (CXL, persistent memory) stays there when
 //! it is read by `read()`: the kernel promotes mapped pages only. A program that promotes whatever
 //! is hot does harm, too: what does not fit pushes out something else, which comes back, and so on.
-//! In the author's measurements of kernel patches for the promotion of unmapped page cache (G. Price,
-//! 2024 to 2025, not merged), a file that is hot everywhere and larger than DRAM *lost* a quarter of
-//! its throughput: 47.6 GiB/s in place of 64.5.
+//! In the author's measurements of kernel patches for the promotion of unmapped page cache (G.
+//! Price, 2024 to 2025, not merged), a file that is hot everywhere and larger than DRAM *lost* a
+//! quarter of its throughput: 47.6 GiB/s in place of 64.5.
 //!
 //! **Approach.** A range of 2 MiB is hot if it was read in several windows ([`Settings::windows`]:
 //! a program that reads through a file is there once) and lately so many times over that a copy is
@@ -252,8 +252,8 @@ impl Policy for Promote {
         for asked in self.asked.values() {
             nodes.take(asked.to, asked.left);
         }
-        // What is hot, by file, with the nodes of its move, and the reasons for what is left. A file
-        // has one move at a time: that of its hottest range.
+        // What is hot, by file, with the nodes of its move, and the reasons for what is left. A
+        // file has one move at a time: that of its hottest range.
         let mut chosen: BTreeMap<usize, ((NodeId, NodeId), Vec<Hot>)> = BTreeMap::new();
         let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
         let mut budget = self.settings.rate * snapshot.window_s;

@@ -5,9 +5,9 @@
 //! **Approach.** The observer counts reads by ranges of 2 MiB over some windows, as for policy
 //! promote. Of each range, node of its data and node of its readers the latest figure is shown.
 //!
-//! **Limits.** A window lists the ranges of the machine that were read most, so beside busy programs
-//! the coldest ranges of a file can be missing. What nobody reads in that time does not show, nor what programs read through
-//! mappings (`hot --pid`).
+//! **Limits.** A window lists the ranges of the machine that were read most, so beside busy
+//! programs the coldest ranges of a file can be missing. What nobody reads in that time does not
+//! show, nor what programs read through mappings (`hot --pid`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
