@@ -10,18 +10,17 @@
 //! **Limits.** A mount without a policy observes nothing, so it publishes nothing.
 
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use command::exit::Failure;
+use serde::Serialize;
 
 use crate::window::{Mounted, Window};
 
 /// The last window of a mount, in its state directory.
 const WINDOW: &str = "window.json";
-/// The next one, until it is complete.
-const NEXT: &str = "window.json.new";
 /// Where a server writes its last window. Dropping it removes the window.
 pub struct Publisher {
     dir: PathBuf,
@@ -44,19 +43,22 @@ impl Publisher {
     /// Publishes a window. The mount goes on without: a failure is only logged.
     pub fn publish(&mut self, window: Window) {
         self.mounted.window = window;
-        let next = self.dir.join(NEXT);
-        let write = || -> std::io::Result<()> {
-            std::fs::create_dir_all(&self.dir)?;
-            // It has paths of files in directories that not everybody may read.
-            let mut options = std::fs::OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&next)?;
-            file.write_all(&serde_json::to_vec(&self.mounted)?)?;
-            std::fs::rename(&next, self.dir.join(WINDOW))
-        };
-        if let Err(error) = write() {
-            tracing::warn!("{}: {error}: top does not show this mount", next.display());
+        // It has paths of files in directories that not everybody may read.
+        let written = std::fs::create_dir_all(&self.dir).and_then(|()| write(&self.dir, WINDOW, &self.mounted, 0o600));
+        if let Err(error) = written {
+            tracing::warn!("{}: {error}: top does not show this mount", self.dir.join(WINDOW).display());
         }
     }
+}
+
+/// Writes a file of this mode into a state directory, as a whole and by rename.
+pub(crate) fn write(dir: &Path, name: &str, what: &impl Serialize, mode: u32) -> std::io::Result<()> {
+    let next = dir.join(format!("{name}.new"));
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&next)?;
+    // Whatever the umask, and whoever left it there.
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(&serde_json::to_vec(what)?)?;
+    std::fs::rename(&next, dir.join(name))
 }
 
 impl Drop for Publisher {

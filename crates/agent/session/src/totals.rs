@@ -20,8 +20,7 @@
 //! in no row, see [`Told::unlisted_read_bytes`].
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -33,12 +32,11 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::map::Bytes;
+use crate::published;
 use crate::units::Groups;
 
 /// The file in the state directory.
 pub const FILE: &str = "totals.json";
-/// The next one, until it is complete.
-const NEXT: &str = "totals.json.new";
 
 /// Services with a row of their own.
 pub const SHOWN: usize = 100;
@@ -197,7 +195,7 @@ impl Totals {
         told.boot_s = boot_s();
         told.unix_s = SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64());
         if let Err(error) = self.write() {
-            tracing::warn!("{}: {error}: `homenode export` does not see this window", self.dir.join(NEXT).display());
+            tracing::warn!("{}: {error}: `homenode export` does not see this window", self.dir.join(FILE).display());
         }
     }
 
@@ -291,12 +289,8 @@ impl Totals {
     }
 
     fn write(&self) -> std::io::Result<()> {
-        let next = self.dir.join(NEXT);
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&next)?;
-        // Everybody may read it, whatever the umask.
-        file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
-        file.write_all(&serde_json::to_vec(&self.told)?)?;
-        std::fs::rename(&next, self.dir.join(FILE))
+        // Everybody may read it.
+        published::write(&self.dir, FILE, &self.told, 0o644)
     }
 }
 
@@ -374,6 +368,8 @@ fn boot() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use placement::{FileUse, NodeLoad, Thread};
     use topology::NodeId;
 
