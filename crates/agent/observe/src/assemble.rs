@@ -38,7 +38,7 @@ pub(super) struct Places {
 impl Places {
     /// Whether it is a node of the machine.
     pub fn knows(&self, node: u32) -> bool {
-        self.nodes.contains(&NodeId(node))
+        self.nodes.binary_search(&NodeId(node)).is_ok()
     }
 
     pub fn new(topology: &Topology) -> Self {
@@ -262,7 +262,7 @@ fn bytes(n: i64) -> u64 {
 fn totals(entries: &[(Key, Usage)], places: &Places, out: &mut Assembled) {
     for (key, usage) in entries {
         let node = NodeId(key.node);
-        if places.nodes.binary_search(&node).is_err() {
+        if !places.knows(key.node) {
             let sum = if key.node == NO_NODE { &mut out.no_node_bytes } else { &mut out.odd_node_bytes };
             *sum = sum.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
             continue;
