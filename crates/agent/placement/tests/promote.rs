@@ -236,7 +236,7 @@ fn nothing_goes_where_the_kernel_has_just_made_room() {
     for _ in 0..10 {
         let plan = world.window(&reads);
         assert_eq!(plan.moves, []);
-        assert!(plan.notes.iter().all(|note| note.contains("just reclaimed memory of node 0")), "{:?}", plan.notes);
+        assert!(plan.notes.iter().all(|note| note.contains("just reclaimed memory, of node 0")), "{:?}", plan.notes);
     }
     world.scanned = [0; 2];
     for window in 0..10 {

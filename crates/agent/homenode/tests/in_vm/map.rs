@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::lab_bench::{Bench, Outcome, cpus, homenode};
@@ -41,7 +42,7 @@ const LOADS: [(&str, u32, u32); 3] =
 /// Bytes that a program reads to start: its libraries, and the shell that puts it into its group.
 const START: u64 = 8 << 20;
 
-/// Reads a file again and again for some windows, says how many bytes that were, and lives on until
+/// Reads a file again and again, says how many bytes that were, and lives on until
 /// its standard input ends: a thread that ends within a window is in no group's sum.
 pub fn be_reader(cpus: &str, file: &str) -> Result<()> {
     lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)?;
@@ -70,7 +71,7 @@ fn agrees() -> Outcome {
     let files = [bench.files(0, 1)?.remove(0), bench.files(1, 1)?.remove(0)];
     let _groups = [Group::new("homenode-map-a.service")?, Group::new("homenode-map-b.service")?];
     let map = Command::new(homenode())
-        .args(["--json", "map", "--exact", "--steady", "--windows", "16", "--top", "3"])
+        .args(["--json", "map", "--exact", "--steady", "--windows", "1000", "--top", "3"])
         .stdout(Stdio::piped())
         .spawn()?;
     // It gives up capabilities once it observes, which takes an emulated machine seconds.
@@ -103,6 +104,9 @@ fn agrees() -> Outcome {
         BufReader::new(reader.stdout.take().context("no stdout")?).read_line(&mut line)?;
         read.push(line.trim().parse::<u64>().context(line)?);
     }
+    // A busy machine takes its time: the map ends when the readers have, and a whole window later.
+    sleep(Duration::from_secs(3));
+    kill_process(Pid::from_child(&map), Signal::INT)?;
     let output = map.wait_with_output()?;
     let map: Value = serde_json::from_slice(&output.stdout).context("no JSON")?;
     let pair = |group: &str, on: u32, data: u32| -> u64 {

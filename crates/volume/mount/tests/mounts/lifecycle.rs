@@ -57,8 +57,8 @@ fn memory_of_forgotten_files_goes_back_to_the_system() {
         // The kernel forgets only what it has not used since the last time.
         fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
         let left = mount.memory();
-        // Some of it shares pages with what stays.
-        if left < before + (full - before) * 2 / 3 {
+        // Some of it shares pages with what stays. The fault kept 95 of 100 bytes.
+        if left < before + (full - before) * 17 / 20 {
             break;
         }
         assert!(begin.elapsed() < PATIENCE, "{before}, then {full}, at last {left} bytes");
