@@ -13,8 +13,9 @@ use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failure};
 
-/// How long a command may take to end after a signal.
-const GRACE: Duration = Duration::from_millis(1500);
+/// How long a command may take to end after a signal. On a busy machine `map` took more than 1.5 s
+/// to write down what it had seen, and was killed.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Whether a signal has asked us to stop.
 #[derive(Clone, Default)]

@@ -1,8 +1,8 @@
 //! `homenode trial`: its verdicts on loads that the test makes, and everything is back afterwards.
 //!
-//! An emulated machine does not model how far memory is. So the readers whose remote reads
-//! are slower make them slower themselves: they compute after each read away from their file.
-//! Readers that compute after each read *near* their file make the policy one that hurts.
+//! An emulated machine does not model how far memory is. So the reader whose remote reads
+//! are slower makes them slower itself: it computes after each read away from its file. A reader
+//! that computes after each read *near* its file makes the policy one that hurts.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use lab::machine::parse_list;
 use lab::threads;
 use rustix::time::{ClockId, clock_gettime};
@@ -29,56 +29,46 @@ pub const TESTS: &[Test] = &[
 /// Bytes of one read.
 const BLOCK: usize = 64 << 10;
 
-/// Threads that read.
-const READERS: usize = 4;
-
-/// The readers: begin on some CPUs, may run on all, and read a file again and again. On the slow
+/// The reader: begins on some CPUs, may run on all, and reads a file again and again. On the slow
 /// CPUs each read costs `factor` times its CPU time, by computing. If the scheduler, not homenode,
-/// takes one away from where it began, it goes back: else chance decides how many reads are remote
-/// without homenode.
+/// takes it away from where it began, it goes back: else chance decides how many reads are remote
+/// without homenode. There is one reader: several cost the more CPU time the more emulated CPUs they
+/// are spread over, as these share a few real ones.
 pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()> {
     let factor: f64 = factor.parse()?;
     let (begin, slow, all) = (parse_list(begin)?, parse_list(slow)?, threads::affinity()?);
     let file = File::open(file)?;
     let blocks = file.metadata()?.len() / BLOCK as u64;
-    let read = || -> Result<()> {
-        threads::set_affinity(0, &begin)?;
-        let mut buffer = vec![0; BLOCK];
-        threads::set_affinity(0, &all)?;
-        let cpu_time = || clock_gettime(ClockId::ThreadCPUTime);
-        let ns = |t: rustix::time::Timespec| t.tv_sec * 1_000_000_000 + t.tv_nsec;
-        for n in 0_u64.. {
-            let before = ns(cpu_time());
-            file.read_exact_at(&mut buffer, n % blocks * BLOCK as u64)?;
-            if slow.contains(&(rustix::thread::sched_getcpu() as u32)) {
-                let read = ns(cpu_time()) - before;
-                while ((ns(cpu_time()) - before) as f64) < factor * read as f64 {
-                    std::hint::spin_loop();
-                }
+    threads::set_affinity(0, &begin)?;
+    let mut buffer = vec![0; BLOCK];
+    threads::set_affinity(0, &all)?;
+    println!("reading");
+    std::io::stdout().flush()?;
+    let cpu_time = || clock_gettime(ClockId::ThreadCPUTime);
+    let ns = |t: rustix::time::Timespec| t.tv_sec * 1_000_000_000 + t.tv_nsec;
+    for n in 0_u64.. {
+        let before = ns(cpu_time());
+        file.read_exact_at(&mut buffer, n % blocks * BLOCK as u64)?;
+        if slow.contains(&(rustix::thread::sched_getcpu() as u32)) {
+            let read = ns(cpu_time()) - before;
+            while ((ns(cpu_time()) - before) as f64) < factor * read as f64 {
+                std::hint::spin_loop();
             }
-            // A third of a CPU or so: all of them fit on a node.
-            if n % 8 == 0 {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            if n % 64 == 0
-                && !begin.contains(&(rustix::thread::sched_getcpu() as u32))
-                && threads::affinity()? == all
-            {
+        }
+        // A third of a CPU or so.
+        if n % 8 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+            let away = !begin.contains(&(rustix::thread::sched_getcpu() as u32));
+            if away && threads::affinity()? == all {
                 threads::set_affinity(0, &begin)?;
                 threads::set_affinity(0, &all)?;
             }
         }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(read)).collect();
-        println!("reading");
-        std::io::stdout().flush()?;
-        readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| anyhow!("a reader panicked"))?)
-    })
+    }
+    Ok(())
 }
 
-/// The readers, killed when dropped.
+/// The reader, killed when dropped.
 struct Slowed(Child);
 
 impl Slowed {
@@ -136,7 +126,7 @@ impl Said {
     }
 }
 
-/// A trial of so many rounds with readers of a file on node 0, which begin on node 1. Threads move
+/// A trial of so many rounds with a reader of a file on node 0, which begins on node 1. Threads move
 /// in periods with the policy only, they go back, and affinities are as before.
 fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
     let bench = Bench::new()?;
