@@ -20,6 +20,8 @@ use std::io::{self, Read};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::locks::Lock;
+
 /// For how long the list is believed.
 const AGE: Duration = Duration::from_millis(100);
 
@@ -72,19 +74,12 @@ fn read(list: impl Read) -> Option<HashSet<(u32, u64)>> {
     (text.len() as u64 <= MOST).then(|| read.map(|_| parse(&text)).unwrap_or_default())
 }
 
-/// Inodes under a write lease, or one that is being broken:
-/// `3: LEASE  ACTIVE    WRITE 1234 08:01:5678 0 EOF`.
+/// Inodes under a write lease, or one that is being broken.
 fn parse(locks: &str) -> HashSet<(u32, u64)> {
-    let leased = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let (kind, state, mode, place) = (words.next()?, words.next()?, words.next()?, words.nth(1)?);
-        let broken_by_reading = matches!(kind, "LEASE" | "DELEG") && (mode == "WRITE" || state == "BREAKING");
-        let mut place = place.split(':');
-        let major = u32::from_str_radix(place.next()?, 16).ok()?;
-        let minor = u32::from_str_radix(place.next()?, 16).ok()?;
-        broken_by_reading.then_some((major << 20 | minor, place.next()?.parse().ok()?))
-    };
-    locks.lines().filter_map(leased).collect()
+    let broken_by_reading =
+        |lock: &Lock<'_>| matches!(lock.kind, "LEASE" | "DELEG") && (lock.mode == "WRITE" || lock.state == "BREAKING");
+    let leased = locks.lines().filter_map(Lock::parse).filter(broken_by_reading);
+    leased.map(|lock| (lock.dev.0 << 20 | lock.dev.1, lock.ino)).collect()
 }
 
 #[cfg(test)]

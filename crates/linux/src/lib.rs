@@ -20,6 +20,7 @@ pub mod files;
 pub mod heap;
 pub mod interference;
 pub mod leases;
+pub mod locks;
 pub mod memory;
 pub mod mounts;
 mod named;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ::fs::medium::{At, Mapped, Medium, Persistence, RegionFile};
 use ::fs::{Damage, Error, Layout, Options, Volume};
+use linux::locks;
 use serde_json::json;
 
 use super::content;
@@ -332,13 +333,8 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
 /// The process that has a region: `process 4121 (homenode mount /srv/a /data)`.
 fn holder(region: &Path) -> Option<String> {
     let stat = rustix::fs::stat(region).ok()?;
-    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    let file = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
-    // `1: FLOCK  ADVISORY  WRITE 4121 00:1a:77 0 EOF`
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let mut lines = locks.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
-    let line = lines.find(|line| line.get(1) == Some(&"FLOCK") && line.get(5) == Some(&file.as_str()))?;
-    let pid = line.get(4)?;
+    let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let pid = locks::flock(|lock| lock.dev == dev && lock.ino == stat.st_ino)?;
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let command = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
     Some(format!("process {pid} ({command})"))

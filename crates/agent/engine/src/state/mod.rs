@@ -26,10 +26,11 @@ pub use trust::trusted;
 use trust::trusted_file;
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use linux::locks;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -159,22 +160,12 @@ impl StateDir {
     }
 }
 
-/// How many bytes of `/proc/locks` are read: some 60,000 locks. Any user can make it longer, and
-/// while it is read the kernel blocks all file locks of the machine. So it is read only if the
-/// holder was killed.
-const LOCKS: u64 = 4 << 20;
-
 /// Whether the kernel says that this process has locked the file. What the file itself says may be
 /// out of date. Unknown counts as no.
 fn has_locked(path: &Path, pid: u32) -> bool {
-    let (Ok(locks), Ok(file)) = (File::open("/proc/locks"), std::fs::metadata(path)) else { return false };
-    let (pid, inode) = (pid.to_string(), format!(":{}", file.ino()));
-    // `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`
-    let is_it = |line: String| {
-        let fields: Vec<_> = line.split_whitespace().skip(1).collect();
-        matches!(fields[..], ["FLOCK", _, "WRITE", by, of, ..] if by == pid && of.ends_with(&inode))
-    };
-    BufReader::new(locks.take(LOCKS)).lines().map_while(Result::ok).any(is_it)
+    // By its inode alone: on btrfs, the list has another device than the file.
+    std::fs::metadata(path)
+        .is_ok_and(|file| locks::flock(|lock| lock.ino == file.ino() && lock.pid as u32 == pid).is_some())
 }
 
 /// Whether a process was killed and SIGKILL is pending for all threads that are left of it: none of
