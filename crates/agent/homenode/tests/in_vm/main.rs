@@ -20,6 +20,7 @@ mod policies;
 mod process;
 mod programs;
 mod promote;
+mod promote_programs;
 mod trial;
 mod two_nodes;
 mod warm;
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         programs::TESTS,
         trial::TESTS,
         promote::TESTS,
+        promote_programs::TESTS,
         dax::TESTS,
         zfs::TESTS,
     ];

@@ -149,29 +149,34 @@ fn away(bench: &Bench, program: &str) -> Command {
 
 /// Brings the cached pages of these files to the node of the data.
 fn to_data(files: &[PathBuf]) -> Result<()> {
+    to_node(files, DATA)
+}
+
+/// Brings the cached pages of these files to a node.
+pub fn to_node(files: &[PathBuf], node: u32) -> Result<()> {
     ensure!(!files.is_empty(), "the program has no files");
     let mut command = Command::new(homenode());
-    command.args(["move", "--to", &DATA.to_string()]).args(files);
+    command.args(["move", "--to", &node.to_string()]).args(files);
     // A page in use may stay, and then homenode says so: what counts is where the pages are.
     start(&mut command)?.wait()?;
     let (mut there, mut all) = (0.0, 0.0);
     for file in files {
         let bytes = fs::metadata(file)?.len() as f64;
         if bytes > 0.0 {
-            there += bytes * pages::share_on(file, DATA)?;
+            there += bytes * pages::share_on(file, node)?;
             all += bytes;
         }
     }
-    ensure!(there > 0.9 * all, "{:.2} of the data is on node {DATA}", there / all);
+    ensure!(there > 0.9 * all, "{:.2} of the data is on node {node}", there / all);
     Ok(())
 }
 
-fn start(command: &mut Command) -> Result<Child> {
+pub fn start(command: &mut Command) -> Result<Child> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit()).spawn();
     child.with_context(|| format!("{:?}", command.get_program()))
 }
 
-fn finished(command: &mut Command) -> Result<()> {
+pub fn finished(command: &mut Command) -> Result<()> {
     let status = start(command)?.wait()?;
     ensure!(status.success(), "{command:?}: {status}");
     Ok(())
@@ -218,17 +223,18 @@ fn db_bench(bench: &Bench, dir: &Path, seconds: u32) -> Result<Program> {
 }
 
 /// A PostgreSQL server of its own, reached by a socket in its directory only; stopped when dropped.
-struct Server {
+pub struct Server {
     bin: PathBuf,
-    data: PathBuf,
-    away: String,
+    pub data: PathBuf,
+    cpus: String,
 }
 
 impl Server {
-    fn start(bench: &Bench, dir: &Path) -> Result<Self> {
+    /// Runs on these CPUs.
+    pub fn start(dir: &Path, cpus: String) -> Result<Self> {
         let versions = fs::read_dir("/usr/lib/postgresql").context("/usr/lib/postgresql")?;
         let bin = versions.flatten().map(|v| v.path().join("bin")).max().context("no PostgreSQL")?;
-        let server = Self { bin, data: dir.join("postgresql"), away: bench.machine.list_of(AWAY) };
+        let server = Self { bin, data: dir.join("postgresql"), cpus };
         if !server.data.exists() {
             fs::create_dir(&server.data)?;
             finished(Command::new("chown").arg("postgres").args([dir, &server.data]))?;
@@ -242,10 +248,10 @@ impl Server {
     }
 
     /// One of PostgreSQL's commands, as the user that it demands.
-    fn command(&self, name: &str) -> Command {
+    pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new("taskset");
         command
-            .args(["--cpu-list", &self.away, "setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"])
+            .args(["--cpu-list", &self.cpus, "setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"])
             .arg(self.bin.join(name));
         command.env("PGDATA", &self.data).env("PGHOST", &self.data).env("PGDATABASE", "postgres").current_dir("/");
         command
@@ -267,7 +273,7 @@ impl Drop for Server {
 
 fn pgbench(bench: &Bench, dir: &Path, seconds: u32) -> Result<Program> {
     let fresh = !dir.join("postgresql").exists();
-    let server = Server::start(bench, dir)?;
+    let server = Server::start(dir, bench.machine.list_of(AWAY))?;
     if fresh {
         finished(server.command("pgbench").args(["--initialize", "--quiet", "--scale=2"]))?;
     }

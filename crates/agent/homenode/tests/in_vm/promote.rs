@@ -21,9 +21,9 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
-const SLOW: i32 = 2;
+pub const SLOW: i32 = 2;
 
-const RANGE: u64 = 2 << 20;
+pub const RANGE: u64 = 2 << 20;
 
 /// Ranges of the file: 160 MiB.
 const RANGES: u64 = 80;
@@ -31,7 +31,7 @@ const RANGES: u64 = 80;
 /// The ranges that the readers of each node read, apart from each other: a tenth of the file.
 const HOT: [[u64; 4]; 2] = [[3, 17, 18, 60], [9, 30, 44, 79]];
 
-fn memory_node() -> Outcome {
+pub fn memory_node() -> Outcome {
     let list = fs::read_to_string(format!("/sys/devices/system/node/node{SLOW}/cpulist")).unwrap_or("x".to_owned());
     match list.trim() {
         "" => Ok(()),
@@ -99,11 +99,11 @@ fn found(file: &Path) -> Result<Vec<[u64; 3]>> {
     Ok(all)
 }
 
-fn daemon(bench: &Bench, reserve: f64) -> Result<Daemon> {
+pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
     let config: PathBuf = bench.dir().join("homenode.toml");
     let budget = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
     fs::write(&config, format!("{budget}\n[promote]\nreserve_bytes = {reserve:.1}\n"))?;
-    bench.daemon_with(&config, "2MB/s", &["--policy", "promote"])
+    bench.daemon_with(&config, "2MB/s", &[&["--policy", "promote"], options].concat())
 }
 
 /// Readers on both nodes with CPUs read a tenth of a file that is cached on the node without.
@@ -114,7 +114,7 @@ fn hot_ranges() -> Outcome {
     cache::put(&file, RANGES * RANGE, SLOW as u32)?;
     let _readers = [0, 1].map(|node| Reader::start(&bench, node, &file, HOT[node as usize]));
     let _readers = _readers.into_iter().collect::<Result<Vec<_>>>()?;
-    let mut daemon = daemon(&bench, 2e7)?;
+    let mut daemon = daemon(&bench, 2e7, &[])?;
     // Share of the reads that the readers' own node serves, and of the file that has moved.
     let shares = || -> Result<(f64, f64)> {
         let found = found(&file)?;
@@ -155,7 +155,7 @@ fn too_hot() -> Outcome {
     // Room for a quarter of it, as long as nothing else frees memory, or takes some.
     let reserve = free_bytes(0)?.saturating_sub(high_watermark(0)? + RANGES * RANGE / 4);
     let before = reclaimed()?;
-    let mut daemon = daemon(&bench, reserve as f64)?;
+    let mut daemon = daemon(&bench, reserve as f64, &[])?;
     // Bytes of each range that are promoted.
     let promoted = || -> Result<Vec<u64>> {
         Ok(found(&file)?.iter().map(|range| (range[0] + range[1]) * page_size() as u64).collect())
