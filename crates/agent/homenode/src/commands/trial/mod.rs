@@ -14,18 +14,22 @@
 //! threads that touched file data in a window.
 
 mod back;
+mod chart;
 mod design;
+mod html;
 pub mod last;
 mod metric;
 mod outcome;
 mod report;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use command::args::PolicyArgs;
 use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
+use observe::times::{ReadTimes, Times};
 use placement::{Policy, Traits, Wish};
 use session::{policies, undo};
 use trial::{Arm, Harm, order};
@@ -37,7 +41,7 @@ use self::report::{Judged, Report};
 use crate::child::Child;
 use crate::cli::TrialArgs;
 use crate::commands::off::Off;
-use crate::commands::plane;
+use crate::commands::{plane, replace, report as machine_report};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
@@ -71,9 +75,15 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         let child = child.as_ref().map(Child::pid);
         plane::open(&config, &args.observe, child, traits, moves_data)?
     };
+    let times = args.read_times.then(ReadTimes::open).transpose().map_err(|why| {
+        let failure = Failure::new(Exit::Unsupported, "cannot time reads (--read-times)", why);
+        failure.hint("`homenode doctor` says whether this kernel has function hooks")
+    })?;
     let recovered = engine::recover(&mut plane, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
+    // While files may still be made anywhere, and so that half an hour is not for nothing.
+    let page = args.html.as_deref().map(|path| replace::begin(path, &html::unfinished(), 0o600)).transpose()?;
     plane::move_only(traits, child.is_some())?;
     let mut report = Report::new(global.json, &design);
     report.start(&plane, &recovered, &interference)?;
@@ -93,6 +103,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         design: &design,
         settings: &settings,
         plane: &mut plane,
+        times,
         state: &state,
         stop: &stop,
         harms: vec![Harm::new(&design.statistics()); design.policies.len()],
@@ -111,7 +122,14 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     if let Err(failure) = report.last(&judged, &finished, stop.requested()).save(state.path()) {
         tracing::warn!("{}: `homenode report` does not have this trial", failure.line());
     }
-    ran.and(told)?;
+    let written = page.map_or(Ok(()), |mut page| {
+        let facts = html::Facts::new(args, machine_report::head(Some(nodes)), interference);
+        page.end(&html::page(&report, &judged, &finished, &facts))?;
+        let said = if args.names { "it has names and paths" } else { "without names and paths" };
+        output::complain(&format!("wrote {}: {said}; look at it before you send it\n", page.path().display()));
+        Ok(())
+    });
+    ran.and(told).and(written)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })
 }
@@ -144,6 +162,8 @@ struct Trial<'a> {
     design: &'a Design,
     settings: &'a engine::Settings,
     plane: &'a mut HostPlane,
+    /// Times reads, if asked for.
+    times: Option<ReadTimes>,
     state: &'a StateDir,
     stop: &'a Stop,
     /// One for each policy.
@@ -175,7 +195,7 @@ impl Trial<'_> {
                 };
                 let policy = name.map_or_else(|| Ok(Box::new(Off) as Box<dyn Policy>), |name| chosen(name))?;
                 let period = period(
-                    (&mut *self.plane, self.state),
+                    (&mut *self.plane, self.times.as_mut(), self.state),
                     (self.design, self.settings),
                     policy,
                     (self.stop, &mut over),
@@ -201,7 +221,7 @@ impl Trial<'_> {
 
 /// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
 fn period(
-    (plane, state): (&mut HostPlane, &StateDir),
+    (plane, mut times, state): (&mut HostPlane, Option<&mut ReadTimes>, &StateDir),
     (design, settings): (&Design, &engine::Settings),
     policy: Box<dyn Policy>,
     (stop, over): (&Stop, &mut dyn FnMut() -> bool),
@@ -215,12 +235,14 @@ fn period(
     let mut engine = engine.with_spent(std::mem::take(spent));
     // What was between the periods is in none: a window has everything since the last one ended.
     let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
+    ran = ran.and(timed(&mut times).map(drop));
     while ran.is_ok() && !sums.over() && !over() {
-        ran = engine.step().map_err(|e| cannot(&e)).map(|report| {
+        ran = engine.step().map_err(|e| cannot(&e)).and_then(|report| {
             back.note(&report);
             moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
             notify::alive();
-            sums.add(&report.snapshot);
+            sums.add(&report.snapshot, timed(&mut times)?.as_ref());
+            Ok(())
         });
     }
     // The number belongs to what the policy did, and not to what comes after.
@@ -238,6 +260,17 @@ fn period(
     ran?;
     let values = sums.values();
     Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
+}
+
+/// How long reads took since the last call, by process; `None` if that is not measured.
+fn timed(times: &mut Option<&mut ReadTimes>) -> Result<Option<BTreeMap<u32, Times>>, Failure> {
+    let Some(times) = times else { return Ok(None) };
+    let taken = times.take().map_err(|e| cannot(&e))?;
+    let lost = times.take_lost();
+    if lost > 0 {
+        tracing::warn!("--read-times: {lost} timed reads had no room and are not counted");
+    }
+    Ok(Some(taken))
 }
 
 /// One window in which threads go back to where they were; then they may run everywhere again.

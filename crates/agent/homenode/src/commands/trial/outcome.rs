@@ -1,12 +1,15 @@
 //! What a period did.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use engine::{Finished, MoveEvent};
+use observe::times::Times;
 use placement::Snapshot;
 use serde_json::{Map, Value, json};
 use trial::Better;
 
 use super::metric;
-use crate::output::units::{percent, rate};
+use crate::output::units::{percent, rate, short_time};
 use crate::signals::Stop;
 
 /// What is measured of each period.
@@ -24,6 +27,7 @@ pub struct Outcome {
 enum Form {
     Rate,
     Share,
+    Time,
     Number,
 }
 
@@ -48,9 +52,19 @@ const OTHERS: [Outcome; 3] = [
     },
 ];
 
+/// With `--read-times`, and the share of the reads that took no longer.
+const READ_TIMES: [(Outcome, f64); 2] = [
+    (Outcome { key: "read_p50_s", name: "time of a read, median", better: Better::Lower, form: Form::Time }, 0.5),
+    (
+        Outcome { key: "read_p99_s", name: "time of a read, 99th percentile", better: Better::Lower, form: Form::Time },
+        0.99,
+    ),
+];
+
 /// All of a trial; the first is what the verdict is about.
-pub fn all(primary: Outcome) -> Vec<Outcome> {
-    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS).filter(|outcome| *outcome != primary);
+pub fn all(primary: Outcome, read_times: bool) -> Vec<Outcome> {
+    let times = READ_TIMES.into_iter().map(|(outcome, _)| outcome).filter(|_| read_times);
+    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS).chain(times).filter(|outcome| *outcome != primary);
     std::iter::once(primary).chain(rest).collect()
 }
 
@@ -66,8 +80,14 @@ impl Outcome {
             _ if !value.is_finite() => "unknown".to_owned(),
             Form::Rate => rate(value),
             Form::Share => percent(value),
+            Form::Time => short_time(value),
             Form::Number => format!("{value:.4}"),
         }
+    }
+
+    /// A change for people, with its sign.
+    pub fn signed(&self, change: f64) -> String {
+        format!("{}{}", if change < 0.0 { '-' } else { '+' }, self.shown(change.abs()))
     }
 }
 
@@ -109,6 +129,8 @@ pub struct Sums {
     remote: f64,
     cpu_s: f64,
     wait_s: f64,
+    /// If reads are timed.
+    times: Option<Times>,
     metric: Option<f64>,
 }
 
@@ -125,13 +147,15 @@ impl Sums {
             remote: 0.0,
             cpu_s: 0.0,
             wait_s: 0.0,
+            times: None,
             metric: None,
         }
     }
 
     /// A window counts if it began after the wash-out, or so little before that rounding may be
-    /// why. CPU time counts of threads that touched file data: not that of homenode itself.
-    pub fn add(&mut self, snapshot: &Snapshot) {
+    /// why. CPU time counts of threads that touched file data: not that of homenode itself. `times`:
+    /// how long reads of the window took, by process, if that is measured.
+    pub fn add(&mut self, snapshot: &Snapshot, times: Option<&BTreeMap<u32, Times>>) {
         let counts = self.elapsed_s >= self.wash_out_s - self.tolerance_s.min(0.1 * self.wash_out_s);
         self.elapsed_s += snapshot.window_s;
         if !counts {
@@ -143,6 +167,11 @@ impl Sums {
             self.remote += thread.remote_bytes() as f64;
             self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
+        }
+        if let Some(times) = times {
+            let sum = self.times.get_or_insert_default();
+            let processes: BTreeSet<u32> = snapshot.threads.iter().map(|thread| thread.pid).collect();
+            processes.iter().filter_map(|pid| times.get(pid)).for_each(|of| sum.add(of));
         }
     }
 
@@ -168,6 +197,10 @@ impl Sums {
             ("remote_share", self.remote / self.read),
             ("wait_share", self.wait_s / self.seconds),
         ];
+        if let Some(times) = &self.times {
+            let of = |share| times.quantile(share).unwrap_or(f64::NAN);
+            values.extend(READ_TIMES.map(|(outcome, share)| (outcome.key, of(share))));
+        }
         values.extend(self.metric.map(|metric| (METRIC.key, metric)));
         Values(values)
     }
@@ -214,10 +247,10 @@ mod tests {
     fn the_wash_out_does_not_count() {
         let mut sums = Sums::new(2.0, 4.0, 1.0);
         for (read, remote) in [(1000, 1000), (1000, 0), (300, 100)] {
-            sums.add(&window(read, remote));
+            sums.add(&window(read, remote), None);
             assert!(!sums.over());
         }
-        sums.add(&window(100, 100));
+        sums.add(&window(100, 100), None);
         assert!(sums.over());
         let values = sums.values();
         let of = |key| values.get(key);
@@ -226,7 +259,7 @@ mod tests {
         assert!(of("metric").is_nan());
         // Nothing read: what follows from it is unknown, not zero.
         let mut idle = Sums::new(0.0, 1.0, 1.0);
-        idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() });
+        idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() }, None);
         assert!(idle.over() && idle.values().get("remote_share").is_nan());
         assert_eq!(idle.values().json()["remote_share"], Value::Null);
     }
@@ -235,12 +268,12 @@ mod tests {
     fn a_long_window_at_the_begin_does_not_count() {
         // A tenth of the window is longer than the wash-out.
         let mut sums = Sums::new(0.5, 20.0, 10.0);
-        sums.add(&Snapshot { window_s: 10.0, ..window(1000, 1000) });
+        sums.add(&Snapshot { window_s: 10.0, ..window(1000, 1000) }, None);
         assert!(!sums.over() && sums.values().get("remote_share").is_nan());
         // Nor does a long one widen the tolerance.
         let mut sums = Sums::new(1.0, 5.0, 1.0);
         for window_s in [4.0, 0.5] {
-            sums.add(&Snapshot { window_s, ..window(1000, 0) });
+            sums.add(&Snapshot { window_s, ..window(1000, 0) }, None);
         }
         assert!(!sums.over());
     }
@@ -250,8 +283,24 @@ mod tests {
         let mut sums = Sums::new(0.0, 1.0, 1.0);
         let mut both = window(100, 0);
         both.threads.push(Thread { cpu_s: 2.0, ..Thread::default() });
-        sums.add(&both);
+        sums.add(&both, None);
         assert_eq!(sums.values().get("read_bytes_per_cpu_s"), 200.0);
+    }
+
+    #[test]
+    fn reads_of_other_processes_and_of_the_wash_out_are_not_timed() {
+        let mut sums = Sums::new(1.0, 2.0, 1.0);
+        let of = |ns: u32| Times::from_iter([(ns, 10)]);
+        // Thread 0 of process 0 is in scope.
+        sums.add(&window(100, 0), Some(&[(0, of(8))].into()));
+        sums.add(&window(100, 0), Some(&[(0, of(4)), (7, of(2))].into()));
+        assert_eq!(sums.values().get("read_p50_s"), 4.5e-9);
+        assert_eq!(all(CPU_EFFICIENCY, true).len(), all(CPU_EFFICIENCY, false).len() + 2);
+        assert_eq!(READ_TIMES[0].0.shown(1.25e-6), "1.2 µs");
+        // Timed, but nothing was read: unknown.
+        let mut sums = Sums::new(0.0, 1.0, 1.0);
+        sums.add(&window(0, 0), Some(&BTreeMap::new()));
+        assert!(sums.values().get("read_p99_s").is_nan() && sums.values().json().contains_key("read_p99_s"));
     }
 
     #[test]
