@@ -29,8 +29,6 @@ pub struct Design {
     pub metric: Option<String>,
     /// Of the metric.
     pub better: Better,
-    /// Whether reads are timed.
-    pub read_times: bool,
 }
 
 impl Design {
@@ -73,8 +71,7 @@ impl Design {
             half() << 32 | half()
         });
         let better = if args.lower_is_better { Better::Lower } else { Better::Higher };
-        let (metric, read_times) = (args.metric.clone(), args.read_times);
-        Ok(Self { policies, rounds, period_s, wash_out_s, window_s, seed, metric, better, read_times })
+        Ok(Self { policies, rounds, period_s, wash_out_s, window_s, seed, metric: args.metric.clone(), better })
     }
 
     pub fn statistics(&self) -> Settings {

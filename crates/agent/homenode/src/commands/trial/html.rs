@@ -340,9 +340,8 @@ mod tests {
             seed: 7,
             metric: None,
             better: Better::Higher,
-            read_times: false,
         };
-        let mut report = Report::new(false, &design);
+        let mut report = Report::new(false, &design, &[]);
         for n in 0..9 {
             let period = |value: f64| Period {
                 values: Values(vec![(CPU_EFFICIENCY.key, value), ("remote_share", 0.5)]),

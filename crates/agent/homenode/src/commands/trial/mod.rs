@@ -17,25 +17,25 @@ mod back;
 mod chart;
 mod design;
 mod html;
+mod instruments;
 pub mod last;
 mod metric;
 mod outcome;
 mod report;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
 use command::args::PolicyArgs;
 use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
-use observe::times::{ReadTimes, Times};
 use placement::{Policy, Traits, Wish};
 use session::{policies, undo};
 use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
+use self::instruments::Instruments;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
@@ -75,18 +75,16 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         let child = child.as_ref().map(Child::pid);
         plane::open(&config, &args.observe, child, traits, moves_data)?
     };
-    let times = args.read_times.then(ReadTimes::open).transpose().map_err(|why| {
-        let failure = Failure::new(Exit::Unsupported, "cannot time reads (--read-times)", why);
-        failure.hint("`homenode doctor` says whether this kernel has function hooks")
-    })?;
+    let scope = plane::scope(&args.observe.scope, child.as_ref().map(Child::pid));
+    let instruments = Instruments::open(&plane, &scope, args.read_times)?;
     let recovered = engine::recover(&mut plane, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
     // While files may still be made anywhere, and so that half an hour is not for nothing.
     let page = args.html.as_deref().map(|path| replace::begin(path, &html::unfinished(), 0o600)).transpose()?;
     plane::move_only(traits, child.is_some())?;
-    let mut report = Report::new(global.json, &design);
-    report.start(&plane, &recovered, &interference)?;
+    let mut report = Report::new(global.json, &design, &instruments.outcomes());
+    report.start(&plane, &recovered, &interference, instruments.gap().as_deref())?;
     // Before CMD has begun, a number about it may not be there.
     if let Some(metric) = design.metric.as_deref().filter(|_| child.is_none() && !stop.requested()) {
         match metric::ask(metric, &|| stop.requested()) {
@@ -103,7 +101,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         design: &design,
         settings: &settings,
         plane: &mut plane,
-        times,
+        instruments,
         state: &state,
         stop: &stop,
         harms: vec![Harm::new(&design.statistics()); design.policies.len()],
@@ -162,8 +160,7 @@ struct Trial<'a> {
     design: &'a Design,
     settings: &'a engine::Settings,
     plane: &'a mut HostPlane,
-    /// Times reads, if asked for.
-    times: Option<ReadTimes>,
+    instruments: Instruments,
     state: &'a StateDir,
     stop: &'a Stop,
     /// One for each policy.
@@ -195,7 +192,7 @@ impl Trial<'_> {
                 };
                 let policy = name.map_or_else(|| Ok(Box::new(Off) as Box<dyn Policy>), |name| chosen(name))?;
                 let period = period(
-                    (&mut *self.plane, self.times.as_mut(), self.state),
+                    (&mut *self.plane, &mut self.instruments, self.state),
                     (self.design, self.settings),
                     policy,
                     (self.stop, &mut over),
@@ -221,7 +218,7 @@ impl Trial<'_> {
 
 /// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
 fn period(
-    (plane, mut times, state): (&mut HostPlane, Option<&mut ReadTimes>, &StateDir),
+    (plane, instruments, state): (&mut HostPlane, &mut Instruments, &StateDir),
     (design, settings): (&Design, &engine::Settings),
     policy: Box<dyn Policy>,
     (stop, over): (&Stop, &mut dyn FnMut() -> bool),
@@ -235,13 +232,13 @@ fn period(
     let mut engine = engine.with_spent(std::mem::take(spent));
     // What was between the periods is in none: a window has everything since the last one ended.
     let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
-    ran = ran.and(timed(&mut times).map(drop));
+    ran = ran.and(instruments.take().map(drop));
     while ran.is_ok() && !sums.over() && !over() {
         ran = engine.step().map_err(|e| cannot(&e)).and_then(|report| {
             back.note(&report);
             moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
             notify::alive();
-            sums.add(&report.snapshot, timed(&mut times)?.as_ref());
+            sums.add(&report.snapshot, &instruments.take()?);
             Ok(())
         });
     }
@@ -260,17 +257,6 @@ fn period(
     ran?;
     let values = sums.values();
     Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
-}
-
-/// How long reads took since the last call, by process; `None` if that is not measured.
-fn timed(times: &mut Option<&mut ReadTimes>) -> Result<Option<BTreeMap<u32, Times>>, Failure> {
-    let Some(times) = times else { return Ok(None) };
-    let taken = times.take().map_err(|e| cannot(&e))?;
-    let lost = times.take_lost();
-    if lost > 0 {
-        tracing::warn!("--read-times: {lost} timed reads had no room and are not counted");
-    }
-    Ok(Some(taken))
 }
 
 /// One window in which threads go back to where they were; then they may run everywhere again.

@@ -73,17 +73,19 @@ impl Judged {
 }
 
 impl<'a> Report<'a> {
-    pub fn new(json: bool, design: &'a Design) -> Self {
-        Self {
-            json,
-            design,
-            outcomes: outcome::all(design.primary(), design.read_times),
-            rounds: Vec::new(),
-            begun: Value::Null,
-        }
+    /// `here`: the outcomes that this machine adds.
+    pub fn new(json: bool, design: &'a Design, here: &[Outcome]) -> Self {
+        Self { json, design, outcomes: outcome::all(design.primary(), here), rounds: Vec::new(), begun: Value::Null }
     }
 
-    pub fn start(&mut self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
+    /// `gap`: what the processors do not count, and why.
+    pub fn start(
+        &mut self,
+        plane: &HostPlane,
+        recovered: &Finished,
+        found: &[Interference],
+        gap: Option<&str>,
+    ) -> Result<(), Failure> {
         let Design { policies, rounds, period_s, wash_out_s, window_s, seed, .. } = self.design;
         let nodes = plane.topology().nodes.len();
         self.begun = json!({
@@ -99,6 +101,7 @@ impl<'a> Report<'a> {
                 "nodes": nodes,
                 "interference": found,
                 "recovered": recovered,
+                "not_counted": gap,
         });
         if self.json {
             return Ok(output::print_json_line(&self.begun)?);
@@ -113,6 +116,9 @@ impl<'a> Report<'a> {
         );
         for found in found {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
+        }
+        if let Some(gap) = gap {
+            text.push_str(&format!("note: not known: {}\n", escape(gap)));
         }
         if *recovered != Finished::default() {
             text.push_str(&format!("after a crash: {}", put_back::finished(recovered)));
@@ -394,17 +400,7 @@ mod tests {
         let policies = vec!["nthread".to_owned()];
         let metric = Some("true".to_owned());
         let better = Better::Higher;
-        Design {
-            policies,
-            rounds,
-            period_s: 4.0,
-            wash_out_s: 1.0,
-            window_s: 1.0,
-            seed: 1,
-            metric,
-            better,
-            read_times: false,
-        }
+        Design { policies, rounds, period_s: 4.0, wash_out_s: 1.0, window_s: 1.0, seed: 1, metric, better }
     }
 
     fn period(metric: f64) -> Period {
@@ -414,7 +410,7 @@ mod tests {
     /// The verdict after these values with homenode off and with the policy.
     fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
         let design = design(planned);
-        let mut report = Report::new(true, &design);
+        let mut report = Report::new(true, &design, &[]);
         let mut harm = Harm::new(&design.statistics());
         for (off, on) in values {
             let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
@@ -430,7 +426,7 @@ mod tests {
         let cut = judged(15, &helps);
         assert_eq!((cut.verdict, cut.why, cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
         assert!(cut.effects[0].1.low.is_some());
-        let text = Report::new(false, &design(15)).text(&cut);
+        let text = Report::new(false, &design(15), &[]).text(&cut);
         assert!(text.contains("no verdict: the trial was cut short"), "{text}");
         // An early stop is valid whenever it comes.
         let hurts = judged(15, &[(2.0, 1.0); 9]);
@@ -446,7 +442,7 @@ mod tests {
         assert_eq!((off.verdict, off.unknown), (Verdict::Helps, 1));
         let on = with(&[(1.0, f64::NAN)]);
         assert_eq!((on.verdict, on.why, on.unknown), (Verdict::NoVerdict, Some(LOST), 1));
-        let text = Report::new(false, &design(13)).text(&on);
+        let text = Report::new(false, &design(13), &[]).text(&on);
         assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
         // More than a quarter.
         let many = with(&[(f64::NAN, 2.0); 5]);
@@ -457,7 +453,7 @@ mod tests {
     #[test]
     fn a_trial_ends_when_its_rounds_cannot_tell_any_more() {
         let design = design(12);
-        let mut report = Report::new(false, &design);
+        let mut report = Report::new(false, &design, &[]);
         let harms = [Harm::new(&design.statistics())];
         for round in 0..4 {
             assert!(report.can_tell(&harms), "{round}");
