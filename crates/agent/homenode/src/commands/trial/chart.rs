@@ -28,10 +28,10 @@ const AXIS: f64 = 30.0;
 
 /// Arms with a shape of their own; the first is homenode off.
 const SHAPES: usize = 5;
-const COLORS: [&str; SHAPES] = ["#555555", "#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const COLORS: [&str; SHAPES] = ["#555555", "#0072b2", "#cc79a7", "#e69f00", "#56b4e9"];
 
-/// Colours of an interval.
-const BETTER: &str = "#0072b2";
+/// Colours of an interval: none is that of an arm but homenode off.
+const BETTER: &str = "#009e73";
 const WORSE: &str = "#d55e00";
 const UNCLEAR: &str = "#555555";
 

@@ -72,7 +72,7 @@ body{font:15px/1.45 system-ui,sans-serif;color:#222;background:#fff;max-width:90
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}.verdict{font-size:1.25em;font-weight:600}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}\
 th,td{padding:.15em .8em .15em 0;text-align:left}.n{text-align:right}\
-th{border-bottom:1px solid #999;font-weight:600}.out{color:#999}\
+th{border-bottom:1px solid #999;font-weight:600}td:first-child{white-space:nowrap}\
 svg{width:100%;height:auto;display:block;margin:.5em 0}svg text{font:12px system-ui,sans-serif;fill:#333}\
 svg text.head{font-weight:600;font-size:13px}.grid{stroke:#ddd}.zero{stroke:#222}.band{fill:#f4f4f4}\
 .small{fill:#e4e4e4}.bar{fill:none;stroke-width:2}.mean{fill:none;stroke-width:1.5;stroke-dasharray:6 4}\
@@ -99,6 +99,9 @@ pub fn page(report: &Report<'_>, judged: &[Judged], finished: &Finished, facts: 
     let mut page = begin();
     let primary = report.design.primary();
     judged.iter().for_each(|judged| verdict(&mut page, judged, &primary));
+    if facts.machine.get("hypervisor").and_then(Value::as_str) == Some("tcg") {
+        page.push_str("<p>The processor was emulated: its times say nothing about a real one.</p>\n");
+    }
     effects(&mut page, report, judged);
     periods(&mut page, report);
     outcomes(&mut page, judged);
@@ -165,7 +168,7 @@ fn effects(page: &mut String, report: &Report<'_>, judged: &[Judged]) {
     }
     if !charts.is_empty() {
         page.push_str(
-            "<h2>Changes, with 95 % intervals</h2>\n<p>Blue: better; orange: worse; grey: chance alone could have \
+            "<h2>Changes, with 95 % intervals</h2>\n<p>Green: better; orange: worse; grey: chance alone could have \
              given it. The verdict is about the first one. A change within the grey field is likely to be missed by \
              a trial of this length.</p>\n",
         );
@@ -371,7 +374,11 @@ mod tests {
             effect: "moves threads too".to_owned(),
             advice: String::new(),
         };
-        let facts = Facts::new(&args, json!({"kernel": "6.12 <x>", "unix_s": 0, "hypervisor": null}), vec![found]);
+        let facts = Facts::new(
+            &args,
+            json!({"kernel": "6.12 <x>", "unix_s": 0, "hypervisor": "tcg", "system": null}),
+            vec![found],
+        );
         page(&report, &judged, &finished, &facts)
     }
 
@@ -442,6 +449,7 @@ mod tests {
             "round 3, nthread: 1.2 GB/s",
             "6.12 &lt;x&gt;",
             "1970-01-01 00:00 UTC",
+            "The processor was emulated",
             "<td class=\"n\">6</td><td>nthread</td>",
         ] {
             assert!(page.contains(words), "{words}\n{page}");
