@@ -82,7 +82,7 @@ impl Choices {
 
     /// Whether services are shown: they are known of the host only.
     pub fn shows_units(&self, volumes: usize) -> bool {
-        self.units && self.shown % (volumes + 1) == 0
+        self.units && self.shown.is_multiple_of(volumes + 1)
     }
 
     /// Takes one key. `threads` is how many rows there are to scroll over, `page` how many are seen at

@@ -97,7 +97,7 @@ pub fn periods(rounds: &[Round], arms: &[&str], shown: &dyn Fn(f64) -> String) -
                 "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{PERIODS:.1}\" class=\"band\"/>"
             );
         }
-        if (n + 1) % every as usize == 0 {
+        if (n + 1).is_multiple_of(every as usize) {
             label(&mut svg, (from + width / 2.0, bottom + 16.0), "middle", &(n + 1).to_string());
         }
         from += width;

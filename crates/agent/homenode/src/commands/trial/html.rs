@@ -121,8 +121,9 @@ pub fn page(report: &Report<'_>, judged: &[Judged], finished: &Finished, facts: 
 }
 
 fn verdict(page: &mut String, judged: &Judged, primary: &Outcome) {
-    let _ = write!(page, "<p class=\"verdict\">{}: {}</p>\n<p>", text(&judged.policy), text(&judged.said()));
+    let _ = writeln!(page, "<p class=\"verdict\">{}: {}</p>", text(&judged.policy), text(&judged.said()));
     let Some((_, effect)) = judged.effects.first() else { return };
+    page.push_str("<p>");
     if effect.mean.is_some() {
         let _ = write!(
             page,
@@ -310,14 +311,14 @@ fn conditions(page: &mut String, report: &Report<'_>, finished: &Finished, facts
     }
     fact("put back", put_back::finished(&finished).trim_end());
     page.push_str("</table>\n");
-    let _ = write!(
+    let _ = writeln!(
         page,
         "<p>Each round had a period with homenode off, when it only observes, and one with each policy, in an order \
          drawn by lot. Only differences within a round count. The intervals and the verdict follow from the lot \
          alone: chance gives <em>helps</em> or <em>hurts</em> in at most 5 of 100 trials, all policies together, \
          whatever the load does. The interval takes the effect to be the same in each round. The verdict is about {}; \
          the other outcomes are shown beside it, and one of them will look better or worse by chance more often. \
-         What observing costs is in both arms.</p>\n",
+         What observing costs is in both arms.</p>",
         text(report.design.primary().name)
     );
     if !facts.names {
@@ -334,6 +335,10 @@ mod tests {
 
     /// Nine rounds, of which one does not count and one lacks a value, with names that are markup.
     fn made(names: bool) -> String {
+        of(names, 9)
+    }
+
+    fn of(names: bool, rounds: u32) -> String {
         let design = Design {
             policies: vec!["nthread".to_owned(), "auto".to_owned()],
             rounds: 9,
@@ -345,7 +350,7 @@ mod tests {
             better: Better::Higher,
         };
         let mut report = Report::new(false, &design, &[]);
-        for n in 0..9 {
+        for n in 0..rounds {
             let period = |value: f64| Period {
                 values: Values(vec![(CPU_EFFICIENCY.key, value), ("remote_share", 0.5)]),
                 moves: 3,
@@ -413,7 +418,7 @@ mod tests {
 
     #[test]
     fn the_page_is_well_formed_and_needs_nothing_from_elsewhere() {
-        for page in [made(false), made(true), unfinished()] {
+        for page in [made(false), made(true), of(false, 0), of(false, 3), unfinished()] {
             let tags = well_formed(&page);
             let loads = ["script", "link", "img", "iframe", "object", "embed", "a", "base", "image", "use"];
             assert!(!tags.iter().any(|tag| loads.contains(&tag.as_str())), "{tags:?}");
