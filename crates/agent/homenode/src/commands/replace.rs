@@ -62,3 +62,40 @@ pub fn begin(path: &Path, text: &str, mode: u32) -> Result<Begun, Failure> {
     let file = file.map_err(|e| Failure::io("write", path, &e))?;
     Ok(Begun { file, path: path.to_owned() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_begun_file_ends_with_the_last_text_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("page");
+        fs::write(&path, "of an earlier time").unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::write(&elsewhere, "of somebody else").unwrap();
+        let mut begun = begin(&path, "a long text that comes first", 0o600).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a long text that comes first");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        // What has taken its name since is not ours.
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        begun.end("the last").unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("moved")).unwrap(), "the last");
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "of somebody else");
+        // A link is replaced, not followed; nothing half written stays.
+        write(&path, "whole", 0o644).unwrap();
+        assert_eq!(
+            (fs::read_to_string(&path).unwrap(), fs::read_to_string(&elsewhere).unwrap().len()),
+            ("whole".to_owned(), 16)
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    /// A trial of half an hour would end without its page.
+    #[test]
+    fn what_cannot_be_written_is_said_at_once_by_name() {
+        let error = begin(Path::new("/nowhere/page.html"), "", 0o600).err().unwrap().line();
+        assert!(error.contains("/nowhere/page.html") && error.contains("ENOENT"), "{error}");
+    }
+}
