@@ -173,12 +173,13 @@ Examples:
     /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves.
     /// Volumes that `homenode mount --policy` observes have a line each; Tab shows the nodes,
     /// threads and files of the next one. Keys: q quit, ? help, p pause, s next sort column, r
-    /// reverse, / filter, a all threads, + and - window length.
+    /// reverse, / filter, u services in the place of threads, a all threads, + and - window length.
     #[command(after_help = "\
 Examples:
   sudo homenode top
   sudo homenode top --window 5 --sort bytes
   sudo homenode top --once
+  sudo homenode top --once --by unit
   sudo homenode top --once --json | jq .remote_share")]
     Top(TopArgs),
 
@@ -257,7 +258,9 @@ Examples:
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
-    /// from other nodes, and the time that threads waited for a CPU.
+    /// from other nodes, the time that threads waited for a CPU, with --read-times how long reads
+    /// took, and instructions per cycle and loads from other nodes' memory where the processors
+    /// count them.
     ///
     /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
     /// or CMD ends; then it ends CMD.
@@ -273,7 +276,7 @@ Examples:
   sudo homenode trial                                   # nthread, 30 minutes, all processes
   sudo homenode trial --policy auto,nthread --minutes 60
   sudo homenode trial --cgroup /sys/fs/cgroup/system.slice/postgresql.service --metric ./transactions-per-second
-  sudo homenode trial --minutes 10 -- fio job.fio
+  sudo homenode trial --minutes 10 --html trial.html -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
 The exit code is 0 if every policy was judged, and 1 if the trial was too short for that,
@@ -481,15 +484,27 @@ pub struct TopArgs {
     /// Print one window as text (or JSON) and end
     #[arg(long)]
     pub once: bool,
-    /// Column to sort threads by, largest first
+    /// What has a row
+    #[arg(long, value_enum, default_value_t = By::Thread)]
+    pub by: By,
+    /// Column to sort rows by, largest first
     #[arg(long, value_enum, default_value_t = Sort::Remote)]
     pub sort: Sort,
     /// Also show threads that touched no file data
     #[arg(short, long)]
     pub all: bool,
-    /// Show only threads whose name, tid or pid contains TEXT
+    /// Show only threads whose name, tid or pid contains TEXT, and services whose name does
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub filter: String,
+}
+
+/// What a row of `top` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// A thread
+    Thread,
+    /// A service: the threads of a systemd unit, a container or a pod together
+    Unit,
 }
 
 /// Columns that `top` sorts by.
@@ -584,9 +599,19 @@ pub struct TrialArgs {
     /// A lower number is better
     #[arg(long, requires = "metric")]
     pub lower_is_better: bool,
+    /// Also time one read in 16, for its median and 99th percentile; all reads take some 0.1 µs
+    /// longer meanwhile
+    #[arg(long)]
+    pub read_times: bool,
     /// Random seed: the same one gives the same order [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+    /// Also write the result with its charts to FILE, as a page that can be sent
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Put the paths, process ids and commands that you gave into the page, too
+    #[arg(long, requires = "html")]
+    pub names: bool,
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,

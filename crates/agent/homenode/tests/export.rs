@@ -80,6 +80,8 @@ struct Machine {
     units: u32,
     files: u32,
     threads: u32,
+    /// What the daemon took for its last window.
+    took: Duration,
 }
 
 impl Machine {
@@ -100,7 +102,7 @@ impl Machine {
         let state = dir.path().join("state");
         fs::create_dir(&state).unwrap();
         let totals = Totals::new(&state, &dir.path().join("proc"), "nthread");
-        Self { dir, totals, units, files, threads }
+        Self { dir, totals, units, files, threads, took: Duration::ZERO }
     }
 
     /// One window: each thread reads 1,000 bytes of its own node and 3,000 of the other one.
@@ -152,7 +154,9 @@ impl Machine {
             cost: Some(Cost { cpu: 0.01, memory_bytes: 50_000_000 }),
         };
         let moves = [("thread", "made", 3), ("thread", "refused", 2), ("process", "failed", 1)];
+        let begun = Instant::now();
         self.totals.window(&report, &moves.into_iter().collect::<Tally>());
+        self.took = begun.elapsed();
     }
 
     fn state(&self) -> String {
@@ -246,14 +250,30 @@ fn a_large_machine_has_few_series() {
     assert!(!file.contains("secret") && !file.contains("8:1:"), "the file that everybody may read");
 
     let exporter = exporter(&machine.state(), "127.0.0.1:0");
+    let (mut times, mut size) = (Vec::new(), 0);
     for _ in 0..20 {
+        let begun = Instant::now();
         let (head, body) = get(&exporter.address, "/metrics");
+        times.push(begun.elapsed());
+        size = body.len();
         assert!(head.starts_with("HTTP/1.1 200 OK") && body.contains("homenode_up 1\n"), "{head}");
     }
     let status = fs::read_to_string(format!("/proc/{}/status", exporter.child.id())).unwrap();
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim().to_owned();
     let kilobytes: u64 = field("VmHWM:").trim_end_matches(" kB").parse().unwrap();
     assert!(kilobytes < 20 << 10, "{kilobytes} kB");
+    if std::env::var_os("HOMENODE_EXPORT_TIMES").is_some() {
+        times.sort_unstable();
+        println!(
+            "a scrape: {:?} (median of {}), {:?} at most, {size} bytes; the exporter: {kilobytes} kB; the daemon's part of \
+             a window: {:?}, {} bytes",
+            times[times.len() / 2],
+            times.len(),
+            times.last().unwrap(),
+            machine.took,
+            file.len()
+        );
+    }
     assert_eq!(field("CapEff:").trim_start_matches('0'), "", "it has no privileges");
 }
 

@@ -13,6 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use linux::threads::Threads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -246,6 +247,16 @@ fn top_once_shows_who_reads() {
     let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
     let table = text(&output.stdout);
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
+    // The reader is in our own group, whose name the table has in the place of its threads.
+    let output = homenode(&["top", "--once", "--json", "--by", "unit"]);
+    let units = json(&output.stdout)["units"].as_array().unwrap().clone();
+    let group = session::units::group(&Threads::new(Path::new("/proc")), reader.0.id(), None).unwrap();
+    let own = units.iter().find(|unit| unit["unit"] == session::units::name(&group)).unwrap();
+    assert!(own["read_bytes_per_s"].as_f64().unwrap() > 0.0 && own["threads"].as_u64().unwrap() > 0, "{own}");
+    assert!(window.get("units").is_none(), "{window}");
+    let output = homenode(&["top", "--once", "--by", "unit"]);
+    let table = text(&output.stdout);
+    assert!(table.contains("service") && !table.contains("last move"), "{table}");
 }
 
 fn plan_of_this_machine() {

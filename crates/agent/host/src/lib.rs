@@ -3,7 +3,9 @@
 pub mod bandwidth;
 mod facts;
 mod observer;
+mod perf;
 mod plane;
+pub mod processor;
 mod reclaim;
 mod settings;
 mod thrift;

@@ -71,6 +71,7 @@ mod ranges;
 mod records;
 mod scope;
 mod slices;
+pub mod times;
 mod types;
 mod weights;
 

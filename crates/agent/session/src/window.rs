@@ -1,7 +1,8 @@
 //! The contents of one window, as `top` shows them and as the server of a mount publishes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use command::output::limits::Limits;
 use command::output::units::{count, percent, rate, seconds, size};
@@ -9,6 +10,9 @@ use command::output::words;
 use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
 use topology::NodeId;
+
+use crate::map::Bytes;
+use crate::units::Groups;
 
 /// Files of a volume that are shown, at most.
 const MOST_FILES: usize = 20;
@@ -65,6 +69,64 @@ pub struct ThreadRow {
     pub pinned: Option<String>,
 }
 
+/// One service.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UnitRow {
+    /// Its name ([`crate::units::name`]); empty for processes that could not be asked.
+    pub unit: String,
+    /// How many of its processes touched file data.
+    pub processes: usize,
+    /// How many of its threads did.
+    pub threads: usize,
+    /// The nodes that these threads run on.
+    pub nodes: Vec<NodeId>,
+    /// Share of the file bytes read from another node; absent where nothing was read.
+    pub remote_share: Option<f64>,
+    /// Share that would be local if each thread ran at its home node; absent where nothing was
+    /// read.
+    pub could_be_local_share: Option<f64>,
+    /// File bytes read from another node, bytes/s.
+    pub remote_bytes_per_s: f64,
+    /// File bytes read, bytes/s.
+    pub read_bytes_per_s: f64,
+    /// File bytes written, bytes/s.
+    pub write_bytes_per_s: f64,
+    /// CPU use of these threads, in CPUs.
+    pub cpu: f64,
+}
+
+/// The services of a window. `groups` is asked for the processes of threads that touched file data.
+pub fn unit_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<UnitRow> {
+    groups.window();
+    let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
+    let mut units: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
+    for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
+        units.entry(groups.unit(thread.pid, thread.process_start_ns)).or_default().push(thread);
+    }
+    let row = |(unit, threads): (Option<Arc<str>>, Vec<&Thread>)| {
+        let mut bytes = Bytes::default();
+        threads.iter().for_each(|thread| bytes.thread(thread));
+        let share = |part: u64| (bytes.read_bytes > 0).then(|| part as f64 / bytes.read_bytes as f64);
+        let distinct = |of: fn(&Thread) -> u32| threads.iter().map(|thread| of(thread)).collect::<BTreeSet<u32>>();
+        UnitRow {
+            unit: unit.map_or_else(String::new, |unit| unit.to_string()),
+            processes: distinct(|thread| thread.pid).len(),
+            threads: threads.len(),
+            nodes: distinct(|thread| thread.node.0).into_iter().map(NodeId).collect(),
+            remote_share: share(bytes.remote_bytes),
+            could_be_local_share: share(bytes.could_be_local_bytes),
+            remote_bytes_per_s: per_s(bytes.remote_bytes),
+            read_bytes_per_s: per_s(bytes.read_bytes),
+            write_bytes_per_s: per_s(bytes.write_bytes),
+            cpu: match snapshot.window_s {
+                s if s > 0.0 => threads.iter().map(|thread| thread.cpu_s).sum::<f64>() / s,
+                _ => 0.0,
+            },
+        }
+    };
+    units.into_iter().map(row).collect()
+}
+
 /// One file of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRow {
@@ -100,6 +162,9 @@ pub struct Window {
     pub nodes: Vec<NodeRow>,
     /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
+    /// The services that touched file data, where they are asked for; none of a volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub units: Vec<UnitRow>,
     /// The files that were touched most, of a volume; none of a host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRow>,
@@ -163,6 +228,7 @@ impl Window {
             remote_share: snapshot.remote_share(),
             nodes,
             threads: snapshot.threads.iter().map(thread).collect(),
+            units: Vec::new(),
             files: Vec::new(),
             volumes: Vec::new(),
             copies: Vec::new(),
@@ -302,5 +368,44 @@ impl Mounted {
         let late = self.age_s > LATE_WINDOWS * self.window.window_s + SLACK_S;
         let late = if late { format!(" · silent for {}", seconds(self.age_s)) } else { String::new() };
         format!("volume {} · policy {}{emulated}{late}", self.mount.display(), self.policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_added_up_by_the_service_of_their_process() {
+        let proc_root = tempfile::tempdir().unwrap();
+        for (pid, group) in [(1, "/system.slice/db.service"), (2, "/system.slice/db.service/worker"), (3, "/other")] {
+            let dir = proc_root.path().join(pid.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
+        }
+        let thread = |pid: u32, node: u32, read: &[(u32, u64)]| Thread {
+            tid: 10 * pid,
+            pid,
+            node: NodeId(node),
+            cpu_s: 0.5,
+            allowed_nodes: vec![NodeId(0), NodeId(1)],
+            read_bytes: read.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect(),
+            ..Thread::default()
+        };
+        let threads = vec![
+            thread(1, 0, &[(0, 100), (1, 300)]),
+            thread(1, 1, &[(1, 200)]),
+            thread(2, 1, &[(0, 200)]),
+            thread(3, 0, &[]),
+            thread(4, 0, &[(0, 7)]),
+        ];
+        let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
+        let rows = unit_rows(&snapshot, &mut Groups::new(proc_root.path()));
+        // Nobody knows process 4 any more; process 3 touched nothing.
+        assert_eq!(rows.iter().map(|row| row.unit.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
+        let db = &rows[1];
+        assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));
+        assert_eq!((db.read_bytes_per_s, db.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));
+        assert_eq!((db.remote_share, db.could_be_local_share), (Some(500.0 / 800.0), Some(400.0 / 800.0)));
     }
 }

@@ -38,6 +38,11 @@ pub fn seconds(s: f64) -> String {
     }
 }
 
+/// A time that may be very short: `850 ns`, `1.2 µs`, `3.0 ms`.
+pub fn short_time(s: f64) -> String {
+    scaled(1e9 * s, 1000.0, &["ns", "µs", "ms", "s"])
+}
+
 /// `1 thread`, `2 threads`.
 pub fn count(n: usize, one: &str) -> String {
     format!("{n} {one}{}", if n == 1 { "" } else { "s" })

@@ -12,7 +12,7 @@ use observe::Scope;
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 
-use crate::cli::ObserveArgs;
+use crate::cli::{ObserveArgs, ScopeArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
@@ -36,12 +36,7 @@ pub fn open(
     if let Some(path) = args.scope.cgroup.as_deref() {
         control_group(path)?;
     }
-    let scope = match (&args.scope.cgroup, root) {
-        (_, Some(pid)) => Scope::Tree(pid),
-        (Some(path), None) => Scope::Cgroup(path.clone()),
-        (None, None) if !args.scope.pid.is_empty() => Scope::Pids(args.scope.pid.clone()),
-        (None, None) => Scope::All,
-    };
+    let scope = scope(&args.scope, root);
     linux::heap::give_back_freed();
     let observe = observe::Settings {
         exact: args.exact,
@@ -76,6 +71,16 @@ pub fn open(
             _ => failure,
         }
     })
+}
+
+/// The threads that the user chose, or the process tree below `root`.
+pub fn scope(args: &ScopeArgs, root: Option<u32>) -> Scope {
+    match (&args.cgroup, root) {
+        (_, Some(pid)) => Scope::Tree(pid),
+        (Some(path), None) => Scope::Cgroup(path.clone()),
+        (None, None) if !args.pid.is_empty() => Scope::Pids(args.pid.clone()),
+        (None, None) => Scope::All,
+    }
 }
 
 /// Refuses what is no control group of version 2: nothing would be found in it.

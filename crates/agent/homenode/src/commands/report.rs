@@ -100,7 +100,7 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
         part(map::text(&report, &limits), serde_json::to_value(&report))
     });
 
-    let head = head(machine.as_ref().ok());
+    let head = head(machine.as_ref().ok().map(|machine| machine.topology.nodes.len()));
     let parts = [
         ("doctor", "What homenode can use", doctor),
         ("nodes", "Nodes", nodes),
@@ -140,8 +140,8 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Versions and processor. The name of the machine is none of it.
-fn head(machine: Option<&Machine>) -> Value {
+/// Versions, processor and the number of nodes. The name of the machine is none of it.
+pub fn head(nodes: Option<usize>) -> Value {
     let uname = rustix::system::uname();
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let system = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).map(|name| name.trim_matches('"'));
@@ -153,7 +153,7 @@ fn head(machine: Option<&Machine>) -> Value {
         "system": system,
         "processor": processor::name(Path::new(PROC)),
         "hypervisor": processor::hypervisor(Path::new(PROC), Path::new(machine::SYS)),
-        "nodes": machine.map(|machine| machine.topology.nodes.len()),
+        "nodes": nodes,
     })
 }
 

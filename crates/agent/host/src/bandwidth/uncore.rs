@@ -24,14 +24,13 @@
 //! of a node without CPUs (dax kmem) count for the node of their socket.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::FromRawFd;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use topology::{CpuSet, Node, NodeId, Topology};
 
 use super::{Carried, cxl, pmem};
+use crate::perf::{self, Event};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
@@ -117,9 +116,7 @@ pub(super) struct Spec {
 /// An open counter.
 struct Counter {
     spec: Spec,
-    file: File,
-    /// The last reading: count, time enabled, time running.
-    last: [u64; 3],
+    counter: perf::Counter,
     sum: f64,
 }
 
@@ -138,11 +135,15 @@ impl Counters {
 
     /// Opens these. A node of which one cannot be opened is not measured. The error says why no
     /// node is.
-    fn of(specs: Vec<Spec>, gaps: Vec<String>, open: impl Fn(&Spec) -> io::Result<File>) -> Result<Self, String> {
+    fn of(
+        specs: Vec<Spec>,
+        gaps: Vec<String>,
+        open: impl Fn(&Spec) -> io::Result<perf::Counter>,
+    ) -> Result<Self, String> {
         let (mut all, mut without) = (Vec::new(), BTreeMap::new());
         for spec in specs {
             match open(&spec) {
-                Ok(file) => all.push(Counter { spec, file, last: [0; 3], sum: 0.0 }),
+                Ok(counter) => all.push(Counter { spec, counter, sum: 0.0 }),
                 Err(error) => _ = without.entry(spec.node).or_insert_with(|| trouble(&spec, &error)),
             }
         }
@@ -190,22 +191,9 @@ fn trouble(spec: &Spec, error: &io::Error) -> String {
 
 impl Counter {
     fn read(&mut self) -> io::Result<()> {
-        let mut bytes = [0u8; 24];
-        self.file.read_exact(&mut bytes)?;
-        let mut now = [0u64; 3];
-        for (word, bytes) in now.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = bytes.try_into().map_or(0, u64::from_ne_bytes);
-        }
-        self.sum += scaled(self.last, now) * self.spec.bytes;
-        self.last = now;
+        self.sum += self.counter.take()? * self.spec.bytes;
         Ok(())
     }
-}
-
-/// Events between two readings, as if the counter had run all the time.
-fn scaled(last: [u64; 3], now: [u64; 3]) -> f64 {
-    let [count, enabled, running] = [0, 1, 2].map(|i| now[i].wrapping_sub(last[i]) as f64);
-    if running > 0.0 { count * (enabled / running).max(1.0) } else { 0.0 }
 }
 
 /// The counters of a machine, and why some of its nodes have none.
@@ -407,44 +395,14 @@ fn placed(format: &str, mut code: u64) -> Option<u64> {
     (code == 0).then_some(config)
 }
 
-/// The first version of `struct perf_event_attr` (include/uapi/linux/perf_event.h), which every
-/// kernel takes.
-#[repr(C)]
-#[derive(Default)]
-struct PerfEventAttr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    bp_type: u32,
-    config1: u64,
-}
-
-/// PERF_FORMAT_TOTAL_TIME_ENABLED | PERF_FORMAT_TOTAL_TIME_RUNNING.
-const TIMES: u64 = 3;
-/// PERF_FLAG_FD_CLOEXEC.
-const CLOEXEC: libc::c_ulong = 8;
-
-fn open(spec: &Spec) -> io::Result<File> {
-    let size = size_of::<PerfEventAttr>() as u32;
-    let attr =
-        PerfEventAttr { kind: spec.kind, size, config: spec.config, read_format: TIMES, ..PerfEventAttr::default() };
-    // SAFETY: the structure is as long as it says and outlives the call; all processes (-1) on one
-    // CPU.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, spec.cpu, -1, CLOEXEC) };
-    match i32::try_from(fd) {
-        // SAFETY: a new descriptor that nothing else owns.
-        Ok(fd) if fd >= 0 => Ok(unsafe { File::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
+fn open(spec: &Spec) -> io::Result<perf::Counter> {
+    perf::open(Event { kind: spec.kind, config: spec.config }, spec.cpu, None)
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs::File;
+
     use super::*;
     use topology::Node;
 
@@ -689,7 +647,7 @@ pub(super) mod tests {
             let readings = if spec.node == NodeId(2) { 1 } else { 2 };
             std::fs::write(path(spec.node, spec.what), count(5).repeat(readings)).unwrap();
         }
-        let open = |spec: &Spec| File::open(path(spec.node, spec.what));
+        let open = |spec: &Spec| File::open(path(spec.node, spec.what)).map(perf::Counter::new);
         let mut counters = Counters::of(specs.clone(), vec!["x".to_owned()], open).unwrap();
         let nodes = |counters: &mut Counters| counters.carried().into_keys().map(|node| node.0).collect::<Vec<_>>();
         assert_eq!(nodes(&mut counters), [0, 2]);
@@ -758,13 +716,5 @@ pub(super) mod tests {
         }
         assert_eq!(terms("event=0x04,umask=3").unwrap(), [("event".to_owned(), 4), ("umask".to_owned(), 3)]);
         assert!(terms("event").is_err() && terms("event=x").is_err());
-    }
-
-    #[test]
-    fn counters_that_share_hardware_are_scaled() {
-        // Ran for half of the time.
-        assert_eq!(scaled([100, 1000, 1000], [150, 3000, 2000]), 100.0);
-        assert_eq!(scaled([100, 1000, 1000], [150, 2000, 2000]), 50.0);
-        assert_eq!(scaled([0; 3], [0, 1000, 0]), 0.0);
     }
 }

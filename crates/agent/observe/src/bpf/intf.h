@@ -183,4 +183,14 @@ struct mapping_record {
 #define MAPPING_BYTES 40
 _Static_assert(sizeof(struct mapping_record) == MAPPING_BYTES, "struct mapping_record");
 
+/* Key of the table of how long reads take (times.bpf.c). */
+struct time_key {
+	u32 pid;
+	u32 bucket;
+};
+#define TIME_BITS 4
+#define TIMES_ENTRIES 32768
+/* A power of two. */
+#define READS_PER_TIMED 16
+
 #endif

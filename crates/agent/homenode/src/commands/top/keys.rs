@@ -5,7 +5,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use session::window::Window;
 
-use crate::cli::Sort;
+use crate::cli::{By, Sort};
 
 /// Window lengths that `+` and `-` choose from, in seconds.
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
@@ -23,6 +23,8 @@ pub struct Choices {
     pub filter: String,
     /// Whether `filter` is being typed.
     pub typing: bool,
+    /// Services are shown in the place of threads.
+    pub units: bool,
     /// The display stands still.
     pub paused: bool,
     /// The help is shown.
@@ -38,7 +40,7 @@ pub struct Choices {
 }
 
 /// The help: keys and their effects.
-pub const HELP: [(&str, &str); 11] = [
+pub const HELP: [(&str, &str); 12] = [
     ("q, Ctrl-C", "quit"),
     ("?", "this help"),
     ("p, space", "pause, continue"),
@@ -46,6 +48,7 @@ pub const HELP: [(&str, &str); 11] = [
     ("r", "reverse the order"),
     ("/", "filter by name, tid or pid; Enter keeps, Esc clears"),
     ("Tab", "the next mounted volume, then the host again"),
+    ("u", "services in the place of threads, and back"),
     ("a", "also show threads that touched no file data"),
     ("+, -", "longer, shorter window"),
     ("arrows, pages", "scroll, as do Home and End"),
@@ -54,9 +57,10 @@ pub const HELP: [(&str, &str); 11] = [
 
 impl Choices {
     /// The choices of the command line.
-    pub fn new(sort: Sort, all: bool, filter: String, window_s: f64) -> Self {
+    pub fn new(sort: Sort, by: By, all: bool, filter: String, window_s: f64) -> Self {
         Self {
             sort,
+            units: by == By::Unit,
             reverse: false,
             all,
             filter,
@@ -76,7 +80,12 @@ impl Choices {
         volume.and_then(|i| host.volumes.get(i)).map(Window::of_mount).unwrap_or(host)
     }
 
-    /// Takes one key. `threads` is how many there are to scroll over, `page` how many are seen at
+    /// Whether services are shown: they are known of the host only.
+    pub fn shows_units(&self, volumes: usize) -> bool {
+        self.units && self.shown.is_multiple_of(volumes + 1)
+    }
+
+    /// Takes one key. `threads` is how many rows there are to scroll over, `page` how many are seen at
     /// once.
     pub fn key(&mut self, key: KeyEvent, threads: usize, page: usize) {
         if key.kind == KeyEventKind::Release {
@@ -94,6 +103,7 @@ impl Choices {
             KeyCode::Char('S') => self.sort_next(Sort::value_variants().len() - 1),
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('a') => self.all = !self.all,
+            KeyCode::Char('u') => (self.units, self.scroll) = (!self.units, 0),
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('+' | '=') => self.window_s = longer(self.window_s),
             KeyCode::Char('-') => self.window_s = shorter(self.window_s),
@@ -149,7 +159,7 @@ mod tests {
     use super::*;
 
     fn choices() -> Choices {
-        Choices::new(Sort::Remote, false, String::new(), 1.0)
+        Choices::new(Sort::Remote, By::Thread, false, String::new(), 1.0)
     }
 
     fn press(choices: &mut Choices, keys: &str) {
@@ -189,6 +199,16 @@ mod tests {
         press(&mut c, "/");
         c.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL), 0, 0);
         assert!(c.quit);
+    }
+
+    #[test]
+    fn services_take_the_place_of_threads_and_go_again() {
+        let mut c = choices();
+        c.scroll = 5;
+        press(&mut c, "u");
+        assert_eq!((c.units, c.scroll), (true, 0));
+        press(&mut c, "/u\nu");
+        assert_eq!((c.units, c.filter.as_str()), (false, "u"));
     }
 
     #[test]

@@ -31,9 +31,10 @@ use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
-use session::window::Window;
+use session::units::Groups;
+use session::window::{self, Window};
 
-use crate::cli::TopArgs;
+use crate::cli::{By, TopArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -43,7 +44,7 @@ use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS};
+use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, UNIT_COLUMNS};
 use view::Picture;
 use volumes::Volumes;
 
@@ -61,12 +62,15 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     if args.once {
         let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
             .window(Duration::from_secs_f64(window_s))?;
+        if args.by == By::Thread {
+            window.units.clear();
+        }
         model::sort(&mut window, args.sort, false);
         model::filter(&mut window, args.all, &args.filter);
         if global.json {
             output::print_json(&window)?;
         } else {
-            output::print(&text(&window))?;
+            output::print(&text(&window, args.by == By::Unit))?;
         }
         return Ok(Exit::Done);
     }
@@ -76,7 +80,7 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
             Failure::new(Exit::Usage, "cannot show a live view", why).hint("`homenode top --once` prints one window")
         );
     }
-    let choices = Choices::new(args.sort, args.all, args.filter.clone(), window_s);
+    let choices = Choices::new(args.sort, args.by, args.all, args.filter.clone(), window_s);
     let (args, state_dir, verbose) = (args.clone(), global.state_dir.clone(), global.verbose);
     live(move || Source::open(&config, &args, &state_dir, verbose), choices)
 }
@@ -87,6 +91,7 @@ struct Source {
     /// Knows the load of nodes.
     policy: Box<dyn Policy>,
     moves: LastMoves,
+    groups: Groups,
     volumes: Volumes,
     limits: Limits,
 }
@@ -101,6 +106,7 @@ impl Source {
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
+            groups: Groups::new(Path::new(plane::PROC)),
             volumes: Volumes::new(state_dir),
         })
     }
@@ -110,17 +116,23 @@ impl Source {
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        let mut window = Window { volumes, ..Window::new(&snapshot, &plan, &self.limits) };
+        let units = window::unit_rows(&snapshot, &mut self.groups);
+        let mut window = Window { volumes, units, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
         Ok(window)
     }
 }
 
-/// One window as text, and then those of the volumes.
-fn text(window: &Window) -> String {
+/// One window as text, with its services in the place of its threads if so wanted, and then those
+/// of the volumes.
+fn text(window: &Window, units: bool) -> String {
     let [heading, ..] = &window.headings;
     let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
-    if !window.threads.is_empty() {
+    if units && !window.units.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&UNIT_COLUMNS, &window.units));
+    }
+    if !units && !window.threads.is_empty() {
         text.push('\n');
         text.push_str(&table(&THREAD_COLUMNS, &window.threads));
     }
@@ -136,7 +148,7 @@ fn text(window: &Window) -> String {
     }
     for volume in &window.volumes {
         text.push('\n');
-        text.push_str(&self::text(&Window::of_mount(volume)));
+        text.push_str(&self::text(&Window::of_mount(volume), false));
     }
     text
 }
@@ -254,7 +266,8 @@ fn draw_until_quit(
             let picture = Picture { window: shown.as_ref(), choices, volumes, ended: ended.as_deref() };
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
             page = view::page(frame.area.height, shown.as_ref());
-            threads = shown.map_or(0, |w| w.threads.len());
+            let units = choices.shows_units(volumes);
+            threads = shown.map_or(0, |w| if units { w.units.len() } else { w.threads.len() });
         }
         match events.recv_timeout(TICK) {
             Ok(event) => {

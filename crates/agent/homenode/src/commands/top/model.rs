@@ -1,7 +1,7 @@
 //! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
 
 use command::output::units::{percent, rate, size};
-use session::window::{FileRow, NodeRow, ThreadRow, Window};
+use session::window::{FileRow, NodeRow, ThreadRow, UnitRow, Window};
 
 use crate::cli::Sort;
 
@@ -23,13 +23,28 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
         let order = order.then(falling(bytes_per_s(a), bytes_per_s(b))).then(a.tid.cmp(&b.tid));
         if reverse { order.reverse() } else { order }
     });
+    let touched = |unit: &UnitRow| unit.read_bytes_per_s + unit.write_bytes_per_s;
+    window.units.sort_by(|a, b| {
+        let order = match by {
+            Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
+            Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
+            Sort::Cpu => falling(a.cpu, b.cpu),
+            Sort::Node => a.nodes.cmp(&b.nodes),
+            Sort::Name => a.unit.cmp(&b.unit),
+            // A service has no thread id.
+            Sort::Bytes | Sort::Tid => falling(touched(a), touched(b)),
+        };
+        let order = order.then(falling(touched(a), touched(b))).then(a.unit.cmp(&b.unit));
+        if reverse { order.reverse() } else { order }
+    });
 }
 
-/// Keeps the threads whose name, tid or pid contains the text; unless `all`, only those that
-/// touched file data.
+/// Keeps the threads whose name, tid or pid contains the text, and the services whose name does;
+/// unless `all`, only threads that touched file data.
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
     window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));
+    window.units.retain(|unit| unit.unit.contains(text));
 }
 
 fn bytes_per_s(thread: &ThreadRow) -> f64 {
@@ -79,6 +94,29 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: ">CPU", width: 6, expendable: 4, cell: |t| percent(t.cpu) },
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
+
+/// Columns of the table of services.
+pub const UNIT_COLUMNS: [Column<UnitRow>; 9] = [
+    Column { head: "service", width: 28, expendable: 0, cell: unit },
+    Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
+    Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
+    Column { head: "on nodes", width: 8, expendable: 3, cell: on_nodes },
+    Column { head: ">remote", width: 6, expendable: 0, cell: |u| or_dash(u.remote_share, percent) },
+    Column { head: ">could be local", width: 14, expendable: 4, cell: |u| or_dash(u.could_be_local_share, percent) },
+    Column { head: ">read", width: 10, expendable: 1, cell: |u| rate(u.read_bytes_per_s) },
+    Column { head: ">written", width: 10, expendable: 7, cell: |u| rate(u.write_bytes_per_s) },
+    Column { head: ">CPU", width: 7, expendable: 6, cell: |u| percent(u.cpu) },
+];
+
+/// The service's name.
+fn unit(row: &UnitRow) -> String {
+    if row.unit.is_empty() { "(unknown)".to_owned() } else { row.unit.clone() }
+}
+
+/// `0, 1`.
+fn on_nodes(row: &UnitRow) -> String {
+    row.nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
 
 /// Most characters of a file's name.
 const NAME: u16 = 24;

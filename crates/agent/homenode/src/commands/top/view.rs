@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 use session::window::Window;
 
 use super::keys::{Choices, HELP};
-use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS};
+use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, UNIT_COLUMNS};
 use crate::output::escape;
 
 /// Columns between two columns of a table.
@@ -56,8 +56,12 @@ pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
         frame.render_widget(table(&NODE_COLUMNS, &window.nodes, node_area.width), node_area);
         let copies: Vec<Line<'_>> = window.lines().iter().map(|line| Line::raw(escape(line))).collect();
         frame.render_widget(Text::from(copies), copy_area);
-        let seen = window.threads.get(picture.choices.scroll.min(window.threads.len())..).unwrap_or_default();
-        frame.render_widget(table(&THREAD_COLUMNS, seen, thread_area.width), thread_area);
+        let (scroll, width) = (picture.choices.scroll, thread_area.width);
+        let rows = match picture.choices.shows_units(picture.volumes) {
+            true => table(&UNIT_COLUMNS, from(&window.units, scroll), width),
+            false => table(&THREAD_COLUMNS, from(&window.threads, scroll), width),
+        };
+        frame.render_widget(rows, thread_area);
         frame.render_widget(table(&FILE_COLUMNS, &window.files, file_area.width), file_area);
     }
     frame.render_widget(
@@ -67,6 +71,11 @@ pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
     if picture.choices.help {
         help(frame);
     }
+}
+
+/// The rows that are left after so many.
+fn from<R>(rows: &[R], scroll: usize) -> &[R] {
+    rows.get(scroll.min(rows.len())..).unwrap_or_default()
 }
 
 /// The longest heading that fits.
@@ -87,6 +96,9 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     let mut parts = Vec::new();
     if choices.paused {
         parts.push("paused".to_owned());
+    }
+    if choices.shows_units(picture.volumes) {
+        parts.push("services".to_owned());
     }
     parts.push(format!("sort {}{}", name(choices.sort), if choices.reverse { ", reversed" } else { "" }));
     if !choices.filter.is_empty() {
@@ -159,10 +171,10 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::cli::Sort;
+    use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
-    use session::window::{FileRow, Mounted, ThreadRow};
+    use session::window::{FileRow, Mounted, ThreadRow, UnitRow};
     use topology::NodeId;
 
     /// Two nodes and three threads, one with a control character in its name.
@@ -192,7 +204,7 @@ mod tests {
     }
 
     fn screen_of(window: Window, width: u16, height: u16, change: impl FnOnce(&mut Choices)) -> String {
-        let mut choices = Choices::new(Sort::Remote, false, String::new(), 1.0);
+        let mut choices = Choices::new(Sort::Remote, By::Thread, false, String::new(), 1.0);
         change(&mut choices);
         let volumes = window.volumes.len();
         let window = choices.chosen(window);
@@ -223,6 +235,26 @@ mod tests {
     #[test]
     fn help_covers_the_middle() {
         insta::assert_snapshot!(screen(80, 24, |c| c.help = true));
+    }
+
+    #[test]
+    fn services_are_shown_in_the_place_of_threads() {
+        let unit = |unit: &str, read_bytes_per_s| UnitRow {
+            unit: unit.to_owned(),
+            processes: 2,
+            threads: 17,
+            nodes: vec![NodeId(0), NodeId(1)],
+            remote_share: Some(0.5),
+            could_be_local_share: Some(0.25),
+            remote_bytes_per_s: read_bytes_per_s / 2.0,
+            read_bytes_per_s,
+            write_bytes_per_s: 1e6,
+            cpu: 1.5,
+        };
+        let mut window = window();
+        window.units = vec![unit("postgresql.service", 2e9), unit("", 1e6), unit("user@7.service/a\u{1b}.scope", 3e9)];
+        sort(&mut window, Sort::Remote, false);
+        insta::assert_snapshot!(screen_of(window, 120, 12, |c| c.units = true));
     }
 
     #[test]

@@ -43,11 +43,7 @@ impl Last {
 
     /// What it found, without what names processes or files.
     pub fn value(&self) -> Value {
-        let of = |value: &Value, keys: &[&str]| -> Value {
-            keys.iter().filter_map(|key| Some(((*key).to_owned(), value.get(key)?.clone()))).collect()
-        };
-        let mut value =
-            of(&self.start, &["policies", "rounds", "period_s", "wash_out_s", "window_s", "seed", "primary", "nodes"]);
+        let mut value = without_names(&self.start);
         if let Some(object) = value.as_object_mut() {
             object.insert("unix_s".to_owned(), json!(self.unix_s));
             object.insert("end".to_owned(), of(&self.end, &["rounds", "dropped", "stopped", "results"]));
@@ -77,6 +73,16 @@ impl Last {
         };
         results.into_iter().flatten().map(line).collect()
     }
+}
+
+/// How a trial began, without what names processes or files.
+pub fn without_names(start: &Value) -> Value {
+    of(start, &["policies", "rounds", "period_s", "wash_out_s", "window_s", "seed", "primary", "nodes"])
+}
+
+/// These of its values.
+fn of(value: &Value, keys: &[&str]) -> Value {
+    keys.iter().filter_map(|key| Some(((*key).to_owned(), value.get(key)?.clone()))).collect()
 }
 
 /// The last trial that used this state directory; or why there is none.

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use session::report as put_back;
 use trial::{Arm, Effect, Harm, Verdict, judge};
 
+use super::chart;
 use super::design::Design;
-use super::last::Last;
+use super::last::{self, Last};
 use super::outcome::{self, Outcome, Period};
 use crate::exit::Failure;
 use crate::output::table::Table;
@@ -18,14 +19,16 @@ use crate::output::{self, escape, words};
 /// Prints, and keeps the rounds.
 pub struct Report<'a> {
     json: bool,
-    design: &'a Design,
-    outcomes: Vec<Outcome>,
-    rounds: Vec<Vec<(Arm, Period)>>,
-    /// Rounds that do not count.
-    dropped: usize,
+    pub(super) design: &'a Design,
+    pub(super) outcomes: Vec<Outcome>,
+    /// All whole rounds, also those that do not count.
+    pub(super) rounds: Vec<Vec<(Arm, Period)>>,
     /// How it began, as JSON.
     begun: Value,
 }
+
+/// Over the intervals, which are drawn to scale in this width; each row has its own scale.
+const PLOT: &str = "less      0      more";
 
 /// Why there is no verdict, and what else to know of one.
 const TOO_MANY_LOST: &str = "more than a quarter of its rounds do not count";
@@ -36,15 +39,16 @@ const DATA_STAYED: &str =
 
 /// The verdict about a policy.
 pub struct Judged {
-    policy: String,
+    pub(super) policy: String,
     verdict: Verdict,
     /// Why there is no verdict.
     why: Option<&'static str>,
     /// It clearly hurt before the trial was over.
-    stopped: bool,
+    pub(super) stopped: bool,
     /// Rounds in which what counts was unknown.
     unknown: usize,
-    effects: Vec<(Outcome, Effect)>,
+    /// For each outcome; the first is what the verdict is about.
+    pub(super) effects: Vec<(Outcome, Effect)>,
 }
 
 impl Judged {
@@ -52,21 +56,36 @@ impl Judged {
     pub fn decided(&self) -> bool {
         !matches!(self.verdict, Verdict::TooShort | Verdict::NoVerdict)
     }
+
+    /// The verdict in words.
+    pub(super) fn said(&self) -> String {
+        match self.verdict {
+            Verdict::Helps => "helps".to_owned(),
+            Verdict::Hurts if self.stopped => "hurts, and was stopped early".to_owned(),
+            Verdict::Hurts => "hurts".to_owned(),
+            Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
+            Verdict::TooShort => {
+                format!("too few rounds to tell{}", self.why.map_or(String::new(), |why| format!(": {why}")))
+            }
+            Verdict::NoVerdict => format!("no verdict: {}", self.why.unwrap_or_default()),
+        }
+    }
 }
 
 impl<'a> Report<'a> {
-    pub fn new(json: bool, design: &'a Design) -> Self {
-        Self {
-            json,
-            design,
-            outcomes: outcome::all(design.primary()),
-            rounds: Vec::new(),
-            dropped: 0,
-            begun: Value::Null,
-        }
+    /// `here`: the outcomes that this machine adds.
+    pub fn new(json: bool, design: &'a Design, here: &[Outcome]) -> Self {
+        Self { json, design, outcomes: outcome::all(design.primary(), here), rounds: Vec::new(), begun: Value::Null }
     }
 
-    pub fn start(&mut self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
+    /// `gap`: what the processors do not count, and why.
+    pub fn start(
+        &mut self,
+        plane: &HostPlane,
+        recovered: &Finished,
+        found: &[Interference],
+        gap: Option<&str>,
+    ) -> Result<(), Failure> {
         let Design { policies, rounds, period_s, wash_out_s, window_s, seed, .. } = self.design;
         let nodes = plane.topology().nodes.len();
         self.begun = json!({
@@ -82,6 +101,7 @@ impl<'a> Report<'a> {
                 "nodes": nodes,
                 "interference": found,
                 "recovered": recovered,
+                "not_counted": gap,
         });
         if self.json {
             return Ok(output::print_json_line(&self.begun)?);
@@ -97,6 +117,9 @@ impl<'a> Report<'a> {
         for found in found {
             text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
         }
+        if let Some(gap) = gap {
+            text.push_str(&format!("note: not known: {}\n", escape(gap)));
+        }
         if *recovered != Finished::default() {
             text.push_str(&format!("after a crash: {}", put_back::finished(recovered)));
         }
@@ -106,20 +129,7 @@ impl<'a> Report<'a> {
     pub fn period(&self, round: usize, arm: Arm, period: &Period) -> Result<(), Failure> {
         let name = self.name(arm);
         if self.json {
-            let mut value = json!({
-                "kind": "period",
-                "round": round + 1,
-                "arm": name,
-                "moves": period.moves,
-                "restored": period.restored,
-                "moved_back": period.moved_back,
-                "stayed": period.stayed,
-            });
-            if let Some(object) = value.as_object_mut() {
-                object.extend(period.values.json());
-            }
-            output::print_json_line(&value)?;
-            return Ok(());
+            return Ok(output::print_json_line(&self.period_json(round, arm, period))?);
         }
         let primary = self.design.primary();
         let mut text = format!(
@@ -144,7 +154,28 @@ impl<'a> Report<'a> {
         Ok(output::print(&(text + "\n"))?)
     }
 
-    fn name(&self, arm: Arm) -> &str {
+    pub(super) fn period_json(&self, round: usize, arm: Arm, period: &Period) -> Value {
+        let mut value = json!({
+            "kind": "period",
+            "round": round + 1,
+            "arm": self.name(arm),
+            "moves": period.moves,
+            "restored": period.restored,
+            "moved_back": period.moved_back,
+            "stayed": period.stayed,
+        });
+        if let Some(object) = value.as_object_mut() {
+            object.extend(period.values.json());
+        }
+        value
+    }
+
+    /// How it began, without what names processes or files.
+    pub(super) fn begun_without_names(&self) -> Value {
+        last::without_names(&self.begun)
+    }
+
+    pub(super) fn name(&self, arm: Arm) -> &str {
         match arm {
             Arm::Off => "off",
             Arm::On(n) => self.design.policies.get(n).map_or("?", String::as_str),
@@ -154,8 +185,8 @@ impl<'a> Report<'a> {
     /// Keeps a whole round, unless something stayed where it had been moved. Returns how much
     /// better each policy was.
     pub fn round(&mut self, periods: Vec<(Arm, Period)>) -> Vec<(usize, f64)> {
-        if periods.iter().any(|(_, period)| period.stayed.is_some()) {
-            self.dropped += 1;
+        if !Self::counts(&periods) {
+            self.rounds.push(periods);
             return Vec::new();
         }
         let primary = self.design.primary();
@@ -170,6 +201,16 @@ impl<'a> Report<'a> {
         better
     }
 
+    /// Whether nothing has stayed where this round had moved it.
+    pub(super) fn counts(round: &[(Arm, Period)]) -> bool {
+        round.iter().all(|(_, period)| period.stayed.is_none())
+    }
+
+    /// Rounds that do not count.
+    fn dropped(&self) -> usize {
+        self.rounds.iter().filter(|round| !Self::counts(round)).count()
+    }
+
     /// Whether the rounds to come can still give a verdict about any policy that is not stopped:
     /// not if more are lost already than [`Self::judge`] lets pass of all.
     pub fn can_tell(&self, harms: &[Harm]) -> bool {
@@ -178,12 +219,12 @@ impl<'a> Report<'a> {
             values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count()
         };
         let open = harms.iter().enumerate().filter(|(_, harm)| !harm.clear());
-        open.map(|(policy, _)| self.dropped + unknown(policy)).any(|lost| !too_many(lost, self.design.rounds))
+        open.map(|(policy, _)| self.dropped() + unknown(policy)).any(|lost| !too_many(lost, self.design.rounds))
     }
 
     /// The values of an outcome with homenode off, and with the policy, in each round.
     fn values(&self, policy: usize, outcome: &Outcome) -> Vec<(f64, f64)> {
-        let pairs = self.rounds.iter().filter_map(|round| {
+        let pairs = self.rounds.iter().filter(|round| Self::counts(round)).filter_map(|round| {
             let value =
                 |arm: Arm| round.iter().find(|(a, _)| *a == arm).map(|(_, period)| period.values.get(outcome.key));
             value(Arm::Off).zip(value(Arm::On(policy)))
@@ -203,11 +244,11 @@ impl<'a> Report<'a> {
             let values = self.values(n, &self.design.primary());
             let unknown = values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count();
             let lost = values.iter().any(|(_, on)| !on.is_finite());
-            let rounds = self.rounds.len() + self.dropped;
+            let rounds = self.rounds.len();
             let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
                 _ if harm.clear() => (Verdict::Hurts, None),
                 // A round that was left out can have the order in it that the lot gave.
-                _ if too_many(self.dropped + unknown, rounds) => (Verdict::TooShort, Some(TOO_MANY_LOST)),
+                _ if too_many(self.dropped() + unknown, rounds) => (Verdict::TooShort, Some(TOO_MANY_LOST)),
                 Verdict::TooShort => (Verdict::TooShort, None),
                 // The user saw the rounds before ending it.
                 _ if rounds < self.design.rounds => (Verdict::NoVerdict, Some(CUT_SHORT)),
@@ -228,8 +269,8 @@ impl<'a> Report<'a> {
             text.push('\n');
             text.push_str(&self.text(judged));
         }
-        if self.dropped > 0 {
-            text.push_str(&format!("{} left out, because data or threads stayed\n", count(self.dropped, "round")));
+        if self.dropped() > 0 {
+            text.push_str(&format!("{} left out, because data or threads stayed\n", count(self.dropped(), "round")));
         }
         if let Some(note) = Self::note(finished) {
             text.push_str(&format!("note: {note}\n"));
@@ -245,8 +286,8 @@ impl<'a> Report<'a> {
     fn end_json(&self, judged: &[Judged], finished: &Finished, stopped: bool) -> Value {
         json!({
             "kind": "end",
-            "rounds": self.rounds.len(),
-            "dropped": self.dropped,
+            "rounds": self.rounds.len() - self.dropped(),
+            "dropped": self.dropped(),
             "stopped": stopped,
             "results": judged.iter().map(|judged| self.result(judged)).collect::<Vec<_>>(),
             "put_back": finished,
@@ -259,7 +300,7 @@ impl<'a> Report<'a> {
         Last::new(self.begun.clone(), self.end_json(judged, finished, stopped))
     }
 
-    fn result(&self, judged: &Judged) -> Value {
+    pub(super) fn result(&self, judged: &Judged) -> Value {
         let outcomes: serde_json::Map<String, Value> = judged
             .effects
             .iter()
@@ -291,37 +332,22 @@ impl<'a> Report<'a> {
     }
 
     fn text(&self, judged: &Judged) -> String {
-        let said = match judged.verdict {
-            Verdict::Helps => "helps".to_owned(),
-            Verdict::Hurts if judged.stopped => "hurts, and was stopped early".to_owned(),
-            Verdict::Hurts => "hurts".to_owned(),
-            Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
-            Verdict::TooShort => {
-                format!("too few rounds to tell{}", judged.why.map_or(String::new(), |why| format!(": {why}")))
-            }
-            Verdict::NoVerdict => format!("no verdict: {}", judged.why.unwrap_or_default()),
-        };
+        let said = judged.said();
         let rounds = judged.effects.first().map_or(0, |(_, effect)| effect.rounds);
         let mut text = format!("policy {}: {said} ({})\n", judged.policy, count(rounds, "round"));
-        let mut table = Table::new(&["", ">off", ">change", ">95 % interval", ">smallest that shows"]);
+        let mut table = Table::new(&["", ">off", ">change", ">95 % interval", ">smallest that shows", PLOT]);
         for (outcome, effect) in &judged.effects {
-            let change = |value: Option<f64>| match value {
-                None => "unknown".to_owned(),
-                Some(value) => signed(outcome, effect, value),
+            let plot = match (effect.mean, effect.low, effect.high) {
+                (Some(mean), Some(low), Some(high)) => chart::strip(mean, low, high, PLOT.chars().count()),
+                _ => String::new(),
             };
-            let interval = match (effect.low, effect.high) {
-                (Some(low), Some(high)) => {
-                    format!("{} to {}", signed(outcome, effect, low), signed(outcome, effect, high))
-                }
-                _ => "unknown".to_owned(),
-            };
-            let smallest = change(effect.smallest).trim_start_matches('+').to_owned();
             table.row([
                 outcome.name.to_owned(),
                 outcome.shown(effect.off.unwrap_or(f64::NAN)),
-                change(effect.mean),
-                interval,
-                smallest,
+                change(outcome, effect, effect.mean),
+                interval(outcome, effect),
+                smallest(outcome, effect),
+                plot,
             ]);
         }
         text.push_str(&table.render());
@@ -343,11 +369,25 @@ fn too_many(lost: usize, all: usize) -> bool {
 
 /// A change: relative to the value with homenode off, or as it is where that is zero.
 fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
-    match effect.relative(value) {
-        Some(relative) => format!("{:+.1} %", 100.0 * relative),
-        None if value < 0.0 => format!("-{}", outcome.shown(-value)),
-        None => format!("+{}", outcome.shown(value)),
+    effect.relative(value).map_or_else(|| outcome.signed(value), |relative| format!("{:+.1} %", 100.0 * relative))
+}
+
+/// The same of what may be unknown.
+pub(super) fn change(outcome: &Outcome, effect: &Effect, value: Option<f64>) -> String {
+    value.map_or("unknown".to_owned(), |value| signed(outcome, effect, value))
+}
+
+/// The ends of its interval.
+pub(super) fn interval(outcome: &Outcome, effect: &Effect) -> String {
+    match (effect.low, effect.high) {
+        (Some(low), Some(high)) => format!("{} to {}", signed(outcome, effect, low), signed(outcome, effect, high)),
+        _ => "unknown".to_owned(),
     }
+}
+
+/// The smallest effect that shows, without a sign.
+pub(super) fn smallest(outcome: &Outcome, effect: &Effect) -> String {
+    change(outcome, effect, effect.smallest).trim_start_matches('+').to_owned()
 }
 
 #[cfg(test)]
@@ -370,7 +410,7 @@ mod tests {
     /// The verdict after these values with homenode off and with the policy.
     fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
         let design = design(planned);
-        let mut report = Report::new(true, &design);
+        let mut report = Report::new(true, &design, &[]);
         let mut harm = Harm::new(&design.statistics());
         for (off, on) in values {
             let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
@@ -386,7 +426,7 @@ mod tests {
         let cut = judged(15, &helps);
         assert_eq!((cut.verdict, cut.why, cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
         assert!(cut.effects[0].1.low.is_some());
-        let text = Report::new(false, &design(15)).text(&cut);
+        let text = Report::new(false, &design(15), &[]).text(&cut);
         assert!(text.contains("no verdict: the trial was cut short"), "{text}");
         // An early stop is valid whenever it comes.
         let hurts = judged(15, &[(2.0, 1.0); 9]);
@@ -402,7 +442,7 @@ mod tests {
         assert_eq!((off.verdict, off.unknown), (Verdict::Helps, 1));
         let on = with(&[(1.0, f64::NAN)]);
         assert_eq!((on.verdict, on.why, on.unknown), (Verdict::NoVerdict, Some(LOST), 1));
-        let text = Report::new(false, &design(13)).text(&on);
+        let text = Report::new(false, &design(13), &[]).text(&on);
         assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
         // More than a quarter.
         let many = with(&[(f64::NAN, 2.0); 5]);
@@ -413,7 +453,7 @@ mod tests {
     #[test]
     fn a_trial_ends_when_its_rounds_cannot_tell_any_more() {
         let design = design(12);
-        let mut report = Report::new(false, &design);
+        let mut report = Report::new(false, &design, &[]);
         let harms = [Harm::new(&design.statistics())];
         for round in 0..4 {
             assert!(report.can_tell(&harms), "{round}");
