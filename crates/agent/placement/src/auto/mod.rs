@@ -30,6 +30,7 @@
 mod assignment;
 mod changes;
 mod class;
+mod cores;
 mod cost;
 mod data;
 mod demand;
@@ -99,6 +100,7 @@ impl Policy for Auto {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
+        let snapshot = &*cores::in_cores(snapshot);
         self.history.at(snapshot);
         let (mut hardware, mut demands, mut busy) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
