@@ -68,8 +68,8 @@ impl Config {
     }
 
     /// The same for memory so many times as slow as any real one, and programs on it: what is
-    /// bytes, or bytes per second, is as many times as small. Times stay: a policy's windows are
-    /// those of a clock.
+    /// bytes, or bytes per second, is as many times as small, and what a byte takes as many times
+    /// as long. Other times stay: a policy's windows are those of a clock.
     #[must_use]
     pub fn slower(mut self, times: f64) -> Self {
         self.nthread.min_bytes = (self.nthread.min_bytes as f64 / times) as u64;
@@ -85,6 +85,10 @@ impl Config {
             &mut self.engine.busy_bytes_s,
         ] {
             *bytes /= times;
+        }
+        let auto = &mut self.auto;
+        for seconds_per_byte in [&mut auto.nvm_read_s, &mut auto.nvm_write_s, &mut auto.dram_s] {
+            *seconds_per_byte *= times;
         }
         self
     }
@@ -129,6 +133,8 @@ mod tests {
         };
         let (real, slower) = (bytes(&config), bytes(&slow));
         assert_eq!(slower, (real.0.map(|bytes| bytes / 200.0), real.1.map(|bytes| bytes / 200.0)));
+        let byte_s = |c: &Config| [c.auto.nvm_read_s, c.auto.nvm_write_s, c.auto.dram_s];
+        assert_eq!(byte_s(&slow), byte_s(&config).map(|s| s * 200.0));
         assert_eq!((config.nthread.min_bytes, slow.nthread.min_bytes), (4 << 20, 20_971));
         assert_eq!(slow.slower(1.0 / 200.0).dragonfly.max_window_s, config.dragonfly.max_window_s);
     }

@@ -197,6 +197,7 @@ fn cpu_time_is_that_of_emulated_cores() {
     let used = (cores.busy_s(0) + cores.busy_s(1)) * cpus_of(thread.node.0).len() as f64 / 10.0;
     assert!(used > 0.0 && (thread.cpu_s - used).abs() < 1e-9, "{thread:?}");
     assert_eq!(thread.wait_s, Some(0.0), "nobody else was there");
+    assert!(window.nodes.iter().all(|node| node.cores == Some(10)), "{:?}", window.nodes);
 }
 
 fn a_reader_moves_to_its_data_and_back_at_the_end() {

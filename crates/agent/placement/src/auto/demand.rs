@@ -69,6 +69,8 @@ pub(super) struct Work {
     pub renewed: f64,
     /// Another process makes its accesses: memory time passes asleep.
     pub served: bool,
+    /// Another process answers its calls, so its sleep tells nothing of locks.
+    pub asks: bool,
     /// Whether it shares data with other threads of its process, and thus possibly locks.
     pub shares: bool,
 }
@@ -338,7 +340,8 @@ impl Bytes {
         (w.soft_s, w.off_s) = (w.seen_on_s, w.seen_off_s);
         let written = w.writes + w.shared.iter().map(|s| s.written).sum::<f64>();
         let little = w.seen_on_s < OWN_ACCESSES * ((1.0 - written) * node.read_s + written * node.write_s);
-        w.served = t.served_s.is_some() || little;
+        w.asks = t.served_s.is_some() || little;
+        w.served = w.asks && !node.emulated;
         w
     }
 }

@@ -159,10 +159,11 @@ impl History {
         self.windows > self.planning()
     }
 
-    /// Whether data may move: in the second half of the windows. Threads move first, because that
-    /// costs next to nothing and may be enough.
+    /// Whether data may move: in the second half of the windows, or if no plan can come after this
+    /// one. Threads move first, because that costs next to nothing and may be enough.
     pub fn data_may_move(&self) -> bool {
-        self.windows >= self.moving() / 2
+        let next = self.windows + AFTER_PLAN + 1;
+        self.windows >= self.moving() / 2 || next > self.planning()
     }
 
     /// The node where the last plan for this load left a thread.

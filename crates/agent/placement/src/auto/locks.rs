@@ -26,7 +26,7 @@ impl Demands {
         for p in 0..self.processes.len() {
             let mut crowd = vec![0.0; hardware.len()];
             let (mut rate, mut asleep) = (0.0, 0.0);
-            let takes_it = |d: &&mut Demand| d.process == p && d.work.shares && !d.work.served;
+            let takes_it = |d: &&mut Demand| d.process == p && d.work.shares && !d.work.asks;
             for d in self.threads.iter_mut().filter(takes_it).filter(|d| d.work.rate > 0.0) {
                 crowd[d.node] += 1.0;
                 rate += d.work.rate;

@@ -341,6 +341,7 @@ impl VolumePlane {
             }
             let used = |cpu| Some((self.cpu_before.get(&cpu)? - cpu_before.get(&cpu)?).max(0.0));
             load.cpu_s = node.cpus.iter().map(used).sum();
+            load.cores = self.settings.cores.as_ref().map(|cores| cores.count());
             load
         };
         self.callers.topology().nodes.iter().map(load).collect()
