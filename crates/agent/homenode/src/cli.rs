@@ -259,8 +259,8 @@ Examples:
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
     /// from other nodes, the time that threads waited for a CPU, with --read-times how long reads
-    /// took, and instructions per cycle and loads from other nodes' memory where the processors
-    /// count them.
+    /// took, and with --cgroup, where the processors count them, instructions per cycle and loads
+    /// from other nodes' memory.
     ///
     /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
     /// or CMD ends; then it ends CMD.

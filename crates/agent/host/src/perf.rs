@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 
 /// The first version of `struct perf_event_attr` (include/uapi/linux/perf_event.h), which every
 /// kernel takes.
@@ -36,16 +36,17 @@ pub struct Event {
 }
 
 /// Opens a counter of this event on one CPU: of all processes, or of those in a control group, which
-/// is an open directory.
-pub fn open(event: Event, cpu: u32, group: Option<i32>) -> io::Result<Counter> {
+/// is an open directory. It counts when `leader` does, and not at other times.
+pub fn open(event: Event, cpu: u32, group: Option<i32>, leader: Option<&Counter>) -> io::Result<Counter> {
     let size = size_of::<PerfEventAttr>() as u32;
     let Event { kind, config } = event;
     let attr = PerfEventAttr { kind, size, config, read_format: TIMES, ..PerfEventAttr::default() };
     let flags = if group.is_some() { CLOEXEC | CGROUP } else { CLOEXEC };
     let whose = group.unwrap_or(-1);
+    let leader = leader.map_or(-1, |leader| leader.file.as_raw_fd());
     // SAFETY: the structure is as long as it says and outlives the call; `whose` is -1 (all
-    // processes) or a descriptor of the caller.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, whose, cpu, -1, flags) };
+    // processes) or a descriptor of the caller, `leader` -1 (none) or a descriptor of a counter.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, whose, cpu, leader, flags) };
     match i32::try_from(fd) {
         // SAFETY: a new descriptor that nothing else owns.
         Ok(fd) if fd >= 0 => Ok(Counter::new(unsafe { File::from_raw_fd(fd) })),
@@ -66,8 +67,9 @@ impl Counter {
         Self { file, last: [0; 3] }
     }
 
-    /// Events since the last call, or since it was opened.
-    pub fn take(&mut self) -> io::Result<f64> {
+    /// Events since the last call, or since it was opened; `None` if it was to count and never ran,
+    /// because others had the hardware.
+    pub fn take(&mut self) -> io::Result<Option<f64>> {
         let mut bytes = [0u8; 24];
         self.file.read_exact(&mut bytes)?;
         let mut now = [0u64; 3];
@@ -81,9 +83,13 @@ impl Counter {
 }
 
 /// Events between two readings, as if the counter had run all the time.
-fn scaled(last: [u64; 3], now: [u64; 3]) -> f64 {
-    let [count, enabled, running] = [0, 1, 2].map(|i| now[i].wrapping_sub(last[i]) as f64);
-    if running > 0.0 { count * (enabled / running).max(1.0) } else { 0.0 }
+fn scaled(last: [u64; 3], now: [u64; 3]) -> Option<f64> {
+    match [0, 1, 2].map(|i| now[i].wrapping_sub(last[i]) as f64) {
+        // None of the control group ran on this CPU.
+        [_, 0.0, _] => Some(0.0),
+        [_, _, 0.0] => None,
+        [count, enabled, running] => Some(count * (enabled / running).max(1.0)),
+    }
 }
 
 #[cfg(test)]
@@ -103,15 +109,17 @@ pub mod tests {
     #[test]
     fn counters_that_share_hardware_are_scaled() {
         // Ran for half of the time.
-        assert_eq!(scaled([100, 1000, 1000], [150, 3000, 2000]), 100.0);
-        assert_eq!(scaled([100, 1000, 1000], [150, 2000, 2000]), 50.0);
-        assert_eq!(scaled([0; 3], [0, 1000, 0]), 0.0);
+        assert_eq!(scaled([100, 1000, 1000], [150, 3000, 2000]), Some(100.0));
+        assert_eq!(scaled([100, 1000, 1000], [150, 2000, 2000]), Some(50.0));
+        // Was to count and never ran; had nothing to count.
+        assert_eq!(scaled([0; 3], [0, 1000, 0]), None);
+        assert_eq!(scaled([7, 1000, 1000], [7, 1000, 1000]), Some(0.0));
     }
 
     #[test]
     fn events_are_those_since_the_last_reading() {
         let mut counter = readings(&[[100, 10, 10], [160, 20, 20]]);
-        assert_eq!((counter.take().unwrap(), counter.take().unwrap()), (100.0, 60.0));
+        assert_eq!((counter.take().unwrap(), counter.take().unwrap()), (Some(100.0), Some(60.0)));
         // Its CPU has gone.
         assert!(counter.take().is_err());
     }

@@ -1,16 +1,18 @@
-//! What the processors count of the observed threads: cycles, instructions, and loads that another
+//! What the processors count of a control group: cycles, instructions, and loads that another
 //! node's memory served.
 //!
 //! **Problem.** Fewer instructions per cycle are what waiting for memory looks like. Virtual
 //! machines seldom have such counters, and processors differ in them.
 //!
-//! **Approach.** The kernel's generic events, on each CPU, of all processes or of a control group.
-//! What cannot be had is `None`, with the reason.
+//! **Approach.** The kernel's generic events, on each CPU, of the processes in a control group.
+//! Cycles and instructions are in one group of events, so that both count at the same times. What
+//! cannot be had is `None`, with the reason.
 //!
-//! **Limits.** Single processes are not counted: each of their threads, and those to come, would
-//! need counters of its own. `node-load-misses` is what the kernel takes for loads from another
-//! node; many processors have no such event. CPUs that come later are not counted, and once one has
-//! gone nothing is. This never ran on a machine with such counters: its tests have made-up ones.
+//! **Limits.** All processes together are not counted, because homenode's own moves would be in
+//! it; nor are single processes: each of their threads, and those to come, would need counters of
+//! its own. `node-load-misses` is what the kernel takes for loads from another node; many processors
+//! have no such event. CPUs that come later, or go and come back, are not counted. This never ran on
+//! a machine with such counters: its tests have made-up ones.
 
 use std::fs::File;
 use std::io;
@@ -44,23 +46,35 @@ pub struct Counted {
 }
 
 impl Processors {
-    /// Opens what can be opened on these CPUs.
+    /// Opens what can be opened on these CPUs, which takes three descriptors for each.
     pub fn open(scope: &Scope, cpus: &[u32]) -> Self {
         let group = match scope {
-            Scope::All => Ok(None),
-            Scope::Cgroup(path) => File::open(path).map(Some).map_err(|e| e.to_string()),
-            Scope::Pids(_) | Scope::Tree(_) => {
-                Err("not counted for single processes, but for a control group".to_owned())
+            Scope::Cgroup(path) => File::open(path).map_err(|e| e.to_string()),
+            Scope::All | Scope::Pids(_) | Scope::Tree(_) => {
+                Err("only counted for a control group (--cgroup)".to_owned())
             }
         };
-        Self::with(cpus, |event, cpu| {
-            let group = group.as_ref().map_err(Clone::clone)?;
-            perf::open(event, cpu, group.as_ref().map(AsRawFd::as_raw_fd)).map_err(|e| cause(&e))
+        Self::with(cpus, |event, cpu, leader| {
+            let group = group.as_ref().map_err(Clone::clone)?.as_raw_fd();
+            perf::open(event, cpu, Some(group), leader).map_err(|error| {
+                // Whether it is the group or the processor, the error does not tell.
+                match perf::open(event, cpu, None, None) {
+                    Ok(_) => format!("not counted for this control group ({error})"),
+                    Err(error) => cause(&error, cpu),
+                }
+            })
         })
     }
 
-    fn with(cpus: &[u32], open: impl Fn(Event, u32) -> Result<Counter, String>) -> Self {
-        Self(EVENTS.map(|(_, event)| cpus.iter().map(|cpu| open(event, *cpu)).collect()))
+    fn with(cpus: &[u32], open: impl Fn(Event, u32, Option<&Counter>) -> Result<Counter, String>) -> Self {
+        let all = |(_, event): (&str, Event), leaders: Option<&Vec<Counter>>| {
+            let leader = |n| leaders.and_then(|leaders| leaders.get(n));
+            cpus.iter().enumerate().map(|(n, cpu)| open(event, *cpu, leader(n))).collect::<Result<Vec<_>, _>>()
+        };
+        let [cycles, instructions, loads] = EVENTS;
+        let cycles = all(cycles, None);
+        let instructions = all(instructions, cycles.as_ref().ok());
+        Self([cycles, instructions, all(loads, None)])
     }
 
     /// What is not counted, and why: `cycles, instructions: …`; `None` if all is.
@@ -77,15 +91,14 @@ impl Processors {
         (!gaps.is_empty()).then(|| gaps.join("; "))
     }
 
-    /// Events since the last call.
+    /// Events since the last call. Where one of the CPUs did not count, the sum is not known.
     pub fn take(&mut self) -> Counted {
         let mut sums = self.0.iter_mut().map(|opened| {
-            let sum = match opened {
-                Ok(counters) => counters.iter_mut().map(Counter::take).sum::<io::Result<f64>>(),
-                Err(_) => return None,
-            };
-            // A CPU has gone: a sum without it would be another one.
-            sum.map_err(|e| *opened = Err(cause(&e))).ok()
+            let counters = opened.as_mut().ok()?;
+            // All are read: the next sum begins here for each.
+            let all: Vec<io::Result<Option<f64>>> = counters.iter_mut().map(Counter::take).collect();
+            let sum = all.into_iter().sum::<io::Result<Option<f64>>>();
+            sum.map_err(|e| *opened = Err(e.to_string())).ok().flatten()
         });
         let mut next = || sums.next().flatten();
         Counted { cycles: next(), instructions: next(), remote_loads: next() }
@@ -97,9 +110,10 @@ impl Processors {
     }
 }
 
-fn cause(error: &io::Error) -> String {
+fn cause(error: &io::Error, cpu: u32) -> String {
     match error.raw_os_error() {
-        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV) => format!("the processor has no such counter ({error})"),
+        Some(libc::ENOENT | libc::EOPNOTSUPP) => format!("the processor has no such counter ({error})"),
+        Some(libc::ENODEV) => format!("CPU {cpu} is offline ({error})"),
         _ => error.to_string(),
     }
 }
@@ -111,29 +125,37 @@ mod tests {
 
     #[test]
     fn counters_of_all_cpus_are_added_up() {
-        let mut processors = Processors::with(&[0, 3], |event, cpu| match event.kind {
-            3 => Err("no such counter".to_owned()),
-            _ => {
-                let first = 100 * (1 + event.config) + u64::from(cpu);
-                Ok(readings(&[[first, 10, 10], [first + 50, 20, 20]]))
+        let mut processors = Processors::with(&[0, 3], |event, cpu, leader| {
+            assert_eq!(leader.is_some(), event == EVENTS[1].1, "{event:?}");
+            if event.kind == 3 {
+                return Err("no such counter".to_owned());
             }
+            let first = 100 * (1 + event.config) + u64::from(cpu);
+            // CPU 0 does not run it the second time.
+            let ran = if cpu == 0 { 10 } else { 20 };
+            Ok(readings(&[[first, 10, 10], [first, 20, ran], [first + 50, 30, ran + 10]]))
         });
         assert_eq!(processors.known(), [true, true, false]);
         assert_eq!(processors.gap().as_deref(), Some("loads from other nodes: no such counter"));
         let counted = |cycles, instructions| Counted { cycles, instructions, remote_loads: None };
         assert_eq!(processors.take(), counted(Some(203.0), Some(403.0)));
+        assert_eq!(processors.take(), Counted::default());
         assert_eq!(processors.take(), counted(Some(100.0), Some(100.0)));
-        // A CPU has gone.
+        // They cannot be read any more.
         assert_eq!(processors.take(), Counted::default());
         assert_eq!(processors.known(), [false; 3]);
     }
 
     #[test]
     fn what_cannot_be_counted_is_said_once() {
-        let processors = Processors::open(&Scope::Pids(vec![1]), &[0]);
-        let gap = processors.gap().unwrap();
-        assert!(gap.starts_with("cycles, instructions, loads from other nodes: not counted for"), "{gap}");
+        for scope in [Scope::Pids(vec![1]), Scope::All] {
+            let gap = Processors::open(&scope, &[0]).gap().unwrap();
+            assert!(gap.starts_with("cycles, instructions, loads from other nodes: only counted for"), "{gap}");
+        }
         let processors = Processors::open(&Scope::Cgroup("/nowhere".into()), &[0]);
         assert!(processors.gap().unwrap().contains("No such file"), "{:?}", processors.gap());
+        let cause = |errno| cause(&io::Error::from_raw_os_error(errno), 3);
+        assert!(cause(libc::ENODEV).starts_with("CPU 3 is offline"), "{}", cause(libc::ENODEV));
+        assert!(cause(libc::ENOENT).starts_with("the processor has no such counter"), "{}", cause(libc::ENOENT));
     }
 }

@@ -7,21 +7,26 @@
 //! time, in sixteen buckets for each power of two: a quantile is known to 6 %. They are loaded only
 //! where somebody asks, and stay attached; their tables take some 3 MB of the kernel's memory.
 //!
-//! **Limits.** A call to `filemap_read` is a read of the kernel's, as a program makes it by `read`,
-//! `pread`, io_uring or libaio; splice, sendfile and mapped files are not timed, nor are tmpfs, DAX
-//! and OpenZFS. It needs function hooks. A read that waits for a disk counts, too. While it is
-//! attached, each read takes some 0.1 µs more: an estimate from the 60 ns of one such program.
+//! Reads of processes, or of a control group, are chosen in the kernel: those of others take no room.
+//!
+//! **Limits.** Of a process tree, the reads of all processes are timed. A call to `filemap_read` is
+//! a read of the kernel's, as a program makes it by `read`, `pread`, libaio or io_uring; splice,
+//! sendfile (since Linux 6.5) and mapped files are not timed, nor are tmpfs, DAX and OpenZFS. A read
+//! that waits for a disk counts, too, with its wait; but of a buffered read of io_uring, only what
+//! comes after the wait. It needs function hooks. While it is attached, each read takes some 0.1 µs
+//! more (an estimate: one such program takes 60 ns).
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 
-use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags};
 
 use crate::programs::silence_libbpf;
 use crate::records::intf::{self, TIME_BITS};
-use crate::{cause, drain};
+use crate::{Scope, cause, drain};
 
 skeleton!(mod skel = "times.skel.rs");
 
@@ -43,17 +48,39 @@ pub struct ReadTimes {
 const KEY: usize = size_of::<skel::types::time_key>();
 
 impl ReadTimes {
-    /// Loads and attaches.
+    /// Loads and attaches. Of a process tree, the reads of all processes are timed.
     ///
     /// # Errors
     ///
-    /// Why this kernel does not let it.
-    pub fn open() -> Result<Self, String> {
+    /// Why this kernel does not let it, or why the control group cannot be opened.
+    pub fn open(scope: &Scope) -> Result<Self, String> {
         silence_libbpf();
         // As in `programs`: the skeleton borrows the size of one pointer for its whole life.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
-        let open = TimesSkelBuilder::default().open(storage).map_err(|e| cause::of_bpf(&e))?;
+        let mut open = TimesSkelBuilder::default().open(storage).map_err(|e| cause::of_bpf(&e))?;
+        let scoped = |e| format!("choosing whose reads: {}", cause::of_bpf(&e));
+        if let Scope::Pids(pids) = scope {
+            open.maps.pids.set_max_entries(u32::try_from(pids.len()).unwrap_or(u32::MAX).max(1)).map_err(scoped)?;
+        }
+        if let Some(tunables) = open.maps.rodata_data.as_mut() {
+            tunables.times_of = match scope {
+                Scope::All | Scope::Tree(_) => intf::TIMES_OF_ALL,
+                Scope::Pids(_) => intf::TIMES_OF_PIDS,
+                Scope::Cgroup(_) => intf::TIMES_OF_CGROUP,
+            };
+        }
         let skel = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+        match scope {
+            Scope::All | Scope::Tree(_) => {}
+            Scope::Pids(pids) => pids.iter().try_for_each(|pid| {
+                skel.maps.pids.update(&pid.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).map_err(scoped)
+            })?,
+            Scope::Cgroup(path) => {
+                let group = File::open(path).map_err(|e| format!("control group {}: {e}", path.display()))?;
+                let group = group.as_raw_fd().to_ne_bytes();
+                skel.maps.cgroup.update(&0u32.to_ne_bytes(), &group, MapFlags::ANY).map_err(scoped)?;
+            }
+        }
         let attaching = |e| format!("attaching to filemap_read: {}", cause::of_bpf(&e));
         // A read that begins before the other is attached is not timed.
         let ends = skel.progs.read_ends.attach().map_err(attaching)?;
@@ -81,7 +108,8 @@ impl ReadTimes {
     }
 
     /// Timed reads since the last call that found no room in the tables, which have room for 8,192
-    /// reads at once, and for 32,768 pairs of a process and a bucket.
+    /// reads at once, and for 32,768 pairs of a process and a bucket. Long times are rare and find
+    /// no room first, so where any was lost the quantiles are too low.
     pub fn take_lost(&mut self) -> u64 {
         let all = self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.times_lost);
         all - std::mem::replace(&mut self.lost, all).min(all)

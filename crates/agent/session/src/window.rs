@@ -162,9 +162,9 @@ pub struct Window {
     pub nodes: Vec<NodeRow>,
     /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
-    /// The services that touched file data, where they are asked for; none of a volume.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub units: Vec<UnitRow>,
+    /// The services that touched file data; absent unless they are asked for, and of a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub units: Option<Vec<UnitRow>>,
     /// The files that were touched most, of a volume; none of a host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRow>,
@@ -228,7 +228,7 @@ impl Window {
             remote_share: snapshot.remote_share(),
             nodes,
             threads: snapshot.threads.iter().map(thread).collect(),
-            units: Vec::new(),
+            units: None,
             files: Vec::new(),
             volumes: Vec::new(),
             copies: Vec::new(),
@@ -400,6 +400,9 @@ mod tests {
             thread(4, 0, &[(0, 7)]),
         ];
         let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
+        // What was asked for is there, also where nobody touched anything.
+        let json = |units| serde_json::to_string(&Window { units, ..Window::default() }).unwrap();
+        assert!(json(Some(Vec::new())).contains("\"units\":[]") && !json(None).contains("units"));
         let rows = unit_rows(&snapshot, &mut Groups::new(proc_root.path()));
         // Nobody knows process 4 any more; process 3 touched nothing.
         assert_eq!(rows.iter().map(|row| row.unit.as_str()).collect::<Vec<_>>(), ["", "db.service"]);

@@ -1,66 +1,198 @@
 //! Writes a file as a whole: it takes the place of an older one once it is complete.
+//!
+//! **Limits.** What is there and is no regular file (a device, a pipe, a symbolic link) is refused,
+//! and stays. What is begun keeps a thread that may write anywhere ([`begin`]).
 
 use std::fs;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
 
-use crate::exit::Failure;
+use linux::privileges;
+use rustix::thread::CapabilitySet;
+
+use crate::exit::{Exit, Failure};
 
 /// Writes this text to a file of this mode. Whoever reads the file meanwhile sees the old one.
 pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
-    begin(path, text, mode).map(drop)
+    replaceable(path)?;
+    written(path, text, mode).map_err(|e| Failure::io("write", path, &e))
 }
 
-/// A file that was written as a whole, and gets another text later.
+/// Refuses what is there and is no regular file, and the usual names of stdout.
+pub fn replaceable(path: &Path) -> Result<(), Failure> {
+    let why = match fs::symlink_metadata(path) {
+        _ if path == Path::new("-") || path == Path::new("/dev/stdout") => "this is stdout, and a file is written",
+        Ok(there) if there.is_symlink() => "this is a symbolic link, and it would be replaced",
+        Ok(there) if !there.is_file() => "this is no regular file, and it would be replaced",
+        // What else is wrong is found when it is written.
+        Ok(_) | Err(_) => return Ok(()),
+    };
+    Err(Failure::new(Exit::Usage, format!("cannot write {}", path.display()), why).hint("name a regular or a new file"))
+}
+
+/// The new file until it takes the place of the old one.
+fn next(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}", std::process::id()));
+    PathBuf::from(name)
+}
+
+fn written(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    put(&made(path, text, mode)?, path)
+}
+
+fn put(next: &Path, path: &Path) -> io::Result<()> {
+    fs::rename(next, path).inspect_err(|_| _ = fs::remove_file(next))
+}
+
+/// Makes the new file.
+fn made(path: &Path, text: &str, mode: u32) -> io::Result<PathBuf> {
+    let next = next(path);
+    let create = || -> io::Result<()> {
+        // Nobody else's file, and through no link: others may be able to write the directory.
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
+        // Whatever the umask.
+        let written = file.set_permissions(fs::Permissions::from_mode(mode));
+        // Half of it is of no use.
+        written.and_then(|()| file.write_all(text.as_bytes())).inspect_err(|_| _ = fs::remove_file(&next))
+    };
+    match create() {
+        // Left by one that was killed, and had our id.
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&next).and_then(|()| create()),
+        created => created,
+    }?;
+    Ok(next)
+}
+
+/// What is to be done with a file that was begun.
+enum Do {
+    /// Put the first text in the place of the old file.
+    Publish,
+    /// Put this text there.
+    Write(String),
+}
+
+/// A file that gets a text now, and another one later.
 pub struct Begun {
-    file: fs::File,
     path: PathBuf,
+    /// Dropped before the thread is waited for.
+    ask: Option<Sender<Do>>,
+    answer: Receiver<io::Result<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Begins a file with this text, beside an older one, which stays until [`Begun::publish`]. So it is
+/// known at once whether the file can be written. A thread of its own writes it: it keeps the right
+/// to write in a directory of somebody else, when the calling thread gives up its own.
+pub fn begin(path: &Path, text: String, mode: u32) -> Result<Begun, Failure> {
+    replaceable(path)?;
+    let (ask, asked) = mpsc::channel();
+    let (tell, answer) = mpsc::channel();
+    let to = path.to_owned();
+    let write = move || {
+        // An unprivileged user has none to give up.
+        let kept = privileges::keep_only(CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER);
+        let begun = kept.and_then(|()| made(&to, &text, mode));
+        let mut left = begun.as_ref().ok().cloned();
+        // Nobody waits any more where this fails.
+        let _ = tell.send(begun.map(drop));
+        while let Ok(what) = asked.recv() {
+            let done = match what {
+                Do::Publish => left.take().map_or(Ok(()), |next| put(&next, &to)),
+                Do::Write(text) => written(&to, &text, mode),
+            };
+            let _ = tell.send(done);
+        }
+        if let Some(next) = left {
+            let _ = fs::remove_file(next);
+        }
+    };
+    let thread = thread::Builder::new().name("page".to_owned()).spawn(write);
+    let thread = thread.map_err(|e| Failure::io("write", path, &e))?;
+    let begun = Begun { path: path.to_owned(), ask: Some(ask), answer, thread: Some(thread) };
+    begun.answered()?;
+    Ok(begun)
 }
 
 impl Begun {
-    /// Puts this text in the place of the first. It takes no right to the directory any more.
-    pub fn end(&mut self, text: &str) -> Result<(), Failure> {
-        let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
-        written.map_err(|e| Failure::io("write", &self.path, &e))
+    /// Puts the first text in the place of the old file.
+    pub fn publish(&self) -> Result<(), Failure> {
+        self.done(Do::Publish)
+    }
+
+    /// Puts this text there. If that fails, what is there stays.
+    pub fn end(&self, text: String) -> Result<(), Failure> {
+        self.done(Do::Write(text))
     }
 
     /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    fn done(&self, what: Do) -> Result<(), Failure> {
+        // Where the thread has gone, there is no answer either.
+        let _ = self.ask.as_ref().map(|ask| ask.send(what));
+        self.answered()
+    }
+
+    fn answered(&self) -> Result<(), Failure> {
+        let answer =
+            self.answer.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has ended")));
+        answer.map_err(|e| Failure::io("write", &self.path, &e))
+    }
 }
 
-/// Writes this text as [`write`] does, and keeps the file open for another one.
-pub fn begin(path: &Path, text: &str, mode: u32) -> Result<Begun, Failure> {
-    let next = {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}", std::process::id()));
-        PathBuf::from(name)
-    };
-    let create = || -> std::io::Result<fs::File> {
-        // Nobody else's file, and through no link: others may be able to write the directory.
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
-        let mut rest = || -> std::io::Result<()> {
-            // Whatever the umask.
-            file.set_permissions(fs::Permissions::from_mode(mode))?;
-            file.write_all(text.as_bytes())?;
-            fs::rename(&next, path)
-        };
-        let written = rest();
-        if written.is_err() {
-            // Half of it is of no use.
-            let _ = fs::remove_file(&next);
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.ask = None;
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "old").unwrap();
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        for path in [at("link"), at("pipe"), dir.path().into(), "/dev/null".into(), "/dev/stdout".into(), "-".into()] {
+            let failure = write(&path, "new", 0o600).unwrap_err();
+            assert!(failure.line().contains("this is "), "{}", failure.line());
+            assert!(begin(&path, "new".to_owned(), 0o600).is_err(), "{}", path.display());
         }
-        written.map(|()| file)
-    };
-    let file = match create() {
-        // Left by one that was killed, and had our id.
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&next).and_then(|()| create()),
-        created => created,
-    };
-    let file = file.map_err(|e| Failure::io("write", path, &e))?;
-    Ok(Begun { file, path: path.to_owned() })
+        assert_eq!(fs::read_to_string(at("link")).unwrap(), "old");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn the_old_file_stays_until_the_new_one_is_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("page");
+        let read = || fs::read_to_string(&path).unwrap();
+        fs::write(&path, "old").unwrap();
+        drop(begin(&path, "begun".to_owned(), 0o600).unwrap());
+        assert_eq!((read(), fs::read_dir(dir.path()).unwrap().count()), ("old".to_owned(), 1));
+        let begun = begin(&path, "begun".to_owned(), 0o640).unwrap();
+        assert_eq!(read(), "old");
+        begun.publish().unwrap();
+        assert_eq!(read(), "begun");
+        // Whoever has it open keeps it as it was.
+        let open = fs::File::open(&path).unwrap();
+        begun.end("ended".to_owned()).unwrap();
+        assert_eq!((read(), io::read_to_string(open).unwrap()), ("ended".to_owned(), "begun".to_owned()));
+        drop(begun);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 }
 
 #[cfg(test)]

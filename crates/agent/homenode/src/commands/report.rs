@@ -58,6 +58,8 @@ type Part = Result<(String, Value), String>;
 /// Collects and writes the report.
 pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let names = args.names;
+    // Before the map takes its time.
+    args.output.as_deref().map_or(Ok(()), replace::replaceable)?;
     let config = Config::load(global.config.as_deref());
     // A failure can name what the user has named.
     let or = |instead: &'static str| move |failure: &Failure| if names { failure.line() } else { instead.to_owned() };

@@ -191,7 +191,8 @@ fn trouble(spec: &Spec, error: &io::Error) -> String {
 
 impl Counter {
     fn read(&mut self) -> io::Result<()> {
-        self.sum += self.counter.take()? * self.spec.bytes;
+        // What never ran adds nothing, until it runs again.
+        self.sum += self.counter.take()?.unwrap_or(0.0) * self.spec.bytes;
         Ok(())
     }
 }
@@ -396,7 +397,7 @@ fn placed(format: &str, mut code: u64) -> Option<u64> {
 }
 
 fn open(spec: &Spec) -> io::Result<perf::Counter> {
-    perf::open(Event { kind: spec.kind, config: spec.config }, spec.cpu, None)
+    perf::open(Event { kind: spec.kind, config: spec.config }, spec.cpu, None, None)
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use libtest_mimic::Completion;
-use observe::Hooks;
 use observe::times::{READS_PER_TIMED, ReadTimes};
+use observe::{Hooks, Scope};
 
 use crate::common::*;
 use crate::{Case, cases, ensure};
@@ -29,7 +29,10 @@ fn reads_are_timed(hooks: Hooks) -> Outcome {
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let _held = hold(&path)?;
     let (file, mut buffer) = (File::open(&path)?, vec![0; 4096]);
-    let mut times = ReadTimes::open()?;
+    let mut times = ReadTimes::open(&Scope::All)?;
+    let mut ours = ReadTimes::open(&Scope::Pids(vec![std::process::id()]))?;
+    let mut others = ReadTimes::open(&Scope::Pids(vec![1]))?;
+
     let own = |times: &mut ReadTimes| -> Result<_, libtest_mimic::Failed> {
         Ok(times.take()?.remove(&std::process::id()).unwrap_or_default())
     };
@@ -54,6 +57,10 @@ fn reads_are_timed(hooks: Hooks) -> Outcome {
     }
     let seen = own(&mut times)?;
     ensure!(seen.count() == 0, "{} reads at the end of the file were timed", seen.count());
+    // Only those of the chosen processes take room.
+    let (ours, others) = (ours.take()?, others.take()?);
+    ensure!(ours.keys().eq([&std::process::id()]), "reads of {:?} were timed, too", ours.keys());
+    ensure!(others.keys().all(|pid| *pid == 1), "reads of {:?} were timed, not of 1", others.keys());
     ensure!(times.take_lost() == 0, "timed reads were lost");
     Ok(Completion::Completed)
 }

@@ -192,5 +192,9 @@ struct time_key {
 #define TIMES_ENTRIES 32768
 /* A power of two. */
 #define READS_PER_TIMED 16
+/* Whose reads are timed. */
+#define TIMES_OF_ALL 0
+#define TIMES_OF_PIDS 1
+#define TIMES_OF_CGROUP 2
 
 #endif

@@ -20,7 +20,7 @@ use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
@@ -61,10 +61,7 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     if args.once {
         let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
-            .window(Duration::from_secs_f64(window_s))?;
-        if args.by == By::Thread {
-            window.units.clear();
-        }
+            .window(Duration::from_secs_f64(window_s), &|| args.by == By::Unit)?;
         model::sort(&mut window, args.sort, false);
         model::filter(&mut window, args.all, &args.filter);
         if global.json {
@@ -111,12 +108,13 @@ impl Source {
         })
     }
 
-    fn window(&mut self, length: Duration) -> Result<Window, Failure> {
+    /// `units`: whether services are wanted, too, by its end.
+    fn window(&mut self, length: Duration, units: &dyn Fn() -> bool) -> Result<Window, Failure> {
         let snapshot: Snapshot = plane::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        let units = window::unit_rows(&snapshot, &mut self.groups);
+        let units = units().then(|| window::unit_rows(&snapshot, &mut self.groups));
         let mut window = Window { volumes, units, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
         Ok(window)
@@ -128,9 +126,9 @@ impl Source {
 fn text(window: &Window, units: bool) -> String {
     let [heading, ..] = &window.headings;
     let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
-    if units && !window.units.is_empty() {
+    if let Some(rows) = window.units.as_deref().filter(|rows| units && !rows.is_empty()) {
         text.push('\n');
-        text.push_str(&table(&UNIT_COLUMNS, &window.units));
+        text.push_str(&table(&UNIT_COLUMNS, rows));
     }
     if !units && !window.threads.is_empty() {
         text.push('\n');
@@ -168,7 +166,7 @@ fn live(
     mut choices: Choices,
 ) -> Result<Exit, Failure> {
     let stop = Stop::or_killed()?;
-    let watch = Watch::start(open, choices.window_s)?;
+    let watch = Watch::start(open, &choices)?;
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
@@ -186,15 +184,21 @@ fn live(
 struct Watch {
     windows: Receiver<Result<Window, Failure>>,
     window_ms: Arc<AtomicU64>,
+    /// Whether services are shown.
+    units: Arc<AtomicBool>,
     thread: thread::Thread,
 }
 
 impl Watch {
     /// Observes in a thread of its own (a plane stays where it was opened) until nobody listens.
     /// Returns when it is open.
-    fn start(open: impl FnOnce() -> Result<Source, Failure> + Send + 'static, window_s: f64) -> Result<Self, Failure> {
-        let window_ms = Arc::new(AtomicU64::new(milliseconds(window_s)));
-        let length = Arc::clone(&window_ms);
+    fn start(
+        open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
+        choices: &Choices,
+    ) -> Result<Self, Failure> {
+        let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
+        let units = Arc::new(AtomicBool::new(choices.units));
+        let (length, wanted) = (Arc::clone(&window_ms), Arc::clone(&units));
         let (send, windows) = mpsc::channel();
         let (opened, is_open) = mpsc::channel();
         let observing = thread::spawn(move || {
@@ -205,7 +209,8 @@ impl Watch {
             };
             let _ = opened.send(Ok(()));
             loop {
-                let window = source.window(Duration::from_millis(length.load(Ordering::Relaxed)));
+                let length = Duration::from_millis(length.load(Ordering::Relaxed));
+                let window = source.window(length, &|| wanted.load(Ordering::Relaxed));
                 let failed = window.is_err();
                 if send.send(window).is_err() || failed {
                     return;
@@ -214,13 +219,15 @@ impl Watch {
         });
         let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
         is_open.recv().map_err(gone)??;
-        Ok(Self { windows, window_ms, thread: observing.thread().clone() })
+        Ok(Self { windows, window_ms, units, thread: observing.thread().clone() })
     }
 
-    /// From now on windows have this length; the one under way ends.
-    fn set_length(&self, window_s: f64) {
-        let length = milliseconds(window_s);
-        if self.window_ms.swap(length, Ordering::Relaxed) != length {
+    /// From now on windows have the length and the services that are chosen; the one under way ends
+    /// if it lacks them.
+    fn choose(&self, choices: &Choices) {
+        let length = milliseconds(choices.window_s);
+        let had = self.units.swap(choices.units, Ordering::Relaxed);
+        if self.window_ms.swap(length, Ordering::Relaxed) != length || choices.units && !had {
             self.thread.unpark();
         }
     }
@@ -240,7 +247,13 @@ fn draw_until_quit(
     let mut changed = true;
     while !stop.requested() && !choices.quit {
         match watch.windows.try_recv() {
-            Ok(Ok(window)) if !choices.paused => {
+            // Paused: one more, if services are wanted and there are none.
+            Ok(Ok(window))
+                if !choices.paused
+                    || choices.units
+                        && window.units.is_some()
+                        && newest.as_ref().is_some_and(|w| w.units.is_none()) =>
+            {
                 newest = Some(window);
                 changed = true;
             }
@@ -267,13 +280,14 @@ fn draw_until_quit(
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
             page = view::page(frame.area.height, shown.as_ref());
             let units = choices.shows_units(volumes);
-            threads = shown.map_or(0, |w| if units { w.units.len() } else { w.threads.len() });
+            let services = |w: &Window| w.units.as_ref().map_or(0, Vec::len);
+            threads = shown.map_or(0, |w| if units { services(&w) } else { w.threads.len() });
         }
         match events.recv_timeout(TICK) {
             Ok(event) => {
                 if let Event::Key(key) = event.map_err(failure)? {
                     choices.key(key, threads, page);
-                    watch.set_length(choices.window_s);
+                    watch.choose(choices);
                 }
                 changed = true;
             }

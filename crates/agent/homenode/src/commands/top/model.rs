@@ -24,7 +24,7 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
         if reverse { order.reverse() } else { order }
     });
     let touched = |unit: &UnitRow| unit.read_bytes_per_s + unit.write_bytes_per_s;
-    window.units.sort_by(|a, b| {
+    window.units.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
         let order = match by {
             Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
             Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
@@ -44,7 +44,7 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
     window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));
-    window.units.retain(|unit| unit.unit.contains(text));
+    window.units.iter_mut().for_each(|units| units.retain(|unit| unit.unit.contains(text)));
 }
 
 fn bytes_per_s(thread: &ThreadRow) -> f64 {

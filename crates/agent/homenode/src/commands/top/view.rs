@@ -58,7 +58,8 @@ pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
         frame.render_widget(Text::from(copies), copy_area);
         let (scroll, width) = (picture.choices.scroll, thread_area.width);
         let rows = match picture.choices.shows_units(picture.volumes) {
-            true => table(&UNIT_COLUMNS, from(&window.units, scroll), width),
+            // Those of the first window are still to come.
+            true => table(&UNIT_COLUMNS, from(window.units.as_deref().unwrap_or_default(), scroll), width),
             false => table(&THREAD_COLUMNS, from(&window.threads, scroll), width),
         };
         frame.render_widget(rows, thread_area);
@@ -252,7 +253,8 @@ mod tests {
             cpu: 1.5,
         };
         let mut window = window();
-        window.units = vec![unit("postgresql.service", 2e9), unit("", 1e6), unit("user@7.service/a\u{1b}.scope", 3e9)];
+        let units = [unit("postgresql.service", 2e9), unit("", 1e6), unit("user@7.service/a\u{1b}.scope", 3e9)];
+        window.units = Some(units.into());
         sort(&mut window, Sort::Remote, false);
         insta::assert_snapshot!(screen_of(window, 120, 12, |c| c.units = true));
     }

@@ -70,8 +70,9 @@ pub struct Round {
 }
 
 /// The value of each period, from left to right as they ran, with the mean of each arm as a dashed
-/// line. `arms`: their names.
-pub fn periods(rounds: &[Round], arms: &[&str], shown: &dyn Fn(f64) -> String) -> String {
+/// line. `arms`: their names. `shown` gives a value's words, which differ where values are as far
+/// from each other as it is told.
+pub fn periods(rounds: &[Round], arms: &[&str], shown: &dyn Fn(f64, f64) -> String) -> String {
     let marks = || rounds.iter().flat_map(|round| &round.marks);
     let values: Vec<f64> = marks().map(|mark| mark.value).filter(|value| value.is_finite()).collect();
     let scale = Scale::of(&values, 0.08);
@@ -105,7 +106,7 @@ pub fn periods(rounds: &[Round], arms: &[&str], shown: &dyn Fn(f64) -> String) -
     label(&mut svg, (LEFT + (WIDTH - LEFT - RIGHT) / 2.0, bottom + 34.0), "middle", "round");
     for tick in scale.ticks() {
         line(&mut svg, (LEFT, y(tick)), (WIDTH - RIGHT, y(tick)), "grid");
-        label(&mut svg, (LEFT - 8.0, y(tick) + 4.0), "end", &shown(tick));
+        label(&mut svg, (LEFT - 8.0, y(tick) + 4.0), "end", &shown(tick, scale.step()));
     }
     for arm in 0..arms.len() {
         let counted = rounds.iter().filter(|round| round.counts).flat_map(|round| &round.marks);
@@ -147,8 +148,9 @@ pub struct Bar {
     pub better: Option<bool>,
 }
 
-/// One outcome: a row for each policy, on an axis of its own. `shown` gives a change's words.
-pub fn effects(outcome: &str, bars: &[Bar], shown: &dyn Fn(f64) -> String) -> String {
+/// One outcome: a row for each policy, on an axis of its own. `shown` gives a change's words, as in
+/// [`periods`].
+pub fn effects(outcome: &str, bars: &[Bar], shown: &dyn Fn(f64, f64) -> String) -> String {
     let ends = |bar: &Bar| [bar.low, bar.high, bar.mean, -bar.smallest.unwrap_or(0.0), bar.smallest.unwrap_or(0.0)];
     let values: Vec<f64> = bars.iter().flat_map(ends).chain([0.0]).filter(|value| value.is_finite()).collect();
     let scale = Scale::of(&values, 0.05);
@@ -158,7 +160,7 @@ pub fn effects(outcome: &str, bars: &[Bar], shown: &dyn Fn(f64) -> String) -> St
     let _ = write!(svg, "<text x=\"0\" y=\"15\" class=\"head\">{}</text>", text(outcome));
     for tick in scale.ticks() {
         line(&mut svg, (x(tick), HEAD), (x(tick), bottom), "grid");
-        label(&mut svg, (x(tick), bottom + 16.0), "middle", &shown(tick));
+        label(&mut svg, (x(tick), bottom + 16.0), "middle", &shown(tick, scale.step()));
     }
     for (n, bar) in bars.iter().enumerate() {
         let y = HEAD + ROW * (n as f64 + 0.5);
@@ -179,7 +181,9 @@ pub fn effects(outcome: &str, bars: &[Bar], shown: &dyn Fn(f64) -> String) -> St
             );
         }
         let (low, high) = (x(bar.low), x(bar.high));
-        let title = format!("{}: {}, {} to {}", bar.policy, shown(bar.mean), shown(bar.low), shown(bar.high));
+        // Finer than the axis.
+        let [mean, from, to] = [bar.mean, bar.low, bar.high].map(|value| shown(value, scale.step() / 10.0));
+        let title = format!("{}: {mean}, {from} to {to}", bar.policy);
         let (up, down) = (y - 6.0, y + 6.0);
         let _ = write!(
             svg,
@@ -282,12 +286,20 @@ impl Scale {
         (value - self.low) / (self.high - self.low)
     }
 
-    /// Some round numbers: multiples of 1, 2 or 5 times a power of ten.
-    fn ticks(&self) -> Vec<f64> {
+    /// Between two ticks: 1, 2 or 5 times a power of ten; NaN where there are none.
+    fn step(&self) -> f64 {
         let rough = (self.high - self.low) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|step| *step >= rough);
-        let Some(step) = step.filter(|step| step.is_finite() && *step > 0.0) else { return Vec::new() };
+        step.filter(|step| step.is_finite() && *step > 0.0).unwrap_or(f64::NAN)
+    }
+
+    /// Some round numbers: multiples of the step.
+    fn ticks(&self) -> Vec<f64> {
+        let step = self.step();
+        if step.is_nan() {
+            return Vec::new();
+        }
         let first = (self.low / step).ceil();
         (0..12).map(|n| (first + f64::from(n)) * step).take_while(|tick| *tick <= self.high).collect()
     }
@@ -333,23 +345,44 @@ mod tests {
             Round { marks: vec![mark(0, 10.0), mark(1, 20.0)], counts: true },
             Round { marks: vec![mark(1, f64::NAN), mark(0, 10.0)], counts: false },
         ];
-        let svg = periods(&rounds, &["off", "nthread"], &|value| format!("{value}"));
+        let svg = periods(&rounds, &["off", "nthread"], &|value, _| format!("{value}"));
         // The names' own marks, then those of the periods; what is not known is not drawn.
         assert_eq!((svg.matches("<circle").count(), svg.matches("<polygon").count()), (3, 2), "{svg}");
         assert_eq!(svg.matches("opacity=\"0.3\"").count(), 1);
-        // A twelfth of the height below the lowest value, and a twelfth above the highest.
-        assert!(svg.contains("cx=\"210.0\" cy=\"276.1\"") || svg.contains("cy=\"276.1\""), "{svg}");
+        // Four slots of 180 after 120. The axis is 8 % of the range longer on either side.
+        let at = |x: f64, y: f64| format!("cx=\"{x:.1}\" cy=\"{y:.1}\"");
+        let low = 34.0 + 260.0 * 1.08 / 1.16;
+        assert!(svg.contains(&at(210.0, low)) && svg.contains(&at(750.0, low)), "{svg}");
+        assert!(svg.contains(&format!("points=\"390.0,{:.1} ", 34.0 + 260.0 * 0.08 / 1.16 - 5.5)), "{svg}");
         assert!(svg.contains("class=\"mean\""), "{svg}");
-        assert!(periods(&[], &["off"], &|value| format!("{value}")).ends_with("</svg>\n"));
+        assert!(periods(&[], &["off"], &|value, _| format!("{value}")).ends_with("</svg>\n"));
     }
 
     #[test]
     fn an_interval_is_coloured_by_what_it_says() {
         let bar = |better| Bar { policy: "a".to_owned(), mean: 2.0, low: 1.0, high: 3.0, smallest: Some(0.5), better };
-        let svg = |better| effects("speed", &[bar(better)], &|value| format!("{value}"));
+        let svg = |better| effects("speed", &[bar(better)], &|value, _| format!("{value}"));
         assert!(svg(Some(true)).contains(BETTER) && !svg(Some(true)).contains(WORSE));
         assert!(svg(Some(false)).contains(WORSE) && !svg(None).contains(WORSE));
         assert!(svg(None).contains("<title>a: 2, 1 to 3</title>") && svg(None).contains("class=\"small\""));
+    }
+
+    #[test]
+    fn ticks_have_the_digits_that_tell_them_apart() {
+        use crate::output::units::{changed, digits};
+        let bar = Bar {
+            policy: "a".to_owned(),
+            mean: 0.0012,
+            low: 0.001,
+            high: 0.0014,
+            smallest: Some(0.0002),
+            better: Some(true),
+        };
+        let svg = effects("speed", &[bar], &|value, step| changed(value, digits(100.0 * step)));
+        let labels: Vec<&str> =
+            svg.split("text-anchor=\"middle\">").skip(1).filter_map(|s| s.split('<').next()).collect();
+        assert_eq!(labels, ["0.00 %", "+0.05 %", "+0.10 %"], "{svg}");
+        assert!(svg.contains("<title>a: +0.120 %, +0.100 % to +0.140 %</title>"), "{svg}");
     }
 
     #[test]

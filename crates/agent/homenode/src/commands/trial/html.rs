@@ -23,7 +23,7 @@ use super::chart::{self, Bar, Mark, Round, text};
 use super::outcome::{Outcome, Period};
 use super::report::{Judged, Report, change, interval, smallest};
 use crate::cli::{ScopeArgs, TrialArgs};
-use crate::output::units::{count, seconds};
+use crate::output::units::{changed, count, digits, seconds};
 
 /// What the page says of the machine and of what was tried.
 pub struct Facts {
@@ -37,14 +37,16 @@ pub struct Facts {
     pub interference: Vec<Interference>,
     /// Whether paths, ids and commands of the user are in the page.
     pub names: bool,
+    /// Whether the user, or a signal, ended it.
+    pub stopped: bool,
 }
 
 impl Facts {
     /// Of this trial.
-    pub fn new(args: &TrialArgs, machine: Value, interference: Vec<Interference>) -> Self {
+    pub fn new(args: &TrialArgs, machine: Value, interference: Vec<Interference>, stopped: bool) -> Self {
         let names = args.names;
         let scope = scope(&args.observe.scope, &args.command, names);
-        Self { machine, scope, metric: args.metric.clone().filter(|_| names), interference, names }
+        Self { machine, scope, metric: args.metric.clone().filter(|_| names), interference, names, stopped }
     }
 }
 
@@ -112,6 +114,9 @@ pub fn page(report: &Report<'_>, judged: &[Judged], finished: &Finished, facts: 
         "periods": report.rounds.iter().enumerate().flat_map(|(n, round)| {
             round.iter().map(move |(arm, period)| report.period_json(n, *arm, period))
         }).collect::<Vec<_>>(),
+        "rounds": report.rounds.len() - report.dropped(),
+        "dropped": report.dropped(),
+        "stopped": facts.stopped,
         "results": judged.iter().map(|judged| report.result(judged)).collect::<Vec<_>>(),
     });
     let data = serde_json::to_string(&data).unwrap_or_default();
@@ -149,7 +154,9 @@ fn verdict(page: &mut String, judged: &Judged, primary: &Outcome) {
 fn effects(page: &mut String, report: &Report<'_>, judged: &[Judged]) {
     let mut charts = String::new();
     for (n, outcome) in report.outcomes.iter().enumerate() {
-        let of = |judged: &Judged| judged.effects.get(n).map(|(_, effect)| (judged.policy.clone(), *effect));
+        let drawn = |effect: &&(Outcome, Effect)| effect.1.mean.and(effect.1.low).and(effect.1.high).is_some();
+        let of =
+            |judged: &Judged| judged.effects.get(n).filter(drawn).map(|(_, effect)| (judged.policy.clone(), *effect));
         let all: Vec<(String, Effect)> = judged.iter().filter_map(of).collect();
         // Relative where it can be, and all of them or none.
         let relative = all.iter().all(|(_, effect)| effect.relative(1.0).is_some());
@@ -157,9 +164,9 @@ fn effects(page: &mut String, report: &Report<'_>, judged: &[Judged]) {
         if bars.is_empty() {
             continue;
         }
-        let shown = |value: f64| match relative {
-            true => format!("{:+.*} %", if value.abs() < 0.02 { 1 } else { 0 }, 100.0 * value).replace("+0.0 %", "0 %"),
-            false => outcome.signed(value),
+        let shown = |value: f64, step: f64| match relative {
+            true => changed(value, digits(100.0 * step)),
+            false => outcome.signed_within(value, step),
         };
         let towards = match outcome.better {
             trial::Better::Higher => "more is better",
@@ -219,7 +226,7 @@ fn periods(page: &mut String, report: &Report<'_>) {
         "<h2>Periods: {}</h2>\n<p>In the order in which they ran. Those of a round are connected; dashed lines are \
          the means. Pale marks do not count. The axis need not begin at zero.</p>\n{}",
         text(primary.name),
-        chart::periods(&rounds, &arms, &|value| primary.shown(value))
+        chart::periods(&rounds, &arms, &|value, step| primary.shown_within(value, step))
     );
 }
 
@@ -293,7 +300,9 @@ fn conditions(page: &mut String, report: &Report<'_>, finished: &Finished, facts
     }
     let design = report.design;
     fact("observed", &facts.scope);
-    fact("rounds", &format!("{} of {}", report.rounds.len(), design.rounds));
+    let (all, dropped) = (report.rounds.len(), report.dropped());
+    let left_out = if dropped > 0 { format!(", and {dropped} that do not count") } else { String::new() };
+    fact("rounds", &format!("{} of {}{left_out}", all - dropped, design.rounds));
     let (period, wash_out) = (seconds(design.period_s), seconds(design.wash_out_s));
     fact("period", &format!("{period}, of which the first {wash_out} do not count"));
     fact("window", &seconds(design.window_s));
@@ -309,7 +318,9 @@ fn conditions(page: &mut String, report: &Report<'_>, finished: &Finished, facts
     if !facts.names {
         finished.notes.clear();
     }
-    fact("put back", put_back::finished(&finished).trim_end());
+    for (n, line) in put_back::finished(&finished).lines().enumerate() {
+        fact(if n == 0 { "put back" } else { "" }, line);
+    }
     page.push_str("</table>\n");
     let _ = writeln!(
         page,
@@ -383,6 +394,7 @@ mod tests {
             &args,
             json!({"kernel": "6.12 <x>", "unix_s": 0, "hypervisor": "tcg", "system": null}),
             vec![found],
+            false,
         );
         page(&report, &judged, &finished, &facts)
     }
@@ -439,6 +451,9 @@ mod tests {
         assert!(!page.contains("secret") && !page.contains("4711"), "{page}");
         assert!(page.contains("1 process<") && page.contains("numad: moves threads too"), "{page}");
         let page = made(true);
+        // A note has a row of its own.
+        assert!(page.contains("<td>put back</td><td>restored the affinity of 9 threads</td>"), "{page}");
+        assert!(page.contains("<tr><td></td><td>note: /secret/&lt;path&gt;</td></tr>"), "{page}");
         for name in ["1 process: 4711", "echo /secret/&lt;b&gt;", "/secret/&lt;path&gt;", "process 815 secret"] {
             assert!(page.contains(name), "{name}");
         }
@@ -456,6 +471,9 @@ mod tests {
             "1970-01-01 00:00 UTC",
             "The processor was emulated",
             "<td class=\"n\">6</td><td>nthread</td>",
+            "8 of 9, and 1 that do not count",
+            "&quot;dropped&quot;:1",
+            "&quot;stopped&quot;:false",
         ] {
             assert!(page.contains(words), "{words}\n{page}");
         }

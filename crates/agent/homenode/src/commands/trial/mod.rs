@@ -41,6 +41,7 @@ use self::report::{Judged, Report};
 use crate::child::Child;
 use crate::cli::TrialArgs;
 use crate::commands::off::Off;
+use crate::commands::replace::Begun;
 use crate::commands::{plane, replace, report as machine_report};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -81,7 +82,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
     // While files may still be made anywhere, and so that half an hour is not for nothing.
-    let page = args.html.as_deref().map(|path| replace::begin(path, &html::unfinished(), 0o600)).transpose()?;
+    let page = args.html.as_deref().map(|path| replace::begin(path, html::unfinished(), 0o600)).transpose()?;
     plane::move_only(traits, child.is_some())?;
     let mut report = Report::new(global.json, &design, &instruments.outcomes());
     report.start(&plane, &recovered, &interference, instruments.gap().as_deref())?;
@@ -92,6 +93,8 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
             _ => {}
         }
     }
+    // Now that the trial begins, and not before: there may be a page of another one.
+    page.as_ref().map_or(Ok(()), Begun::publish)?;
     if let Some(child) = child.as_mut().filter(|_| !stop.requested()) {
         output::background::OUT.settle()?;
         child.go()?;
@@ -112,22 +115,21 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let Trial { harms, finished, .. } = trial;
     notify::stopping();
     drop(plane);
-    if let Some(child) = &mut child {
-        child.terminate()?;
-    }
+    // The result is told whatever this gives.
+    let ended = child.as_mut().map_or(Ok(()), Child::terminate);
     let judged = report.judge(&harms);
     let told = report.end(&judged, &finished, stop.requested());
     if let Err(failure) = report.last(&judged, &finished, stop.requested()).save(state.path()) {
         tracing::warn!("{}: `homenode report` does not have this trial", failure.line());
     }
-    let written = page.map_or(Ok(()), |mut page| {
-        let facts = html::Facts::new(args, machine_report::head(Some(nodes)), interference);
-        page.end(&html::page(&report, &judged, &finished, &facts))?;
+    let written = page.map_or(Ok(()), |page| {
+        let facts = html::Facts::new(args, machine_report::head(Some(nodes)), interference, stop.requested());
+        page.end(html::page(&report, &judged, &finished, &facts))?;
         let said = if args.names { "it has names and paths" } else { "without names and paths" };
         output::complain(&format!("wrote {}: {said}; look at it before you send it\n", page.path().display()));
         Ok(())
     });
-    ran.and(told).and(written)?;
+    ran.and(told).and(written).and(ended)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })
 }

@@ -11,7 +11,7 @@ use trial::Better;
 
 use super::instruments::Seen;
 use super::metric;
-use crate::output::units::{percent, rate, short_time};
+use crate::output::units::{digits, number, percent, rate, rate_within, short_time, short_time_within};
 use crate::signals::Stop;
 
 /// What is measured of each period.
@@ -63,7 +63,7 @@ pub const READ_TIMES: [(Outcome, f64); 2] = [
     ),
 ];
 
-/// Where the processors count it.
+/// Of a control group, where the processors count it.
 pub const IPC: Outcome = Outcome {
     key: "instructions_per_cycle",
     name: "instructions per cycle",
@@ -71,7 +71,7 @@ pub const IPC: Outcome = Outcome {
     form: Form::Number,
 };
 
-/// Where the processors count it.
+/// Of a control group, where the processors count it.
 pub const REMOTE_LOADS: Outcome = Outcome {
     key: "remote_loads_per_1000_instructions",
     name: "loads from other nodes' memory, per 1,000 instructions",
@@ -98,13 +98,37 @@ impl Outcome {
             Form::Rate => rate(value),
             Form::Share => percent(value),
             Form::Time => short_time(value),
-            Form::Number => format!("{value:.4}"),
+            Form::Number => number(value),
+        }
+    }
+
+    /// A value for people, with the digits that tell it from one that is `step` away.
+    pub fn shown_within(&self, value: f64, step: f64) -> String {
+        match self.form {
+            _ if !value.is_finite() => "unknown".to_owned(),
+            Form::Rate => rate_within(value, step),
+            Form::Share => format!("{:.*} %", digits(100.0 * step), 100.0 * value),
+            Form::Time => short_time_within(value, step),
+            Form::Number => format!("{value:.*}", digits(step)),
         }
     }
 
     /// A change for people, with its sign.
     pub fn signed(&self, change: f64) -> String {
-        format!("{}{}", if change < 0.0 { '-' } else { '+' }, self.shown(change.abs()))
+        format!("{}{}", sign(change), self.shown(change.abs()))
+    }
+
+    /// The same, with the digits of [`Self::shown_within`].
+    pub fn signed_within(&self, change: f64, step: f64) -> String {
+        format!("{}{}", sign(change), self.shown_within(change.abs(), step))
+    }
+}
+
+fn sign(change: f64) -> &'static str {
+    match change {
+        0.0 => "",
+        _ if change < 0.0 => "-",
+        _ => "+",
     }
 }
 
@@ -148,6 +172,8 @@ pub struct Sums {
     wait_s: f64,
     /// If reads are timed.
     times: Option<Times>,
+    /// Whether some are missing.
+    lost: bool,
     /// Cycles, instructions, loads from other nodes.
     counted: [f64; 3],
     metric: Option<f64>,
@@ -167,6 +193,7 @@ impl Sums {
             cpu_s: 0.0,
             wait_s: 0.0,
             times: None,
+            lost: false,
             counted: [0.0; 3],
             metric: None,
         }
@@ -187,6 +214,7 @@ impl Sums {
             self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
         }
+        self.lost |= seen.lost;
         if let Some(times) = &seen.times {
             let sum = self.times.get_or_insert_default();
             let processes: BTreeSet<u32> = snapshot.threads.iter().map(|thread| thread.pid).collect();
@@ -222,7 +250,8 @@ impl Sums {
             ("wait_share", self.wait_s / self.seconds),
         ];
         if let Some(times) = &self.times {
-            let of = |share| times.quantile(share).unwrap_or(f64::NAN);
+            // The slowest are lost first: what is left would be too fast.
+            let of = |share| times.quantile(share).filter(|_| !self.lost).unwrap_or(f64::NAN);
             values.extend(READ_TIMES.map(|(outcome, share)| (outcome.key, of(share))));
         }
         let [cycles, instructions, remote_loads] = self.counted;
@@ -325,6 +354,15 @@ mod tests {
         sums.add(&window(100, 0), &seen([(0, of(4)), (7, of(2))].into()));
         assert_eq!(sums.values().get("read_p50_s"), 4.5e-9);
         assert_eq!(READ_TIMES[0].0.shown(1.25e-6), "1.2 µs");
+        // Some are missing in a window that counts: unknown.
+        let lost = |wash_out_s, windows: [bool; 2]| {
+            let mut sums = Sums::new(wash_out_s, 2.0, 1.0);
+            windows.iter().for_each(|lost| {
+                sums.add(&window(100, 0), &Seen { lost: *lost, ..seen([(0, of(4))].into()) });
+            });
+            sums.values().json()["read_p99_s"].is_null()
+        };
+        assert!(lost(0.0, [true, false]) && lost(1.0, [false, true]) && !lost(1.0, [true, false]));
         // Timed, but nothing was read: unknown.
         let mut sums = Sums::new(0.0, 1.0, 1.0);
         sums.add(&window(0, 0), &seen(BTreeMap::new()));
@@ -335,7 +373,7 @@ mod tests {
     fn what_one_window_lacks_the_period_lacks() {
         let seen = |cycles, remote_loads| {
             let counted = Counted { cycles: Some(cycles), instructions: Some(1000.0), remote_loads };
-            Seen { times: None, counted }
+            Seen { counted, ..Seen::default() }
         };
         let mut sums = Sums::new(1.0, 3.0, 1.0);
         // The first is the wash-out.

@@ -13,7 +13,7 @@ use super::last::{self, Last};
 use super::outcome::{self, Outcome, Period};
 use crate::exit::Failure;
 use crate::output::table::Table;
-use crate::output::units::{bytes, count, seconds};
+use crate::output::units::{bytes, changed, count, seconds};
 use crate::output::{self, escape, words};
 
 /// Prints, and keeps the rounds.
@@ -207,7 +207,7 @@ impl<'a> Report<'a> {
     }
 
     /// Rounds that do not count.
-    fn dropped(&self) -> usize {
+    pub(super) fn dropped(&self) -> usize {
         self.rounds.iter().filter(|round| !Self::counts(round)).count()
     }
 
@@ -369,7 +369,7 @@ fn too_many(lost: usize, all: usize) -> bool {
 
 /// A change: relative to the value with homenode off, or as it is where that is zero.
 fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
-    effect.relative(value).map_or_else(|| outcome.signed(value), |relative| format!("{:+.1} %", 100.0 * relative))
+    effect.relative(value).map_or_else(|| outcome.signed(value), |relative| changed(relative, 1))
 }
 
 /// The same of what may be unknown.
