@@ -60,10 +60,7 @@ pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()
             if n % 8 == 0 {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            if n % 64 == 0
-                && !begin.contains(&(rustix::thread::sched_getcpu() as u32))
-                && threads::affinity()? == all
-            {
+            if n % 64 == 0 && !begin.contains(&(rustix::thread::sched_getcpu() as u32)) && threads::affinity()? == all {
                 threads::set_affinity(0, &begin)?;
                 threads::set_affinity(0, &all)?;
             }
