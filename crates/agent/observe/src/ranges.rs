@@ -40,7 +40,8 @@ const MOST_IDLE: usize = MOST / 4;
 /// Most idle ranges that a window lists of a node: half a gigabyte, twice what promotion copies in a
 /// second.
 const LISTED_IDLE: usize = 256;
-/// Windows between two searches of the whole table for idle ranges.
+/// Windows between two searches of the whole table for idle ranges, unless most of those found are
+/// gone.
 const SEARCH: u32 = 8;
 
 /// A range, the node of its data and that of its readers. The file by its number in
@@ -80,8 +81,9 @@ pub(super) struct Ranges {
     window: u32,
     /// Nodes that an entry has or had, of data or of readers.
     nodes: BTreeSet<u16>,
-    /// What the last search found, and in which window that was.
+    /// What is left of what the last search found, how much that was, and in which window.
     idle: Vec<(FileId, Key)>,
+    found: usize,
     searched: Option<u32>,
 }
 
@@ -116,7 +118,9 @@ impl Ranges {
     /// The ranges of these nodes that the last window did not read, by file: of each node those that
     /// were not read for longest.
     pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
-        if self.searched.is_none_or(|searched| self.window >= searched + SEARCH) {
+        let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
+        // More may be there for what has gone down.
+        if due || self.idle.len() < self.found / 2 {
             self.search(on);
         }
         let mut all: BTreeMap<FileId, Vec<IdleRange>> = BTreeMap::new();
@@ -166,6 +170,7 @@ impl Ranges {
             }
         }
         self.idle.sort_unstable_by_key(|(file, key)| (*file, key.range, key.node));
+        self.found = self.idle.len();
     }
 
     /// The latest entry of a range, whoever read it and wherever it was then, with the bytes of all
@@ -365,6 +370,14 @@ mod tests {
         let listed = idle(&mut ranges, 0);
         assert_eq!(listed.len(), LISTED_IDLE);
         assert!(listed.iter().all(|range| range.1 < 60_000 && range.3 == 10), "{listed:?}");
+        // What has gone down makes place for the next, in the same window.
+        for (_, range, ..) in &listed {
+            let part = FileRange { start: range * RANGE_BYTES, bytes: RANGE_BYTES };
+            ranges.moved(file(5), &[part], NodeId(0), NodeId(2));
+        }
+        assert_eq!(idle(&mut ranges, 0), []);
+        let next = idle(&mut ranges, 0);
+        assert!(next.len() == LISTED_IDLE && next.iter().all(|range| range.3 == 10 && !listed.contains(range)));
         for _ in 0..3 * SWEEP {
             ranges.window(&[]);
         }

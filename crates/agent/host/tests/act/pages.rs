@@ -247,6 +247,9 @@ fn of_parts(path: &Path, parts: &[(usize, usize)], (from, to): (NodeId, NodeId))
 
 /// The cached pages on a node.
 fn pages_on(path: &Path, node: NodeId) -> Vec<usize> {
+    if fs::metadata(path).unwrap().len() == 0 {
+        return Vec::new();
+    }
     cached(path).into_iter().filter(|(_, on)| *on == node.0 as i32).map(|(page, _)| page).collect()
 }
 
