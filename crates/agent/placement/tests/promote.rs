@@ -267,6 +267,14 @@ fn colder_cache_makes_room() {
     assert_eq!((world.on(0, 900..950), world.on(2, 0..300), world.on(2, 300..500)), (50, 50, 0));
     assert_eq!((world.moved, world.moves_of_one()), (100 * RANGE_BYTES, 1));
     assert!(world.free[0] >= FULL);
+    // Where all of it is cold by then, too, the oldest goes.
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(100..400, 2 * MIB);
+    world.cache(0..100, 2 * MIB);
+    world.cache(400..500, 2 * MIB);
+    (0..70).for_each(|_| _ = world.window(&[]));
+    (0..20).for_each(|_| _ = world.window(&reads));
+    assert_eq!((world.on(0, 900..950), world.on(2, 100..400), world.on(2, 0..500)), (50, 50, 50));
 }
 
 /// A node with less free than is to stay free gets that back first.
