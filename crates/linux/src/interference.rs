@@ -3,8 +3,9 @@
 //! **Problem.** Two programs that each move threads for their own reasons undo each other's work,
 //! and the user only sees that nothing settles.
 //!
-//! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing, a
-//! sched_ext scheduler, the kubelet's CPU manager, and NRI plugins that place containers. Report
+//! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing,
+//! demotion and DAMON schemes, a sched_ext scheduler, the kubelet's CPU manager, and NRI plugins
+//! that place containers. Report
 //! for each what was found, how it affects homenode's moves, and what to do. homenode turns nothing
 //! off.
 //!
@@ -20,7 +21,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -112,6 +113,8 @@ fn search(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
         }
     }
     found.extend(numa_balancing(proc_root));
+    found.extend(demotion(sys_root));
+    found.extend(damon(sys_root));
     found.extend(sched_ext(sys_root));
     found
 }
@@ -218,6 +221,77 @@ fn numa_balancing(proc_root: &Path) -> Vec<Interference> {
         ));
     }
     found
+}
+
+/// Reclaim that sends pages to slower nodes (Documentation/ABI/testing/sysfs-kernel-mm-numa).
+fn demotion(sys_root: &Path) -> Option<Interference> {
+    let enabled = kernel_text(&sys_root.join("kernel/mm/numa/demotion_enabled"))?;
+    matches!(enabled.as_str(), "true" | "1").then(|| {
+        Interference::new(
+            "demotion",
+            format!("/sys/kernel/mm/numa/demotion_enabled = {enabled}"),
+            "when a node has no free memory, the kernel moves pages of it to slower nodes, and what is read by read() does \
+             not come back by itself; `promote` brings back what is hot and leaves a node alone where the kernel has just demoted",
+            "none needed",
+        )
+    })
+}
+
+/// What DAMON does to the pages that its schemes match (`enum damos_action`), in so far as that
+/// changes where file data is.
+const DAMON_MOVES: [(&str, &str); 4] = [
+    ("migrate_hot", "moves hot memory to a node"),
+    ("migrate_cold", "moves cold memory to a node"),
+    ("pageout", "reclaims cold memory"),
+    ("cold", "reclaims cold memory"),
+];
+
+/// Running DAMON schemes that move or reclaim pages, and DAMON's own modules that do
+/// (Documentation/admin-guide/mm/damon/usage.rst).
+fn damon(sys_root: &Path) -> Vec<Interference> {
+    let mut found = Vec::new();
+    let new = |found: String, does: &str| {
+        Interference::new(
+            "DAMON",
+            found,
+            &format!(
+                "it {does}, and knows no file and no reader: it may move a range back that homenode has promoted, or promote \
+                 it to another node; homenode leaves a range for a minute after its move"
+            ),
+            "let only one of the two move cached file data: stop the scheme, or keep file pages out of it by a filter, or use \
+             another policy than `promote`",
+        )
+    };
+    for kdamond in entries(&sys_root.join("kernel/mm/damon/admin/kdamonds")) {
+        if kernel_text(&kdamond.join("state")).as_deref() != Some("on") {
+            continue;
+        }
+        for context in entries(&kdamond.join("contexts")) {
+            for scheme in entries(&context.join("schemes")) {
+                let action = kernel_text(&scheme.join("action")).unwrap_or_default();
+                let Some((_, does)) = DAMON_MOVES.iter().find(|(name, _)| *name == action) else { continue };
+                let to = kernel_text(&scheme.join("target_nid")).filter(|_| action.starts_with("migrate"));
+                let to = to.map(|to| format!(" to node {to}")).unwrap_or_default();
+                found.push(new(format!("{}: {action}{to}", scheme.display()), does));
+            }
+        }
+    }
+    for (module, does) in [("damon_reclaim", "reclaims cold memory"), ("damon_lru_sort", "sorts pages for reclaim")] {
+        let enabled = sys_root.join("module").join(module).join("parameters/enabled");
+        if kernel_text(&enabled).as_deref() == Some("Y") {
+            found.push(new(format!("{module}.enabled = Y"), does));
+        }
+    }
+    found
+}
+
+/// The directories in one of sysfs that have a number for a name, in order.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut numbered: Vec<(u32, PathBuf)> =
+        all.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))).collect();
+    numbered.sort();
+    numbered.into_iter().map(|(_, path)| path).collect()
 }
 
 /// The sched_ext scheduler that runs, and its state. Cheap: one small file where none does.
@@ -437,6 +511,33 @@ mod tests {
         assert_eq!(with("2\n"), ["memory tiering"]);
         assert_eq!(with("3\n"), ["numa_balancing", "memory tiering"]);
         assert_eq!(with("on\n"), [""; 0]);
+    }
+
+    #[test]
+    fn what_moves_pages_between_tiers_is_named() {
+        let found = |files: &[(&str, &str)]| {
+            let sys = root(files);
+            let found = detect(Path::new("/nonexistent"), sys.path(), &|| false);
+            let at = format!("{}/", sys.path().display());
+            found.into_iter().map(|i| (i.name, i.found.replace(&at, ""))).collect::<Vec<_>>()
+        };
+        let file = "kernel/mm/numa/demotion_enabled";
+        assert_eq!(found(&[(file, "false\n")]), []);
+        assert_eq!(found(&[(file, "true\n")]), one("demotion", "/sys/kernel/mm/numa/demotion_enabled = true"));
+        let of = |kdamond: u32, file: &str| format!("kernel/mm/damon/admin/kdamonds/{kdamond}/{file}");
+        let (on, off) = (of(0, "state"), of(1, "state"));
+        let (hot, stat, there) = (
+            of(0, "contexts/0/schemes/0/action"),
+            of(0, "contexts/0/schemes/1/action"),
+            of(0, "contexts/0/schemes/0/target_nid"),
+        );
+        let idle = of(1, "contexts/0/schemes/0/action");
+        let files = [(&*on, "on\n"), (&off, "off\n"), (&hot, "migrate_hot\n"), (&there, "0\n"), (&stat, "stat\n")];
+        let scheme = format!("{}: migrate_hot to node 0", of(0, "contexts/0/schemes/0"));
+        assert_eq!(found(&[&files[..], &[(&idle, "pageout\n")]].concat()), one("DAMON", &scheme));
+        assert_eq!(found(&[("module/damon_reclaim/parameters/enabled", "N\n")]), []);
+        let module = [("module/damon_reclaim/parameters/enabled", "Y\n")];
+        assert_eq!(found(&module), one("DAMON", "damon_reclaim.enabled = Y"));
     }
 
     #[test]

@@ -4,11 +4,16 @@
 //! the kernel does not say beforehand what.
 //!
 //! **Approach.** `/proc/zoneinfo` has the watermarks of each zone, and `vmstat` of each node counts
-//! refaults and demotions. Counts of reclaim and of swap are those of the node where the kernel
-//! has them, otherwise of the machine (`/proc/vmstat`).
+//! refaults and demotions. Few kernels count there what reclaim looked at. Otherwise the machine's
+//! count (`/proc/vmstat`) is told apart by the kernel's own threads: what kswapd looked at is of the
+//! nodes whose kswapd has run ([`Kswapds`], `/proc/PID/schedstat`). What programs reclaimed
+//! themselves (`pgscan_direct`) can be of any node and is of all. The machine's counts of pages
+//! looked at are without the reclaim of control groups that have reached their limit; refaults and
+//! swap are not.
 //!
 //! **Limits.** The kernel counts on each CPU and adds up once a second (`vm.stat_interval`), so
-//! what happened at the end of a window can show in the next.
+//! what happened at the end of a window can show in the next. Where kernel threads are not visible
+//! (in a container), what kswapd looked at is of all nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +22,46 @@ use std::path::Path;
 
 use topology::NodeId;
 
+/// The kernel threads that keep memory of each node free, by process id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kswapds(BTreeMap<NodeId, u32>);
+
+impl Kswapds {
+    /// Finds them among all processes. None are found where procfs hides them.
+    pub fn find(proc_root: &Path) -> Self {
+        let entries = fs::read_dir(proc_root).into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        Self(pids.filter_map(|pid| Some((node_of(proc_root, pid)?, pid))).collect())
+    }
+
+    /// Nanoseconds for which the thread of a node has run; `None` if that is not known.
+    fn ran_ns(&self, proc_root: &Path, node: NodeId) -> Option<u64> {
+        let pid = *self.0.get(&node)?;
+        // Another process can have its id, after the node's memory has gone and come back.
+        node_of(proc_root, pid).filter(|of| *of == node)?;
+        fs::read_to_string(proc_root.join(format!("{pid}/schedstat"))).ok()?.split(' ').next()?.parse().ok()
+    }
+}
+
+/// The node whose kswapd a process is: a child of the kernel's thread 2 with that name.
+fn node_of(proc_root: &Path, pid: u32) -> Option<NodeId> {
+    let stat = fs::read_to_string(proc_root.join(format!("{pid}/stat"))).ok()?;
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+    let parent = rest.split(' ').nth(1)?;
+    name.strip_prefix("kswapd").filter(|_| parent == "2")?.parse().ok().map(NodeId)
+}
+
 /// Counts since boot, in pages, and the watermark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pages that the kernel wants to be free: the high watermarks of all zones of the node.
     pub high: u64,
-    /// Pages that reclaim looked at.
-    pub scanned: u64,
+    /// Pages that kswapd looked at, of this node or of the machine.
+    kswapd: u64,
+    /// Pages that programs looked at when they needed memory, of this node or of the machine.
+    direct: u64,
+    /// Nanoseconds for which the node's kswapd has run, where `kswapd` is of the machine.
+    ran_ns: Option<u64>,
     /// Pages that were written to swap, of all nodes.
     pub swapped_out: u64,
     /// Pages that were read in again soon after they were reclaimed.
@@ -32,12 +70,26 @@ pub struct Counts {
     pub demoted: u64,
 }
 
+impl Counts {
+    /// Pages that reclaim has looked at since earlier counts of the same node.
+    pub fn scanned_since(&self, before: &Self) -> u64 {
+        let idle = self.ran_ns.is_some() && self.ran_ns == before.ran_ns;
+        let kswapd = if idle { 0 } else { self.kswapd.saturating_sub(before.kswapd) };
+        kswapd.saturating_add(self.direct.saturating_sub(before.direct))
+    }
+}
+
 /// Reads the counts of each of these nodes.
 ///
 /// # Errors
 ///
 /// A file that is missing, refused, or not of the kernel's form.
-pub fn read(proc_root: &Path, sys_root: &Path, nodes: &[NodeId]) -> io::Result<BTreeMap<NodeId, Counts>> {
+pub fn read(
+    proc_root: &Path,
+    sys_root: &Path,
+    nodes: &[NodeId],
+    kswapds: &Kswapds,
+) -> io::Result<BTreeMap<NodeId, Counts>> {
     let text = |path: &Path| {
         fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
     };
@@ -48,12 +100,15 @@ pub fn read(proc_root: &Path, sys_root: &Path, nodes: &[NodeId]) -> io::Result<B
         let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         // Without a watermark nobody knows how much must stay free.
         let Some(high) = high.get(node).copied() else { continue };
+        let is_own = sum(&own, &["pgscan_kswapd"]).is_some();
         let sum = |names: &[&str]| sum(&own, names).or_else(|| sum(&machine, names)).unwrap_or(0);
         all.insert(
             *node,
             Counts {
                 high,
-                scanned: sum(&["pgscan_kswapd", "pgscan_direct"]),
+                kswapd: sum(&["pgscan_kswapd"]),
+                direct: sum(&["pgscan_direct"]),
+                ran_ns: if is_own { None } else { kswapds.ran_ns(proc_root, *node) },
                 swapped_out: sum(&["pswpout"]),
                 refaulted: sum(&["workingset_refault_file", "workingset_refault_anon"]),
                 demoted: sum(&["pgdemote_kswapd", "pgdemote_direct"]),
@@ -123,20 +178,55 @@ Node 2, zone  Movable
             fs::write(path, text).unwrap();
         };
         put(proc.join("zoneinfo"), ZONEINFO);
-        put(proc.join("vmstat"), "pswpout 3\npgscan_kswapd 40\npgscan_direct 2\nworkingset_refault_file 99\n");
+        let machine = |kswapd: u64, direct: u64| {
+            let counts = format!("pgscan_kswapd {kswapd}\npgscan_direct {direct}\n");
+            put(proc.join("vmstat"), &format!("pswpout 3\n{counts}workingset_refault_file 99\n"));
+        };
+        machine(40, 2);
         put(sys.join("devices/system/node/node0/vmstat"), "workingset_refault_file 5\nworkingset_refault_anon 1\n");
-        put(sys.join("devices/system/node/node2/vmstat"), "pgdemote_kswapd 8\npgdemote_direct 1\npgscan_kswapd 7\n");
-        let all = read(&proc, &sys, &[NodeId(0), NodeId(2)]).unwrap();
-        let node0 = Counts { high: 9590, scanned: 42, swapped_out: 3, refaulted: 6, demoted: 0 };
-        let node2 = Counts { high: 32, scanned: 7, swapped_out: 3, refaulted: 99, demoted: 9 };
-        assert_eq!((all[&NodeId(0)], all[&NodeId(2)]), (node0, node2));
-        let missing = read(&proc, &sys, &[NodeId(1)]).unwrap_err().to_string();
+        let own =
+            |kswapd: u64| format!("pgdemote_kswapd 8\npgdemote_direct 1\npgscan_kswapd {kswapd}\npgscan_direct 1\n");
+        put(sys.join("devices/system/node/node2/vmstat"), &own(7));
+        // Kswapd of node 0, and a program that goes by its name.
+        put(proc.join("40/stat"), "40 (kswapd0) S 2 0 0 0 -1 0\n");
+        put(proc.join("40/schedstat"), "1000 5 9\n");
+        put(proc.join("41/stat"), "41 (kswapd0) S 1 0 0 0 -1 0\n");
+        let kswapds = Kswapds::find(&proc);
+        assert_eq!(kswapds, Kswapds(BTreeMap::from([(NodeId(0), 40)])));
+        let read = |kswapds: &Kswapds| super::read(&proc, &sys, &[NodeId(0), NodeId(2)], kswapds).unwrap();
+        let before = read(&kswapds);
+        let node0 =
+            Counts { high: 9590, kswapd: 40, direct: 2, ran_ns: Some(1000), swapped_out: 3, refaulted: 6, demoted: 0 };
+        let node2 = Counts { high: 32, kswapd: 7, direct: 1, ran_ns: None, swapped_out: 3, refaulted: 99, demoted: 9 };
+        assert_eq!((before[&NodeId(0)], before[&NodeId(2)]), (node0, node2));
+
+        let scanned = |kswapds: &Kswapds, before: &BTreeMap<NodeId, Counts>| {
+            let now = read(kswapds);
+            [0, 2].map(|node| now[&NodeId(node)].scanned_since(&before[&NodeId(node)]))
+        };
+        // Another node's kswapd looked at pages.
+        machine(90, 2);
+        put(sys.join("devices/system/node/node2/vmstat"), &own(57));
+        assert_eq!(scanned(&kswapds, &before), [0, 50]);
+        // Where threads are hidden, it can have been any node's.
+        let hidden = read(&Kswapds::default());
+        machine(95, 2);
+        assert_eq!(scanned(&Kswapds::default(), &hidden), [5, 0]);
+        // Now its own ran, too, and a program needed memory.
+        put(proc.join("40/schedstat"), "1001 5 9\n");
+        machine(95, 6);
+        assert_eq!(scanned(&kswapds, &before), [59, 50]);
+        // It ended, and its id is another's.
+        put(proc.join("40/stat"), "40 (bash) S 1 0 0 0 -1 0\n");
+        assert_eq!(read(&kswapds)[&NodeId(0)].ran_ns, None);
+
+        let missing = super::read(&proc, &sys, &[NodeId(1)], &kswapds).unwrap_err().to_string();
         assert!(missing.contains("node1/vmstat"), "{missing}");
     }
 
     #[test]
     fn this_kernel_has_watermarks() {
-        let all = read(Path::new("/proc"), Path::new("/sys"), &[NodeId(0)]);
+        let all = read(Path::new("/proc"), Path::new("/sys"), &[NodeId(0)], &Kswapds::find(Path::new("/proc")));
         // A kernel without NUMA has no nodes.
         if let Ok(all) = all {
             assert!(all[&NodeId(0)].high > 0, "{all:?}");

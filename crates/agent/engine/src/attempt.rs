@@ -212,7 +212,9 @@ impl<P: Plane> Engine<P> {
     pub(crate) fn publish(&mut self, attempt: &Attempt, event: MoveEvent) {
         use MoveEvent::*;
         let Attempt { mv, about, .. } = attempt;
-        let (subject, from, to) = (&mv.subject, mv.from, mv.to);
+        let (subject, to) = (&mv.subject, mv.to);
+        // Parts of a file go one way and other parts the other: that is no going back and forth.
+        let from = if mv.ranges.is_empty() { mv.from } else { to };
         event.log(attempt);
         self.tally.count(subject, &event);
         let made = matches!(event, Applied | Started);

@@ -13,6 +13,11 @@
 //! `n` before. The plan has not paid if every window after it is worse than every window before,
 //! and the mean is worse by [`MARGIN`].
 //!
+//! A policy that moves a file part by part would end each trial by its next move. Later parts join
+//! the trial of the earlier ones, which is compared with the windows before the first of them and
+//! waits for them, too, but not for more than `n` such moves: from then on it is compared while
+//! others are under way. All parts are taken back together.
+//!
 //! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in
 //! `(2n choose n)` plans: 252 for n = 5. That holds for windows that know nothing of each other. Of
 //! 1,000 plans without effect it takes back, for n = 5 and windows that scatter by 10 %: 5 of such
@@ -97,9 +102,18 @@ struct Trial {
     /// Copies that are not done yet.
     waits: FxHashSet<JobId>,
     windows: u32,
+    /// How many later plans it has waited for.
+    joined: usize,
     before: Vec<Work>,
     /// The first of them, right after the last change, is not compared.
     after: Vec<Work>,
+}
+
+impl Trial {
+    /// Whether it has moves of all these files.
+    fn is_about_files_of(&self, moves: &[Move]) -> bool {
+        moves.iter().all(|mv| self.moves.iter().any(|own| own.subject == mv.subject))
+    }
 }
 
 /// A plan that has not paid.
@@ -178,11 +192,26 @@ impl Trials {
             return;
         }
         let members = members(&moves, snapshot);
+        let n = self.n;
+        let parts = |moves: &[Move]| moves.iter().all(|mv| mv.subject.is_file() && !mv.ranges.is_empty());
+        if parts(&moves)
+            && let Some(trial) =
+                self.trials.iter_mut().find(|trial| parts(&trial.moves) && trial.is_about_files_of(&moves))
+        {
+            if trial.joined < n {
+                trial.joined += 1;
+                trial.waits.extend(waits);
+                trial.windows = 0;
+                trial.after.clear();
+            }
+            trial.moves.extend(moves);
+            return;
+        }
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.trials.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Work> = self.past.iter().map(|w| sum(w, &members)).collect();
         if self.trials.len() < MOST && before.len() == self.n && before.iter().all(|w| w.rate().is_some()) {
-            self.trials.push(Trial { moves, members, waits, windows: 0, before, after: Vec::new() });
+            self.trials.push(Trial { moves, members, waits, windows: 0, joined: 0, before, after: Vec::new() });
         }
     }
 
@@ -190,7 +219,7 @@ impl Trials {
     #[cfg(test)]
     pub fn wait_for(&mut self, job: JobId) {
         let (moves, members, waits) = (Vec::new(), FxHashSet::default(), FxHashSet::from_iter([job]));
-        self.trials.push(Trial { moves, members, waits, windows: 0, before: Vec::new(), after: Vec::new() });
+        self.trials.push(Trial { moves, members, waits, windows: 0, joined: 0, before: Vec::new(), after: Vec::new() });
     }
 
     /// Moves that are to be tried, and copies that are waited for.
@@ -364,6 +393,60 @@ mod tests {
         assert_eq!(trials.window(&window(50)), []);
         assert_eq!(trials.window(&window(50)), []); // as bad as before the second move
         assert!(trials.trials.is_empty());
+    }
+
+    /// Tries a move of a part of a file.
+    fn begin_part(trials: &mut Trials, part: u64, job: u64, snapshot: &Snapshot) {
+        let subject = Subject::File { file: "a".into(), generation: 0 };
+        let about = About::new(&subject, 0, "");
+        let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
+        let reason = Reason::Promotion;
+        let mv = Move { subject, pid: 0, from: NodeId(2), to: NodeId(0), reason, why: "".into(), ranges };
+        trials.made(&Attempt { job: Some(JobId(job)), ..Attempt::new(mv, about) });
+        trials.begin(snapshot);
+    }
+
+    /// Each further promotion of a file ended the trial of those before it, so only the last was
+    /// judged, against windows in which the others had done their harm already.
+    #[test]
+    fn parts_of_a_file_are_judged_together() {
+        let mut trials = Trials::new(2);
+        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
+        begin_part(&mut trials, 0, 1, &window(100));
+        trials.copied(JobId(1));
+        assert_eq!(trials.window(&window(50)), []);
+        begin_part(&mut trials, 1, 2, &window(50));
+        // While the second copies, nothing is compared.
+        (0..9).for_each(|_| assert_eq!(trials.window(&window(50)), []));
+        trials.copied(JobId(2));
+        (0..2).for_each(|_| assert_eq!(trials.window(&window(50)), []));
+        let unpaid = trials.window(&window(50));
+        let starts: Vec<u64> = unpaid.iter().flat_map(|u| &u.moves).map(|mv| mv.ranges[0].start >> 21).collect();
+        assert_eq!(starts, [0, 1], "{unpaid:?}");
+        assert!(unpaid[0].why.starts_with("100.0 MB of file data per CPU second in 2 windows before, 50.0 MB in 2"));
+        assert!(trials.trials.is_empty());
+    }
+
+    /// Promotions in each window put the judgement off for ever.
+    #[test]
+    fn parts_that_never_end_are_judged_all_the_same() {
+        let mut trials = Trials::new(2);
+        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
+        let mut unpaid = Vec::new();
+        let mut windows = 0;
+        while unpaid.is_empty() && windows < 20 {
+            begin_part(&mut trials, windows, windows, &window(50));
+            trials.copied(JobId(windows.saturating_sub(1)));
+            windows += 1;
+            unpaid = trials.window(&window(50));
+        }
+        assert!(windows < 20);
+        // All of them, also those that came while it was compared.
+        assert_eq!(unpaid[0].moves.len() as u64, windows);
+        // Another file has a trial of its own.
+        begin_part(&mut trials, 0, 50, &window(50));
+        begin(&mut trials, None, &window(50));
+        assert!(trials.trials.iter().all(|trial| trial.moves.len() == 1));
     }
 
     /// Shares in a thousand of plans with this effect that are found not to pay. Windows scatter by

@@ -1,11 +1,13 @@
 //! The bottom of the stack: what the plane asks of its observer.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use act::watched::{Births, Trouble};
 use linux::births::Descendant;
 use observe::{FileSeen, ObserveError, Observed, Observer};
-use topology::{ThreadId, Topology};
+use placement::{FileRange, IdleRange};
+use topology::{FileId, NodeId, ThreadId, Topology};
 
 /// What the plane asks of its observer: [`Observer`], or a script in tests.
 pub trait Observe {
@@ -19,6 +21,12 @@ pub trait Observe {
     fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError>;
     /// Says where the files of the last window are, as far as it was found out.
     fn locate(&mut self, _files: &[FileSeen]) {}
+    /// The ranges of these nodes that were read earlier and not in the last window.
+    fn idle(&mut self, _on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
+        BTreeMap::new()
+    }
+    /// These parts of a file move from one node to another.
+    fn moved(&mut self, _file: FileId, _parts: &[FileRange], _from: NodeId, _to: NodeId) {}
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
     fn follow(&mut self, _topology: &Topology) {}
     /// Lists the limits of this kernel, which are part of each window's notes.
@@ -46,6 +54,14 @@ impl Observe for Observer {
 
     fn locate(&mut self, files: &[FileSeen]) {
         Observer::locate(self, files);
+    }
+
+    fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
+        Observer::idle(self, on)
+    }
+
+    fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
+        Observer::moved(self, file, parts, from, to);
     }
 
     fn follow(&mut self, topology: &Topology) {

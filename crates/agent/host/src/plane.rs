@@ -24,9 +24,9 @@ use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
-use placement::{Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
+use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{Node, Topology};
+use topology::{FileId, Node, NodeId, Topology};
 
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
@@ -195,6 +195,22 @@ impl HostPlane {
         (mapped, limits)
     }
 
+    /// What was read earlier and not in this window, on nodes with slower memory below them: what a
+    /// policy may send down.
+    fn idle(&mut self) -> BTreeMap<FileId, Vec<IdleRange>> {
+        if !self.settings.observe.ranges {
+            return BTreeMap::new();
+        }
+        let tiers = self.actor.topology().nodes.iter().filter(|node| node.memory_bytes > 0);
+        let tiers: Vec<(NodeId, u32)> = tiers.filter_map(|node| Some((node.id, node.tier.as_ref()?.rank))).collect();
+        let slowest = tiers.iter().map(|(_, rank)| *rank).max().unwrap_or(0);
+        let on: Vec<NodeId> = tiers.into_iter().filter(|(_, rank)| *rank < slowest).map(|(node, _)| node).collect();
+        match on.is_empty() {
+            true => BTreeMap::new(),
+            false => self.observer().map(|observer| observer.idle(&on)).unwrap_or_default(),
+        }
+    }
+
     /// The file with what tells it from an earlier one with its inode number. How often others have
     /// it open is not known while a copy has.
     fn identified(&self, seen: FileSeen) -> ObservedFile {
@@ -251,10 +267,19 @@ impl Plane for HostPlane {
         add_mapped(&mut processes, mapped);
         add_starts(&mut processes, &threads);
 
-        self.actor.moves().seen(files.iter().map(|file| (file.id, &file.file)), &threads);
+        let idle = self.idle();
+        // They may be moved, too. Of those that were seen, more is known.
+        let unseen = ObservedFile::default();
+        let all = idle.keys().map(|id| (*id, &unseen)).chain(files.iter().map(|file| (file.id, &file.file)));
+        self.actor.moves().seen(all, &threads);
+        let idle = idle.into_iter().map(|(id, ranges)| {
+            let generation = (id.generation != 0).then_some(u64::from(id.generation));
+            IdleFile { file: id.to_string(), generation, ranges }
+        });
+        let idle = idle.collect();
         let files = files.into_iter().map(|file| self.identified(file)).collect();
         let version = placement::snapshot::VERSION;
-        Ok(Snapshot { version, time_s, window_s, nodes, threads, files, processes, notes, ..Snapshot::default() })
+        Ok(Snapshot { version, time_s, window_s, nodes, threads, files, idle, processes, notes, ..Snapshot::default() })
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
@@ -262,7 +287,14 @@ impl Plane for HostPlane {
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        self.actor.start(mv, undo, write)
+        let started = self.actor.start(mv, undo, write)?;
+        if let Subject::File { file, generation } = &mv.subject
+            && let Some(file) = FileId::parse(file)
+        {
+            let file = FileId { generation: u32::try_from(*generation).unwrap_or(0), ..file };
+            self.observer().into_iter().for_each(|observer| observer.moved(file, &mv.ranges, mv.from, mv.to));
+        }
+        Ok(started)
     }
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {

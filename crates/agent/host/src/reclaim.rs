@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use linux::reclaim::{self, Counts};
+use linux::reclaim::{self, Counts, Kswapds};
 use placement::Reclaim;
 use topology::{NodeId, Topology};
 
@@ -11,12 +11,14 @@ use topology::{NodeId, Topology};
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     before: BTreeMap<NodeId, Counts>,
+    kswapds: Kswapds,
 }
 
 impl Reclaimed {
     /// Begins to count.
     pub(crate) fn new(proc_root: &Path, sys_root: &Path, topology: &Topology) -> Self {
-        Self { before: read(proc_root, sys_root, topology).unwrap_or_default() }
+        let kswapds = Kswapds::find(proc_root);
+        Self { before: read(proc_root, sys_root, topology, &kswapds).unwrap_or_default(), kswapds }
     }
 
     /// What happened since the last call. Nodes of which that is not known are left out, and a note
@@ -27,7 +29,7 @@ impl Reclaimed {
         sys_root: &Path,
         topology: &Topology,
     ) -> (BTreeMap<NodeId, Reclaim>, Option<String>) {
-        let now = match read(proc_root, sys_root, topology) {
+        let now = match read(proc_root, sys_root, topology, &self.kswapds) {
             Ok(now) => now,
             Err(error) => return (BTreeMap::new(), Some(format!("what the kernel reclaims is not known: {error}"))),
         };
@@ -40,7 +42,7 @@ impl Reclaimed {
                 *node,
                 Reclaim {
                     high_watermark: now.high.saturating_mul(page),
-                    scanned: bytes(|c| c.scanned),
+                    scanned: now.scanned_since(before).saturating_mul(page),
                     swapped_out: bytes(|c| c.swapped_out),
                     refaulted: bytes(|c| c.refaulted),
                     demoted: bytes(|c| c.demoted),
@@ -51,7 +53,12 @@ impl Reclaimed {
     }
 }
 
-fn read(proc_root: &Path, sys_root: &Path, topology: &Topology) -> std::io::Result<BTreeMap<NodeId, Counts>> {
+fn read(
+    proc_root: &Path,
+    sys_root: &Path,
+    topology: &Topology,
+    kswapds: &Kswapds,
+) -> std::io::Result<BTreeMap<NodeId, Counts>> {
     let nodes: Vec<NodeId> = topology.nodes.iter().map(|node| node.id).collect();
-    reclaim::read(proc_root, sys_root, &nodes)
+    reclaim::read(proc_root, sys_root, &nodes, kswapds)
 }

@@ -82,12 +82,13 @@ skeleton!(
 );
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use placement::NodeBytes;
+use placement::{FileRange, IdleRange, NodeBytes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::ClockId;
-use topology::{FileId, ThreadId, Topology};
+use topology::{FileId, NodeId, ThreadId, Topology};
 
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
@@ -295,6 +296,17 @@ impl Observer {
         };
         self.before = Before { at, passed, attached, counters, tasks_passed, cpu_s: cpu };
         Ok(observed)
+    }
+
+    /// The ranges of these nodes that were read earlier and not in the last window
+    /// ([`Settings::ranges`]).
+    pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
+        self.ranges.as_mut().map(|ranges| ranges.idle(on)).unwrap_or_default()
+    }
+
+    /// These parts of a file move from one node to another.
+    pub fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
+        self.ranges.iter_mut().for_each(|ranges| ranges.moved(file, parts, from, to));
     }
 
     /// Watches a thread that is about to be moved, and its later descendants. After an error it is

@@ -6,17 +6,20 @@
 //! **Approach.** An entry is a range of a file, the node of its data and that of its readers. It
 //! has a sum of bytes of which half is lost in [`HALF_LIFE`] windows, and a bit for each of the
 //! last 32 windows. Both are brought up to date when the range is read or asked for, so a window
-//! costs nothing for what it did not read. Every [`SWEEP`] windows, what 32 windows have not read
-//! is forgotten; and whenever there are more than [`MOST`] entries, the coldest are.
+//! costs nothing for what it did not read. What 32 windows have not read is *idle*: it is kept,
+//! because what is to go down to slower memory is what was not read for longest. Every [`SWEEP`]
+//! windows all but the latest [`MOST_IDLE`] of these are forgotten; and whenever there are more than
+//! [`MOST`] entries, the coldest are. A range that homenode moves takes its heat along.
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
 //! [`MOST`], and in proportion for fewer. A window lists at most [`LISTED`] entries, the hottest of
-//! those that it read. A machine on which more than these are hot is told so by the bytes of its
+//! those that it read, and [`LISTED_IDLE`] of each node that it did not. Where the kernel moved or
+//! reclaimed an idle range shows only when it is read again. A machine on which more than these are hot is told so by the bytes of its
 //! nodes, not by its ranges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use placement::{RANGE_BYTES, RangeHeat};
+use placement::{FileRange, IdleRange, RANGE_BYTES, RangeHeat};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, NodeId};
 
@@ -32,10 +35,18 @@ const MOST: usize = 1_000_000;
 const LISTED: usize = 16_384;
 /// Windows between two looks for what is not read any more.
 const SWEEP: u32 = 32;
+/// Most entries that are kept of what 32 windows have not read: half a terabyte of cold cache.
+const MOST_IDLE: usize = MOST / 4;
+/// Most idle ranges that a window lists of a node: half a gigabyte, twice what promotion copies in a
+/// second.
+const LISTED_IDLE: usize = 256;
+/// Windows between two searches of the whole table for idle ranges, unless most of those found are
+/// gone.
+const SEARCH: u32 = 8;
 
 /// A range, the node of its data and that of its readers. The file by its number in
 /// [`Ranges::files`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Key {
     file: u32,
     range: u32,
@@ -68,6 +79,12 @@ pub(super) struct Ranges {
     next: u32,
     heat: FxHashMap<Key, Heat>,
     window: u32,
+    /// Nodes that an entry has or had, of data or of readers.
+    nodes: BTreeSet<u16>,
+    /// What is left of what the last search found, how much that was, and in which window.
+    idle: Vec<(FileId, Key)>,
+    found: usize,
+    searched: Option<u32>,
 }
 
 impl Ranges {
@@ -82,6 +99,7 @@ impl Ranges {
                 self.next
             });
             let of = Key { file: number, range: key.range, node: key.node, by: key.here };
+            self.nodes.extend([key.node, key.here]);
             let heat = self.heat.entry(of).or_default();
             *heat = heat.at(self.window);
             heat.bytes += *bytes as f32;
@@ -97,10 +115,112 @@ impl Ranges {
         list(seen)
     }
 
-    /// Forgets what none of the last 32 windows has read, and files without a range.
+    /// The ranges of these nodes that the last window did not read, by file: of each node those that
+    /// were not read for longest.
+    pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
+        let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
+        // More may be there for what has gone down.
+        if due || self.idle.len() < self.found / 2 {
+            self.search(on);
+        }
+        let mut all: BTreeMap<FileId, Vec<IdleRange>> = BTreeMap::new();
+        let mut idle = std::mem::take(&mut self.idle);
+        // What was read or moved since is idle no longer, or not there.
+        idle.retain(|(file, key)| {
+            let found = self.whole(*key).filter(|(newest, heat)| newest.node == key.node && heat.last < self.window);
+            if let Some((_, heat)) = found {
+                let (start, node) = (u64::from(key.range) * RANGE_BYTES, NodeId(key.node.into()));
+                let windows = self.window - heat.last;
+                let bytes = heat.at(self.window).bytes as u64;
+                all.entry(*file).or_default().push(IdleRange { start, node, bytes, windows });
+            }
+            found.is_some()
+        });
+        self.idle = idle;
+        all
+    }
+
+    /// Finds the ranges of these nodes that were not read for longest.
+    fn search(&mut self, on: &[NodeId]) {
+        self.searched = Some(self.window);
+        self.idle.clear();
+        let names: FxHashMap<u32, FileId> = self.files.iter().map(|(file, number)| (*number, *file)).collect();
+        for node in on {
+            let here = |key: &Key| u32::from(key.node) == node.0;
+            let window = self.window;
+            let of_node = self.heat.iter().filter(|(key, heat)| here(key) && heat.last < window);
+            let mut all: Vec<(u32, Key)> = of_node.map(|(key, heat)| (heat.last, *key)).collect();
+            // Some are older entries of ranges that others have read since, or that are elsewhere.
+            let most = 2 * LISTED_IDLE;
+            if all.len() > most {
+                all.select_nth_unstable(most);
+                all.truncate(most);
+            }
+            all.sort_unstable();
+            let mut found = 0;
+            for (_, key) in all {
+                match self.whole(key) {
+                    Some((newest, _)) if newest.node != key.node => _ = self.heat.remove(&key),
+                    Some((newest, _)) if newest == key && found < LISTED_IDLE => {
+                        found += 1;
+                        self.idle.extend(names.get(&key.file).map(|file| (*file, key)));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.idle.sort_unstable_by_key(|(file, key)| (*file, key.range, key.node));
+        self.found = self.idle.len();
+    }
+
+    /// The latest entry of a range, whoever read it and wherever it was then, with the bytes of all
+    /// who read it there.
+    fn whole(&self, of: Key) -> Option<(Key, Heat)> {
+        let keys =
+            self.nodes.iter().flat_map(|node| self.nodes.iter().map(move |by| Key { node: *node, by: *by, ..of }));
+        let all: Vec<(Key, Heat)> = keys.filter_map(|key| Some((key, *self.heat.get(&key)?))).collect();
+        let (newest, latest) = *all.iter().max_by_key(|(key, heat)| (heat.last, *key))?;
+        let there = all.iter().filter(|(key, _)| key.node == newest.node);
+        let bytes = there.map(|(_, heat)| heat.at(latest.last).bytes).sum();
+        Some((newest, Heat { bytes, ..latest }))
+    }
+
+    /// These bytes of a file are moved from a node to another. Their heat goes with them.
+    pub fn moved(&mut self, file: FileId, ranges: &[FileRange], from: NodeId, to: NodeId) {
+        let (Some(number), Ok(from), Ok(to)) = (self.files.get(&file), u16::try_from(from.0), u16::try_from(to.0))
+        else {
+            return;
+        };
+        let number = *number;
+        self.nodes.insert(to);
+        for range in ranges.iter().flat_map(|part| part.start / RANGE_BYTES..part.end().div_ceil(RANGE_BYTES)) {
+            let Ok(range) = u32::try_from(range) else { continue };
+            for by in &self.nodes {
+                let key = |node| Key { file: number, range, node, by: *by };
+                let Some(heat) = self.heat.remove(&key(from)) else { continue };
+                let there = self.heat.entry(key(to)).or_default();
+                let last = heat.last.max(there.last);
+                let (a, b) = (heat.at(last), there.at(last));
+                *there = Heat { bytes: a.bytes + b.bytes, last, seen: a.seen | b.seen };
+            }
+        }
+    }
+
+    /// Forgets what was not read for longest, of what none of the last 32 windows has read, and
+    /// files without a range.
     fn sweep(&mut self) {
         let window = self.window;
-        self.heat.retain(|_, heat| heat.at(window).seen != 0);
+        let cold = |heat: &Heat| heat.at(window).seen == 0;
+        let mut ages: Vec<u32> = self.heat.values().filter(|heat| cold(heat)).map(|heat| heat.last).collect();
+        if let Some(mut over) = ages.len().checked_sub(MOST_IDLE).filter(|over| *over > 0) {
+            let (_, oldest, _) = ages.select_nth_unstable(over - 1);
+            let oldest = *oldest;
+            self.heat.retain(|_, heat| {
+                let goes = over > 0 && cold(heat) && heat.last <= oldest;
+                over -= usize::from(goes);
+                !goes
+            });
+        }
         self.heat.shrink_to(2 * self.heat.len());
         let used: FxHashSet<u32> = self.heat.keys().map(|key| key.file).collect();
         self.files.retain(|_, number| used.contains(number));
@@ -186,16 +306,91 @@ mod tests {
         assert!((heat.bytes as f64 - expected).abs() < 0.001 * expected, "{} of {expected}", heat.bytes);
     }
 
+    fn idle(ranges: &mut Ranges, on: u32) -> Vec<(u64, u64, u64, u32)> {
+        let all = ranges.idle(&[NodeId(on)]);
+        let listed = all.iter().flat_map(|(file, idle)| idle.iter().map(move |range| (file.ino, range)));
+        listed.map(|(ino, range)| (ino, range.start / RANGE_BYTES, range.bytes, range.windows)).collect()
+    }
+
     #[test]
-    fn what_is_read_once_is_forgotten_with_its_file() {
+    fn what_is_not_read_any_more_is_idle() {
         let mut ranges = Ranges::default();
-        ranges.window(&[(key(5, 0, 0, 0), 9)]);
-        for _ in 1..2 * SWEEP {
+        ranges.window(&[(key(5, 0, 0, 0), 4 * MIB), (key(5, 7, 0, 1), MIB), (key(5, 8, 1, 0), MIB)]);
+        assert_eq!(idle(&mut ranges, 0), []);
+        for _ in 0..8 {
             ranges.window(&[(key(6, 0, 0, 0), 9)]);
         }
-        assert_eq!((ranges.heat.len(), ranges.files.len()), (1, 1));
-        let listed = ranges.window(&[(key(6, 0, 0, 0), 9)]);
-        assert_eq!(listed[&file(6)][0].windows, 32);
+        assert_eq!(idle(&mut ranges, 0), [(5, 0, 2 * MIB, 8), (5, 7, MIB / 2, 8)]);
+        // One is read again, by another node.
+        ranges.window(&[(key(5, 7, 0, 0), MIB)]);
+        let left: Vec<_> = idle(&mut ranges, 0).iter().map(|range| (range.0, range.1, range.3)).collect();
+        assert_eq!(left, [(5, 0, 9)]);
+        for _ in 0..SEARCH {
+            ranges.window(&[(key(7, 0, 0, 0), 9)]);
+        }
+        let found: Vec<_> = idle(&mut ranges, 0).iter().map(|range| (range.0, range.1, range.3)).collect();
+        assert_eq!(found, [(5, 0, 17), (5, 7, 8), (6, 0, 9)]);
+    }
+
+    /// What was moved was offered again, and what the kernel had moved for ever.
+    #[test]
+    fn what_is_elsewhere_is_not_idle_here() {
+        let mut ranges = Ranges::default();
+        for _ in 0..3 {
+            ranges.window(&[(key(5, 3, 0, 0), MIB), (key(5, 4, 0, 0), MIB), (key(5, 5, 0, 0), MIB)]);
+        }
+        ranges.window(&[(key(6, 0, 1, 0), 9)]);
+        assert_eq!(idle(&mut ranges, 0).len(), 3);
+        let part = FileRange { start: 3 * RANGE_BYTES, bytes: 2 * RANGE_BYTES };
+        ranges.moved(file(5), &[part], NodeId(0), NodeId(2));
+        // The kernel moved the third, which shows when it is read.
+        ranges.window(&[(key(5, 5, 2, 1), MIB)]);
+        assert_eq!(idle(&mut ranges, 0), []);
+        let entries = ranges.heat.len();
+        for _ in 0..SEARCH {
+            ranges.window(&[]);
+        }
+        assert_eq!((idle(&mut ranges, 0), ranges.heat.len()), (vec![], entries - 1));
+        let there = idle(&mut ranges, 2);
+        assert!(there.is_empty(), "searched for another node: {there:?}");
+        // Its heat went along: it is as hot as before, in as many windows.
+        let listed = ranges.window(&[(key(5, 3, 2, 0), MIB)]);
+        assert_eq!((listed[&file(5)][0].node, listed[&file(5)][0].windows), (NodeId(2), 4));
+        assert!(listed[&file(5)][0].bytes > 3 * MIB / 2, "{listed:?}");
+    }
+
+    #[test]
+    fn of_what_is_idle_the_oldest_is_listed_and_no_more_than_fits_is_kept() {
+        let mut ranges = Ranges::default();
+        for n in 0..10 {
+            let first = n * 60_000;
+            ranges.window(&(first..first + 60_000).map(|range| (key(5, range, 0, 0), MIB)).collect::<Vec<_>>());
+        }
+        ranges.window(&[(key(6, 0, 0, 0), 9)]);
+        let listed = idle(&mut ranges, 0);
+        assert_eq!(listed.len(), LISTED_IDLE);
+        assert!(listed.iter().all(|range| range.1 < 60_000 && range.3 == 10), "{listed:?}");
+        // What has gone down makes place for the next, in the same window.
+        for (_, range, ..) in &listed {
+            let part = FileRange { start: range * RANGE_BYTES, bytes: RANGE_BYTES };
+            ranges.moved(file(5), &[part], NodeId(0), NodeId(2));
+        }
+        assert_eq!(idle(&mut ranges, 0), []);
+        let next = idle(&mut ranges, 0);
+        assert!(next.len() == LISTED_IDLE && next.iter().all(|range| range.3 == 10 && !listed.contains(range)));
+        for _ in 0..3 * SWEEP {
+            ranges.window(&[]);
+        }
+        assert_eq!(ranges.heat.len(), MOST_IDLE);
+        // Files go with their last range.
+        for n in 0..5 {
+            let from = n * 50_000;
+            ranges.window(&(from..from + 50_000).map(|ino| (key(100 + ino, 0, 0, 0), 9)).collect::<Vec<_>>());
+        }
+        for _ in 0..3 * SWEEP {
+            ranges.window(&[]);
+        }
+        assert_eq!((ranges.heat.len(), ranges.files.len()), (MOST_IDLE, MOST_IDLE));
     }
 
     /// A scan of files without end took ever more memory.

@@ -37,8 +37,8 @@ pub use outcome::{Outcome, OutcomeState};
 pub use pace::Pace;
 pub use plan::{Declined, FileRange, Move, NodeForecast, Plan, Prediction, Reason};
 pub use snapshot::{
-    FileUse, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, RANGE_BYTES, RangeHeat, Reclaim, Snapshot,
-    SnapshotError, Thread, Writes,
+    FileUse, IdleFile, IdleRange, MappedMemory, MeasuredLoad, NodeLoad, ObservedFile, Process, RANGE_BYTES, RangeHeat,
+    Reclaim, Snapshot, SnapshotError, Thread, Writes,
 };
 pub use subject::Subject;
 pub use validate::MAX_BYTES;

@@ -236,6 +236,8 @@ pub enum Reason {
     OverloadedHome,
     /// It is read often, and is on slower memory than its readers' node has (promote).
     Promotion,
+    /// It was not read for long, and makes room for what is read often (promote).
+    Demotion,
 }
 
 /// A thread that stays where it is, with the reason.

@@ -35,6 +35,11 @@ pub struct Snapshot {
     /// Files that threads touched in the window.
     #[serde(default)]
     pub files: Vec<ObservedFile>,
+    /// Ranges of files that were read earlier and not in this window, on nodes with slower memory
+    /// below them. Only for policies that look at ranges, and of many only those that were not read
+    /// for longest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub idle: Vec<IdleFile>,
     /// Processes whose memory was observed.
     #[serde(default)]
     pub processes: Vec<Process>,
@@ -108,15 +113,16 @@ pub struct Reclaim {
     /// The sum of the high watermarks of the node's zones, in bytes: the kernel makes free what is
     /// missing to it once free memory has fallen below the low watermark.
     pub high_watermark: u64,
-    /// Bytes in the pages that reclaim looked at in the window. This and `swapped_out` are sums of
-    /// the machine on kernels that do not count them by node.
+    /// Bytes in the pages that reclaim looked at in the window because the machine had no free
+    /// memory, not because a control group had reached its limit. On kernels that do not count this
+    /// by node, the sum of the machine, unless it is known that none of it was of this node.
     #[serde(default)]
     pub scanned: u64,
-    /// Bytes written to swap in the window.
+    /// Bytes written to swap in the window, of the machine.
     #[serde(default)]
     pub swapped_out: u64,
     /// Bytes of the node's pages that were read in again in the window, soon after they were
-    /// reclaimed.
+    /// reclaimed, for whatever reason.
     #[serde(default)]
     pub refaulted: u64,
     /// Bytes that the kernel demoted from the node to slower memory in the window.
@@ -127,7 +133,13 @@ pub struct Reclaim {
 impl Reclaim {
     /// Bytes that say that the node has no memory to spare.
     pub fn pressure(&self) -> u64 {
-        [self.scanned, self.swapped_out, self.refaulted, self.demoted].iter().fold(0, |sum, n| sum.saturating_add(*n))
+        self.scanned.saturating_add(self.demoted)
+    }
+
+    /// Bytes that say so if the node had none a moment ago. A control group that has reached its
+    /// limit swaps and reads in again, too, on a node with much free memory.
+    pub fn after_pressure(&self) -> u64 {
+        self.swapped_out.saturating_add(self.refaulted)
     }
 }
 
@@ -283,6 +295,34 @@ pub struct RangeHeat {
     pub bytes: u64,
     /// In how many of the last 32 windows it was read: once by a program that reads through the
     /// file, and often by one that comes back.
+    pub windows: u32,
+}
+
+/// A file with ranges that were not read in a window.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IdleFile {
+    /// File id: `major:minor:inode`.
+    pub file: String,
+    /// Generation of the inode, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// The ranges, by rising `start`.
+    pub ranges: Vec<IdleRange>,
+}
+
+/// A range that was read earlier, and not in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IdleRange {
+    /// The range's first byte: a multiple of 2 MiB. It ends after 2 MiB, or with the file.
+    pub start: u64,
+    /// The node that its data was on when it was last read, or that homenode moved it to since. The
+    /// kernel may have reclaimed it meanwhile.
+    pub node: NodeId,
+    /// Bytes read, aged as those of a range that was read.
+    pub bytes: u64,
+    /// Windows since it was last read, at least 1.
     pub windows: u32,
 }
 

@@ -6,7 +6,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ObservedFile, Thread};
+use crate::{IdleFile, ObservedFile, Thread};
 
 /// A thread, a process or a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -51,6 +51,11 @@ impl Subject {
 
     /// Identifies this file.
     pub fn file(file: &ObservedFile) -> Self {
+        Self::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) }
+    }
+
+    /// A file that was not read in a window.
+    pub fn idle_file(file: &IdleFile) -> Self {
         Self::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) }
     }
 

@@ -15,7 +15,7 @@ use std::fmt::Display;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::NodeId;
 
-use crate::snapshot::{FileUse, NodeLoad, ObservedFile, Process, RANGE_BYTES, Thread, VERSION};
+use crate::snapshot::{FileUse, IdleFile, NodeLoad, ObservedFile, Process, RANGE_BYTES, Thread, VERSION};
 use crate::{NodeBytes, Outcome, OutcomeState, Snapshot, SnapshotError};
 
 /// Largest byte count: 2^53 (9 petabytes). Beyond it, JSON readers that hold numbers as doubles
@@ -63,6 +63,7 @@ impl Snapshot {
         let known = nodes(&self.nodes)?;
         threads(&self.threads, &known)?;
         files(&self.files, &known)?;
+        idle(&self.idle, &known)?;
         processes(&self.processes, &known)?;
         outcomes(&self.outcomes, &known)
     }
@@ -133,7 +134,7 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
         seconds(format_args!("{at}.cpu_s"), node.cpu_s.unwrap_or(0.0))?;
         if let Some(reclaim) = &node.reclaim {
             bytes(format_args!("{at}.reclaim.high_watermark"), reclaim.high_watermark)?;
-            bytes(format_args!("{at}.reclaim"), reclaim.pressure())?;
+            bytes(format_args!("{at}.reclaim"), reclaim.pressure().saturating_add(reclaim.after_pressure()))?;
         }
         if let Some(measured) = &node.measured {
             bytes(format_args!("{at}.measured.bytes"), measured.bytes)?;
@@ -187,15 +188,32 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
             known.check(format_args!("{at}.node"), range.node)?;
             known.check(format_args!("{at}.by"), range.by)?;
             bytes(format_args!("{at}.bytes"), range.bytes)?;
-            if !range.start.is_multiple_of(RANGE_BYTES) {
-                wrong(format_args!("{at}.start"), format_args!("{} is no multiple of {RANGE_BYTES}", range.start))?;
-            }
+            start(&at, range.start)?;
         }
         if let Some(share) = file.sampled.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
             wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
         }
         if file.pinned.is_some() && file.movable != Some(false) {
             wrong(format_args!("{at}.held"), "given for a file that is not said to be immovable")?;
+        }
+    }
+    Ok(())
+}
+
+fn start(at: impl Display, start: u64) -> Checked {
+    match start.is_multiple_of(RANGE_BYTES) {
+        true => Ok(()),
+        false => wrong(format_args!("{at}.start"), format_args!("{start} is no multiple of {RANGE_BYTES}")),
+    }
+}
+
+fn idle(files: &[IdleFile], known: &Known) -> Checked {
+    for (i, file) in files.iter().enumerate() {
+        for (k, range) in file.ranges.iter().enumerate() {
+            let at = format!("idle[{i}] (file {}).ranges[{k}]", file.file);
+            known.check(format_args!("{at}.node"), range.node)?;
+            bytes(format_args!("{at}.bytes"), range.bytes)?;
+            start(&at, range.start)?;
         }
     }
     Ok(())

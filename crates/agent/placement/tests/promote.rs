@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use placement::promote::{Promote, Settings};
 use placement::testing::node;
 use placement::{
-    FileRange, Move, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason,
-    Reclaim, Snapshot, Subject,
+    FileRange, IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, RANGE_BYTES,
+    RangeHeat, Reason, Reclaim, Snapshot, Subject,
 };
 use proptest::prelude::*;
 use topology::NodeId;
@@ -22,15 +22,17 @@ struct Range {
     on: NodeId,
     /// Bytes and windows (a bit each), by node of the data and of the readers.
     heat: BTreeMap<(NodeId, NodeId), (f64, u32)>,
+    read_s: Option<f64>,
     moved_s: Vec<f64>,
 }
 
 struct World {
     ranges: Vec<Range>,
-    /// Free memory of nodes 0 and 1.
-    free: [u64; 2],
-    /// Bytes that reclaim has looked at in this window, by node.
+    /// Free memory of each node.
+    free: [u64; 3],
+    /// Bytes that reclaim has looked at in this window, by node, and that were read in again.
     scanned: [u64; 2],
+    refaulted: u64,
     now_s: f64,
     moved: u64,
     /// Pages are in use, and stay where they are.
@@ -40,11 +42,12 @@ struct World {
 
 impl World {
     fn new(ranges: usize, free: [u64; 2], settings: Settings) -> Self {
-        let range = Range { on: NodeId(2), heat: BTreeMap::new(), moved_s: Vec::new() };
+        let range = Range { on: NodeId(2), heat: BTreeMap::new(), read_s: None, moved_s: Vec::new() };
         Self {
             ranges: vec![range; ranges],
-            free,
+            free: [free[0], free[1], 1 << 40],
             scanned: [0; 2],
+            refaulted: 0,
             now_s: 0.0,
             moved: 0,
             stuck: false,
@@ -63,9 +66,10 @@ impl World {
             .map(|(node, distance)| (NodeId(node), distance))
             .into();
             load.tier = Some(u32::from(id == 2));
-            load.memory_free = self.free.get(id).copied().unwrap_or(1 << 40);
+            load.memory_free = self.free[id];
             let scanned = self.scanned.get(id).copied().unwrap_or(0);
-            load.reclaim = Some(Reclaim { high_watermark: HIGH, scanned, ..Reclaim::default() });
+            load.reclaim =
+                Some(Reclaim { high_watermark: HIGH, scanned, refaulted: self.refaulted, ..Reclaim::default() });
         }
         nodes
     }
@@ -81,6 +85,14 @@ impl World {
             }
         }
         let size = Some(self.ranges.len() as u64 * RANGE_BYTES);
+        let idle = |(i, range): (usize, &Range)| {
+            let windows = (self.now_s - range.read_s?) as u32;
+            let bytes = range.heat.values().map(|(bytes, _)| *bytes).sum::<f64>() as u64;
+            let start = i as u64 * RANGE_BYTES;
+            (windows > 0 && range.on != NodeId(2)).then_some(IdleRange { start, node: range.on, bytes, windows })
+        };
+        let idle: Vec<_> = self.ranges.iter().enumerate().filter_map(idle).collect();
+        let idle = IdleFile { file: "8:1:9".into(), generation: None, ranges: idle };
         let file = ObservedFile { file: "8:1:9".into(), size, ranges, ..ObservedFile::default() };
         Snapshot {
             version: 1,
@@ -88,6 +100,7 @@ impl World {
             window_s: 1.0,
             nodes: self.nodes(),
             files: vec![file],
+            idle: vec![idle],
             ..Snapshot::default()
         }
     }
@@ -101,10 +114,10 @@ impl World {
                 *bytes *= (-1.0f64 / 8.0).exp2();
                 *seen <<= 1;
             }
-            range.heat.retain(|_, heat| heat.1 != 0);
         }
         for (range, by, bytes) in reads {
             let range = &mut self.ranges[*range];
+            range.read_s = Some(self.now_s);
             let heat = range.heat.entry((range.on, NodeId(*by))).or_default();
             *heat = (heat.0 + *bytes as f64, heat.1 | 1);
         }
@@ -126,7 +139,8 @@ impl World {
     }
 
     fn make(&mut self, mv: &Move) {
-        assert!(mv.subject.is_file() && mv.reason == Reason::Promotion && !mv.ranges.is_empty(), "{mv:?}");
+        let reason = if mv.to == NodeId(2) { Reason::Demotion } else { Reason::Promotion };
+        assert!(mv.subject.is_file() && mv.reason == reason && !mv.ranges.is_empty(), "{mv:?}");
         assert!(mv.ranges.windows(2).all(|pair| pair[0].end() < pair[1].start), "{:?}", mv.ranges);
         for part in &mv.ranges {
             assert!(part.start.is_multiple_of(RANGE_BYTES) && part.bytes.is_multiple_of(RANGE_BYTES));
@@ -134,9 +148,12 @@ impl World {
                 let range = &mut self.ranges[range as usize];
                 if range.on == mv.from {
                     range.on = mv.to;
+                    let heat = std::mem::take(&mut range.heat);
+                    range.heat = heat.into_iter().map(|((_, by), heat)| ((mv.to, by), heat)).collect();
                     range.moved_s.push(self.now_s);
                     self.moved += RANGE_BYTES;
                     self.free[mv.to.0 as usize] = self.free[mv.to.0 as usize].checked_sub(RANGE_BYTES).unwrap();
+                    self.free[mv.from.0 as usize] += RANGE_BYTES;
                 }
             }
         }
@@ -149,7 +166,30 @@ impl World {
     fn moves_of_one(&self) -> usize {
         self.ranges.iter().map(|range| range.moved_s.len()).max().unwrap_or(0)
     }
+
+    /// The most moves of one range within a minute.
+    fn moves_in_a_minute(&self) -> usize {
+        let most = |range: &Range| {
+            let from = |at: f64| range.moved_s.iter().filter(|later| (at..at + 60.0).contains(*later)).count();
+            range.moved_s.iter().map(|at| from(*at)).max().unwrap_or(0)
+        };
+        self.ranges.iter().map(most).max().unwrap_or(0)
+    }
+
+    /// Puts these ranges on node 0, each read once in a first window.
+    fn cache(&mut self, ranges: std::ops::Range<usize>, bytes: u64) {
+        self.ranges[ranges.clone()].iter_mut().for_each(|range| range.on = NodeId(0));
+        let plan = self.window(&ranges.map(|range| (range, 0, bytes)).collect::<Vec<_>>());
+        assert_eq!(plan.moves, []);
+    }
+
+    fn on(&self, node: u32, ranges: std::ops::Range<usize>) -> usize {
+        self.ranges[ranges].iter().filter(|range| range.on == NodeId(node)).count()
+    }
 }
+
+/// No more than this is free that may be used.
+const FULL: u64 = HIGH + 64 * MIB;
 
 /// As the defaults, with little memory to spare and no limit of the rate.
 fn settings() -> Settings {
@@ -208,6 +248,132 @@ fn what_is_hot_and_does_not_fit_stays_and_is_named() {
     assert!(left.contains("stay on node 2: node 0 has no more room"), "{left}");
 }
 
+/// DRAM is full of what was read once. What is hot pushes it down, range for range, the oldest
+/// first, and nothing else.
+#[test]
+fn colder_cache_makes_room() {
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(0..300, 2 * MIB);
+    world.cache(300..500, 2 * MIB);
+    let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
+    for window in 0..60 {
+        let plan = world.window(&reads);
+        // The youngest of them is as old as a promoted range stays.
+        assert!(window >= 57 || plan.moves.is_empty(), "{window}: {:?}", plan.moves);
+    }
+    for _ in 0..20 {
+        world.window(&reads);
+    }
+    assert_eq!((world.on(0, 900..950), world.on(2, 0..300), world.on(2, 300..500)), (50, 50, 0));
+    assert_eq!((world.moved, world.moves_of_one()), (100 * RANGE_BYTES, 1));
+    assert!(world.free[0] >= FULL);
+    // Where all of it is cold by then, too, the oldest goes.
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(100..400, 2 * MIB);
+    world.cache(0..100, 2 * MIB);
+    world.cache(400..500, 2 * MIB);
+    (0..70).for_each(|_| _ = world.window(&[]));
+    (0..20).for_each(|_| _ = world.window(&reads));
+    assert_eq!((world.on(0, 900..950), world.on(2, 100..400), world.on(2, 0..500)), (50, 50, 50));
+}
+
+/// A node with less free than is to stay free gets that back first.
+#[test]
+fn what_is_to_stay_free_becomes_free_first() {
+    let mut world = World::new(1000, [FULL - 20 * MIB, FULL], settings());
+    world.cache(0..300, 2 * MIB);
+    let reads: Vec<_> = (900..905).map(|range| (range, 0, 16 * MIB)).collect();
+    for _ in 0..80 {
+        world.window(&reads);
+    }
+    assert_eq!((world.on(0, 900..905), world.on(2, 0..300)), (5, 15));
+    assert_eq!(world.free[0], FULL);
+}
+
+/// What is there was read as much: nothing moves, and the plan says so.
+#[test]
+fn what_is_not_colder_by_the_margin_stays() {
+    // An eighth of a hot range is read lately after three half-lives.
+    for (mib, stays) in [(30_000, true), (300, false)] {
+        let mut world = World::new(1000, [FULL, FULL], settings());
+        world.cache(0..300, mib * MIB);
+        let reads: Vec<_> = (900..950).map(|range| (range, 0, MIB)).collect();
+        let mut plan = Plan::default();
+        for _ in 0..62 {
+            plan = world.window(&reads);
+        }
+        assert_eq!(world.moved == 0, stays, "{mib}: {}", world.moved);
+        let left = plan.notes.iter().find(|note| note.starts_with("left: ")).unwrap();
+        let said = "; nothing that is known there is colder by the margin";
+        assert_eq!(left.ends_with(said), stays, "{left}");
+    }
+    // Nor does anything that is read in each window.
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(0..300, 2 * MIB);
+    let mut reads: Vec<_> = (900..950).map(|range| (range, 0, 64 * MIB)).collect();
+    reads.extend((0..300).map(|range| (range, 0, MIB)));
+    for _ in 0..200 {
+        assert_eq!(world.window(&reads).moves, []);
+    }
+    // Nor goes anything where it has no room.
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.free[2] = FULL;
+    world.cache(0..300, 2 * MIB);
+    let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
+    let plans: Vec<Plan> = (0..100).map(|_| world.window(&reads)).collect();
+    assert!(plans.iter().all(|plan| plan.moves.is_empty()));
+    let last = plans.last().unwrap();
+    assert!(last.notes[0].contains("slower memory has no room"), "{:?}", last.notes);
+}
+
+/// The load moves on through the file. Where there is room, what it leaves stays; where there is
+/// none, it goes down for what comes, never more than twice a minute.
+#[test]
+fn what_the_load_left_goes_down_only_when_room_is_wanted() {
+    for (room, down) in [(1000, false), (50, true)] {
+        let mut world = World::new(1000, [FULL + room * RANGE_BYTES, FULL], settings());
+        for phase in 0..10 {
+            let reads: Vec<_> = (phase * 50..phase * 50 + 50).map(|range| (range, 0, 16 * MIB)).collect();
+            for _ in 0..100 {
+                world.window(&reads);
+            }
+            assert_eq!(world.on(0, phase * 50..phase * 50 + 50), 50, "phase {phase}, room for {room}");
+        }
+        assert_eq!(world.on(0, 0..450), if down { 0 } else { 450 });
+        assert!(world.moves_in_a_minute() <= 2 && world.free[0] >= FULL);
+    }
+}
+
+/// Both loads want all that fits, in turns: a range goes up and down again, but seldom.
+#[test]
+fn a_load_that_goes_back_and_forth_moves_no_range_more_than_twice_a_minute() {
+    for period in [5, 20, 45, 61, 70, 90] {
+        let mut world = World::new(200, [FULL + 50 * RANGE_BYTES, FULL], settings());
+        for window in 0..600 {
+            let first = if window / period % 2 == 0 { 0 } else { 100 };
+            world.window(&(first..first + 50).map(|range| (range, 0, 16 * MIB)).collect::<Vec<_>>());
+        }
+        assert!(world.moves_in_a_minute() <= 2, "{period}: {}", world.moves_in_a_minute());
+        // Ten minutes: promotion and demotion at most once in each stay.
+        assert!(world.moves_of_one() <= 20, "{period}: {}", world.moves_of_one());
+    }
+}
+
+/// What comes up and what goes down share the rate.
+#[test]
+fn moves_down_count_in_the_rate() {
+    let rate = 10.0 * RANGE_BYTES as f64;
+    let mut world = World::new(1000, [FULL + 10 * RANGE_BYTES, FULL], Settings { rate, ..settings() });
+    world.cache(0..500, 2 * MIB);
+    let reads: Vec<_> = (900..960).map(|range| (range, 0, 16 * MIB)).collect();
+    for _ in 0..150 {
+        let before = world.moved;
+        world.window(&reads);
+        assert!((world.moved - before) as f64 <= rate, "{}", world.moved - before);
+    }
+    assert_eq!((world.on(0, 900..960), world.on(2, 0..500)), (60, 50));
+}
+
 /// Its blocks are read once, quickly or slowly, or twice because a window ends there.
 #[test]
 fn a_scan_promotes_nothing() {
@@ -236,7 +402,11 @@ fn nothing_goes_where_the_kernel_has_just_made_room() {
     for _ in 0..10 {
         let plan = world.window(&reads);
         assert_eq!(plan.moves, []);
-        assert!(plan.notes.iter().all(|note| note.contains("just reclaimed memory, of node 0")), "{:?}", plan.notes);
+        assert!(
+            plan.notes.iter().all(|note| note.contains("just reclaimed or demoted memory of node 0")),
+            "{:?}",
+            plan.notes
+        );
     }
     world.scanned = [0; 2];
     for window in 0..10 {
@@ -244,6 +414,25 @@ fn nothing_goes_where_the_kernel_has_just_made_room() {
         // Each window is told twice: once more with what became of its moves.
         assert_eq!(plan.moves.is_empty() && world.moved == 0, window < 2, "window {window}");
     }
+}
+
+/// A container at its limit reads in again what it had to give up, on a node with free memory: that
+/// stopped promotion for everybody. After real reclaim it means that the node still lacks memory.
+#[test]
+fn refaults_count_only_where_the_node_was_short_of_memory() {
+    let mut world = World::new(100, [1 << 40; 2], settings());
+    let reads = zipf(0..10, 0, 64 * MIB);
+    world.refaulted = 4096;
+    (0..5).for_each(|_| _ = world.window(&reads));
+    assert_eq!(world.moved, 10 * RANGE_BYTES);
+    let mut world = World::new(100, [1 << 40; 2], settings());
+    (world.refaulted, world.scanned) = (4096, [4096, 0]);
+    world.window(&reads);
+    world.scanned = [0; 2];
+    (0..20).for_each(|_| assert_eq!(world.window(&reads).moves, []));
+    world.refaulted = 0;
+    (0..5).for_each(|_| _ = world.window(&reads));
+    assert_eq!(world.moved, 10 * RANGE_BYTES);
 }
 
 #[test]

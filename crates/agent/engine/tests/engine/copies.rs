@@ -465,6 +465,63 @@ fn a_file_goes_back_by_the_move_that_brought_it() {
     assert_eq!((world.tasks[&1].home, world.started.len()), (1, 2));
 }
 
+/// Only the last of several promotions of a file was tried, and taken back.
+#[test]
+fn parts_of_a_file_go_back_together_each_by_its_own_move() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let part = |n: u64| {
+        let range = placement::FileRange { start: n << 21, bytes: 1 << 21 };
+        Move { ranges: vec![range], reason: placement::Reason::Promotion, ..file(1, 1, 0) }
+    };
+    let (policy, told) = at(vec![(6, vec![part(0)]), (8, vec![part(3)]), (9, vec![part(5)])]);
+    let settings = Settings { moves: Moves::default(), dwell_s: 0.0, ..restless() };
+    let mut engine = Engine::new(Shown(plane.clone(), dear(1.5)), policy, settings, None).unwrap();
+    let mut notes = Vec::new();
+    for _ in 0..25 {
+        notes.extend(engine.step().unwrap().notes);
+    }
+    let world = plane.world();
+    let starts: Vec<u64> = world.taken_back.iter().map(|mv| mv.ranges[0].start >> 21).collect();
+    assert_eq!((starts, world.started.len()), (vec![0, 3, 5], 6), "{notes:?}");
+    assert!(world.taken_back.iter().all(|mv| (mv.from.0, mv.to.0) == (0, 1)));
+    assert!(notes[0].starts_with("3 moves did not pay and were taken back: 10.0 MB"), "{notes:?}");
+    let back = |o: &&OutcomeState| matches!(o, OutcomeState::RolledBack { .. });
+    assert_eq!(told.lock().unwrap().iter().flatten().filter(back).count(), 3);
+}
+
+/// Other parts of a file that is being copied wait; of two that wait, the later one is made, as it
+/// was asked for.
+#[test]
+fn parts_of_a_file_wait_for_each_other() {
+    let plane = copying(400, 100, [(1, 0, 1), (2, 0, 1)]);
+    let part = |n: u64| {
+        let range = placement::FileRange { start: n << 21, bytes: 1 << 21 };
+        Move { ranges: vec![range], ..file(1, 1, 0) }
+    };
+    let (policy, told) = at(vec![
+        (1, vec![file(2, 1, 0), part(0)]),
+        (2, vec![part(1)]),
+        (6, vec![file(2, 0, 1), file(3, 1, 0), part(2)]),
+        (7, vec![part(3)]),
+    ]);
+    let moves = Moves { at_once: 2, ..Moves::default() };
+    let settings = Settings { moves, dwell_s: 0.0, ..restless() };
+    let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        let report = engine.step().unwrap();
+        held.extend(report.outcomes.into_iter().map(|o| o.result));
+        let world = plane.world();
+        let of_one = world.started.iter().filter(|started| started.1.contains("8:1:1")).count();
+        assert!(of_one <= 2, "{:?}", world.started);
+    }
+    let copied = |event: &&MoveEvent| matches!(event, MoveEvent::HeldBack { why, .. } if why.contains("being copied"));
+    assert_eq!(held.iter().filter(copied).count(), 1, "{held:?}");
+    let replaced =
+        |o: &&OutcomeState| matches!(o, OutcomeState::Failed { bytes: 0, why } if why.contains("later move"));
+    assert_eq!(told.lock().unwrap().iter().flatten().filter(replaced).count(), 1);
+}
+
 /// A file that is to go back and finds the queue full stays, and that is said, in the journal too.
 #[test]
 fn a_file_that_cannot_be_taken_back_is_told() {

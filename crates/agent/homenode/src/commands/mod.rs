@@ -13,6 +13,7 @@ mod off;
 mod pace;
 mod plan;
 mod plane;
+mod readers;
 mod record;
 mod replace;
 mod replay;

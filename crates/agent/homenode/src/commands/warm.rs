@@ -9,10 +9,13 @@ use clap::Args;
 use command::args::Global;
 use linux::allocation::Spread;
 use linux::residency;
+use placement::RangeHeat;
 use serde_json::{Value, json};
 use topology::{NodeBytes, NodeId};
 
+use super::hot::files::{Named, watch};
 use super::pace::Pace;
+use super::readers;
 use crate::config::Config;
 use crate::exit::{Exit, Failure, chain};
 use crate::machine;
@@ -38,6 +41,9 @@ pub struct WarmArgs {
     /// First drop what is cached of it, except dirty and mapped pages
     #[arg(long)]
     pub drop_first: bool,
+    /// With --to-readers: watch who reads for so long
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = crate::cli::seconds)]
+    pub seconds: f64,
     /// Read at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
@@ -57,13 +63,17 @@ pub struct Place {
     /// bandwidth or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
     #[arg(long)]
     pub weighted: bool,
+    /// Each part of 2 MiB on the node whose CPUs read most of it (they are watched first), what nobody
+    /// reads on the node of most reads
+    #[arg(long, conflicts_with = "nodes")]
+    pub to_readers: bool,
 }
 
 /// Runs `homenode warm`.
 pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     let topology = machine::read(Path::new(machine::SYS), &Config::default())?;
     let how = match args.place {
-        Place { to: Some(_), .. } => Spread::Bind,
+        Place { to: Some(_), .. } | Place { to_readers: true, .. } => Spread::Bind,
         Place { weighted: true, .. } => Spread::Weighted,
         Place { .. } => Spread::Interleave,
     };
@@ -79,7 +89,9 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     if let Err(e) = fs::write("/proc/self/oom_score_adj", "1000") {
         tracing::debug!("/proc/self/oom_score_adj: {e}");
     }
-    let job = Job { args, how, nodes, json: global.json, stop: Stop::on_signals()? };
+    let stop = Stop::on_signals()?;
+    let read = args.place.to_readers.then(|| read(global, args, &stop)).transpose()?;
+    let job = Job { args, how, nodes, read, json: global.json, stop };
     output::detach();
     let mut done = Vec::new();
     for path in &args.files {
@@ -98,11 +110,21 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     Ok(if done.iter().all(|one| one.why.is_none()) { Exit::Done } else { Exit::Partly })
 }
 
+/// What was read of each file, in the order in which they were named.
+fn read(global: &Global, args: &WarmArgs, stop: &Stop) -> Result<Vec<(PathBuf, Vec<RangeHeat>)>, Failure> {
+    let mut files = args.files.iter().map(|path| Named::new(path)).collect::<Result<Vec<_>, _>>()?;
+    // What it takes to read in files of others is still needed.
+    watch(global, &mut files, args.seconds, stop, || Ok(()))?;
+    Ok(args.files.iter().cloned().zip(files.iter().map(|file| file.heat().collect())).collect())
+}
+
 /// The request, the same for each file.
 struct Job<'a> {
     args: &'a WarmArgs,
     how: Spread,
     nodes: Vec<NodeId>,
+    /// With --to-readers: what was read of each file.
+    read: Option<Vec<(PathBuf, Vec<RangeHeat>)>>,
     json: bool,
     stop: Stop,
 }
@@ -120,15 +142,50 @@ struct Done {
     seconds: f64,
     /// Why not all of it is where it should be.
     why: Option<String>,
+    /// With --to-readers: its parts and their nodes.
+    parts: Vec<(Range<u64>, NodeId)>,
 }
 
 impl Job<'_> {
     fn one(&self, path: &Path) -> Result<Done, WarmError> {
+        let Some(read) = &self.read else { return self.part(path, self.args.range.clone(), &self.nodes) };
+        let heat = read.iter().find(|(file, _)| file == path).map(|(_, heat)| heat.as_slice()).unwrap_or_default();
+        let refused = |why: String| WarmError::Refused { path: path.to_owned(), why };
+        let file = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
+        self.args.range.as_ref().map_or(Ok(()), |range| within(range, file.file().size)).map_err(refused)?;
+        let parts = readers::parts(heat, file.range().clone())
+            .ok_or_else(|| refused(format!("nobody has read it in {} s", self.args.seconds)))?;
+        let absent = parts.iter().map(|part| part.1).find(|node| !self.nodes.contains(node));
+        if let Some(node) = absent {
+            return Err(refused(format!("it is read from node {node}, where this process may have no memory")));
+        }
+        let mut all =
+            Done { tried: true, range: file.range().clone(), now: Some(NodeBytes::default()), ..Done::new(path) };
+        all.before = Some(0);
+        for (range, node) in parts {
+            let part = self.part(path, Some(range.clone()), &[node])?;
+            all.before = all.before.zip(part.before).map(|(sum, more)| sum.saturating_add(more));
+            all.now = all.now.zip(part.now).map(|(mut sum, more)| {
+                more.iter().for_each(|(node, bytes)| sum.add(node, bytes));
+                sum
+            });
+            all.seconds += part.seconds;
+            if let Some(why) = part.why {
+                let why = format!("of bytes {} to {} for node {node}, {why}", range.start, range.end);
+                all.why = Some(all.why.map_or(why.clone(), |first| format!("{first}; {why}")));
+            }
+            all.parts.push((range, node));
+        }
+        Ok(all)
+    }
+
+    /// Reads in a part of a file, or all of it, on these nodes.
+    fn part(&self, path: &Path, range: Option<Range<u64>>, nodes: &[NodeId]) -> Result<Done, WarmError> {
         let new = Done::new(path);
         if self.stop.requested() {
             return Ok(Done { why: Some("stopped by a signal before its turn".to_owned()), tried: true, ..new });
         }
-        let mut work = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
+        let mut work = Warm::open(path, range, self.how, nodes)?;
         let refused = |why| WarmError::Refused { path: path.to_owned(), why };
         self.args.range.as_ref().map_or(Ok(()), |range| within(range, work.file().size)).map_err(refused)?;
         let mut whys = Vec::new();
@@ -150,7 +207,7 @@ impl Job<'_> {
             None => Some(residency::of_range(work.file(), work.range(), &mut |_, _| ())?),
         };
         if let Some(now) = &now {
-            let astray: u64 = now.iter().filter(|(node, _)| !self.nodes.contains(node)).map(|(_, n)| n).sum();
+            let astray: u64 = now.iter().filter(|(node, _)| !nodes.contains(node)).map(|(_, n)| n).sum();
             let missing = (work.range().end - work.range().start).saturating_sub(now.total());
             if astray > 0 {
                 let before =
@@ -179,7 +236,8 @@ impl Job<'_> {
 
 impl Done {
     fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), tried: false, range: 0..0, before: None, now: None, seconds: 0.0, why: None }
+        let (range, path) = (0..0, path.to_owned());
+        Self { path, tried: false, range, before: None, now: None, seconds: 0.0, why: None, parts: Vec::new() }
     }
 
     fn len(&self) -> u64 {
@@ -187,10 +245,13 @@ impl Done {
     }
 
     fn json(&self, job: &Job) -> Value {
+        let part = |(range, node): &(Range<u64>, NodeId)| json!({"offset": range.start, "bytes": range.end - range.start, "to": node});
+        let parts: Option<Vec<Value>> = job.read.is_some().then(|| self.parts.iter().map(part).collect());
         json!({
             "path": self.path.to_string_lossy(),
-            "policy": job.how.name(),
+            "policy": if parts.is_some() { "readers" } else { job.how.name() },
             "to": job.nodes,
+            "parts": parts,
             "offset": self.range.start,
             "bytes": self.len(),
             "already_bytes": self.before,

@@ -18,6 +18,7 @@ use crate::{Skip, Test, say};
 pub const TESTS: &[Test] = &[
     Test { name: "promote::hot_ranges_go_to_their_readers", nodes: &[2], run: hot_ranges },
     Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
+    Test { name: "promote::colder_cache_makes_room", nodes: &[2], run: cold_makes_room },
 ];
 
 /// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
@@ -67,7 +68,7 @@ fn weights(n: usize) -> impl Iterator<Item = f64> {
 }
 
 /// A process, ended when it is dropped.
-struct Reader(Child);
+pub struct Reader(Child);
 
 impl Drop for Reader {
     fn drop(&mut self) {
@@ -76,7 +77,8 @@ impl Drop for Reader {
 }
 
 impl Reader {
-    fn start(bench: &Bench, node: u32, file: &Path, ranges: impl IntoIterator<Item = u64>) -> Result<Self> {
+    /// Starts one on the first CPU of a node ([`be_reader`]).
+    pub fn start(bench: &Bench, node: u32, file: &Path, ranges: impl IntoIterator<Item = u64>) -> Result<Self> {
         let cpu = cpus(&bench.machine, node)?.first().context("a CPU")?.to_string();
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -89,20 +91,43 @@ impl Reader {
 
 /// The pages of each range of the file on each of three nodes.
 fn found(file: &Path) -> Result<Vec<[u64; 3]>> {
-    let mut all = vec![[0u64; 3]; RANGES as usize];
-    for (page, node) in pages::cached(file)? {
-        let range = all.get_mut((page * page_size() as u64 / RANGE) as usize).context("a page beyond the file")?;
-        // A page that moves just now is on no node.
-        let Ok(node) = usize::try_from(node) else { continue };
-        *range.get_mut(node).context("an odd node")? += 1;
+    loop {
+        let pages = pages::cached(file)?;
+        // A page that moves just now is on no node. Each is on one in the next moment.
+        if pages.iter().any(|(_, node)| *node < 0) {
+            continue;
+        }
+        let last = pages.iter().map(|(page, _)| page * page_size() as u64 / RANGE).max().unwrap_or(0);
+        let mut all = vec![[0u64; 3]; RANGES.max(last + 1) as usize];
+        for (page, node) in pages {
+            let range = all.get_mut((page * page_size() as u64 / RANGE) as usize).context("a page beyond the file")?;
+            *range.get_mut(usize::try_from(node)?).context("an odd node")? += 1;
+        }
+        return Ok(all);
     }
-    Ok(all)
+}
+
+/// Bytes of a file on a node.
+fn bytes_on(found: &[[u64; 3]], node: usize) -> u64 {
+    found.iter().filter_map(|range| range.get(node)).sum::<u64>() * page_size() as u64
 }
 
 pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
+    daemon_with(bench, &format!("reserve_bytes = {reserve:.1}"), options)
+}
+
+fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
     let config: PathBuf = bench.dir().join("homenode.toml");
     let budget = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
-    fs::write(&config, format!("{budget}\n[promote]\nreserve_bytes = {reserve:.1}\n"))?;
+    fs::write(
+        &config,
+        format!(
+            "{budget}
+[promote]
+{settings}
+"
+        ),
+    )?;
     bench.daemon_with(&config, "2MB/s", &[&["--policy", "promote"], options].concat())
 }
 
@@ -160,13 +185,16 @@ fn too_hot() -> Outcome {
     let promoted = || -> Result<Vec<u64>> {
         Ok(found(&file)?.iter().map(|range| (range[0] + range[1]) * page_size() as u64).collect())
     };
-    windows_until(&mut daemon, 60, "end of promotion for want of room", |window| {
-        let some = promoted()?.iter().sum::<u64>() > 0;
-        Ok(some && window.notes.iter().any(|note| note.contains("has no more room")))
+    // A copy can take many windows on a slow machine: it is over when no more has come in eight.
+    let (mut before_it, mut same) = (0, 0);
+    windows_until(&mut daemon, 200, "end of promotion for want of room", |window| {
+        let now = promoted()?.iter().sum::<u64>();
+        let full = "; nothing that is known there is colder by the margin";
+        let said = window.notes.iter().any(|note| note.contains("has no more room") && note.ends_with(full));
+        same = if now > 0 && now == before_it && said { same + 1 } else { 0 };
+        before_it = now;
+        Ok(same == 8)
     })?;
-    for _ in 0..8 {
-        daemon.window()?;
-    }
     let (first, free_first) = (promoted()?, free_bytes(0)?);
     for _ in 0..20 {
         daemon.window()?;
@@ -184,6 +212,66 @@ fn too_hot() -> Outcome {
     ensure!(last_bytes - first_bytes <= new_room + RANGES * RANGE / 100, "{last_bytes} bytes, {new_room} of new room");
     let after = reclaimed()?;
     ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    Ok(())
+}
+
+/// Node 0 is full of what was read once. What is hot takes its place, and the kernel reclaims
+/// nothing.
+fn cold_makes_room() -> Outcome {
+    const KEPT: u64 = 24 << 20;
+    memory_node()?;
+    let bench = Bench::new()?;
+    let (hot, cold) = (bench.dir().join("hot"), bench.dir().join("cold"));
+    cache::put(&hot, 40 * RANGE, SLOW as u32)?;
+    // As much as leaves little free above the watermark, as far as the disk has room.
+    let stat = rustix::fs::statvfs(bench.dir())?;
+    let disk = (stat.f_bavail * stat.f_frsize).saturating_sub(64 << 20);
+    let size = free_bytes(0)?.saturating_sub(high_watermark(0)? + 2 * KEPT).min(disk) / RANGE * RANGE;
+    cache::put(&cold, size, 0)?;
+    let reserve = free_bytes(0)?.saturating_sub(high_watermark(0)? + RANGE);
+    say!("{} MiB of cold cache; {} MiB are to stay free", size >> 20, reserve >> 20);
+    let before = reclaimed()?;
+    let mut daemon = daemon_with(&bench, &format!("reserve_bytes = {reserve}.0\nstay_s = 6.0"), &[])?;
+    // A part of it is read once, when somebody counts.
+    daemon.window()?;
+    let known = 48 * RANGE;
+    ensure!(size > known, "{size} bytes of cache are too few");
+    let read = Command::new("taskset")
+        .args(["--cpu-list", &cpus(&bench.machine, 0)?.first().context("a CPU")?.to_string(), "head", "--bytes"])
+        .arg(known.to_string())
+        .arg(&cold)
+        .stdout(Stdio::null())
+        .status()?;
+    ensure!(read.success(), "head: {read}");
+    let wanted: Vec<u64> = (0..40).step_by(4).collect();
+    let _reader = Reader::start(&bench, 0, &hot, wanted.iter().copied())?;
+    let near = || -> Result<u64> {
+        let found = found(&hot)?;
+        Ok(wanted.iter().filter_map(|range| found.get(*range as usize)).map(|range| range[0]).sum::<u64>())
+    };
+    let all = wanted.len() as u64 * RANGE / page_size() as u64;
+    let windows = windows_until(&mut daemon, 120, "promotion into the place of what is cold", |_| {
+        Ok(near()? as f64 >= 0.9 * all as f64)
+    })?;
+    for _ in 0..8 {
+        daemon.window()?;
+    }
+    let (hot_found, cold_found) = (found(&hot)?, found(&cold)?);
+    let (down, up) = (bytes_on(&cold_found, SLOW as usize), bytes_on(&hot_found, 0));
+    say!("{} windows; {down} bytes went down, {up} came up, {} are free", windows.len(), free_bytes(0)?);
+    let after = reclaimed()?;
+    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    let total = (0..3).map(|node| bytes_on(&cold_found, node)).sum::<u64>();
+    ensure!(total == size, "{total} of {size} bytes are cached");
+    // What nobody read stays: it is not known to be cold.
+    let unknown = cold_found.iter().skip((known / RANGE) as usize).map(|range| range[SLOW as usize]).sum::<u64>();
+    ensure!(unknown == 0, "{unknown} pages went down that were never read");
+    // As much as came up, and what others have taken of node 0 meanwhile.
+    ensure!(down >= up / 2 && down <= up + (32 << 20), "{down} bytes went down for {up}");
+    let kept = reserve + high_watermark(0)?;
+    ensure!(free_bytes(0)? + kept / 8 > kept, "{} bytes are free, {kept} should stay free", free_bytes(0)?);
+    let (end, status) = daemon.stop(Signal::INT)?;
+    ensure!(status.success(), "{status}: {end:?}");
     Ok(())
 }
 

@@ -11,12 +11,14 @@ use rustix::param::page_size;
 use serde_json::Value;
 
 use crate::lab_bench::{Bench, Outcome, homenode};
+use crate::promote::Reader;
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
     Test { name: "warm::reads_in_where_asked", nodes: &[2], run: where_asked },
     Test { name: "warm::spreads_by_weight", nodes: &[2], run: by_weight },
     Test { name: "warm::refuses_what_does_not_fit", nodes: &[2], run: too_large },
+    Test { name: "warm::goes_to_the_readers_of_each_part", nodes: &[2], run: to_readers },
     Test { name: "warm::a_range_moves_and_no_more", nodes: &[2], run: range },
 ];
 
@@ -102,6 +104,32 @@ fn too_large() -> Outcome {
     ensure!(on_nodes(&file)? == [0, 0], "it was read in all the same");
     let (code, said, _) = told("warmed", &["warm", "--to", "1", "--range", "4GiB+1MiB"], &file)?;
     ensure!(code == Some(0) && on_nodes(&file)? == [0, (1 << 20) / page_size()], "{said}");
+    Ok(())
+}
+
+fn to_readers() -> Outcome {
+    const RANGE: usize = 2 << 20;
+    let bench = Bench::new()?;
+    let (file, other) = (bench.dir().join("file"), bench.dir().join("other"));
+    cache::put(&file, BYTES, 0)?;
+    cache::put(&other, BYTES, 0)?;
+    let lower = Reader::start(&bench, 0, &file, 0..2)?;
+    let upper = Reader::start(&bench, 1, &file, 4..8)?;
+    let (code, said, error) = told("warmed", &["warm", "--to-readers", "--seconds", "5", "--drop-first"], &file)?;
+    drop((lower, upper));
+    let mut on = vec![[0usize; 2]; BYTES as usize / RANGE];
+    for (page, node) in lab::pages::cached(&file)? {
+        let range = on.get_mut(page as usize * page_size() / RANGE).context("a page beyond the file")?;
+        *range.get_mut(usize::try_from(node)?).context("an odd node")? += 1;
+    }
+    let pages = RANGE / page_size();
+    say!("read by node 0: parts 0 and 1, by node 1: 4 to 7; pages by part: {on:?}");
+    // What is mapped or read just then stays where it is, so a few pages may.
+    let near = |parts: std::ops::Range<usize>, node: usize| on[parts].iter().all(|part| part[node] >= pages * 9 / 10);
+    ensure!(near(0..2, 0) && near(4..8, 1), "{error}: {said}: {on:?}");
+    ensure!(code.is_some() && said["policy"] == "readers", "{said}");
+    let (code, said, error) = told("warmed", &["warm", "--to-readers", "--seconds", "2"], &other)?;
+    ensure!(code == Some(1) && error.contains("nobody has read it in 2 s"), "{error}: {said}");
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use act::copying::{Copied, Copying};
+use act::copying::{Back, Copied, Copying};
 use act::pages::{self, FileMove, FileMoveError};
 use topology::{NodeId, Topology};
 
@@ -235,6 +235,136 @@ pub fn deleted() -> Tried {
     // With one node, nothing was to be moved.
     let expected = [(pages::DELETED, 4 * MIB as u64)];
     assert_eq!(left, if nodes.len() > 1 { &expected[..] } else { &[] });
+    Ok(())
+}
+
+/// A move of these parts from one node to another.
+fn of_parts(path: &Path, parts: &[(usize, usize)], (from, to): (NodeId, NodeId)) -> FileMove {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap();
+    let parts: Vec<_> = parts.iter().map(|(start, end)| *start as u64..*end as u64).collect();
+    FileMove::of(file, path, &parts, Some(from), to).unwrap()
+}
+
+/// The cached pages on a node.
+fn pages_on(path: &Path, node: NodeId) -> Vec<usize> {
+    if fs::metadata(path).unwrap().len() == 0 {
+        return Vec::new();
+    }
+    cached(path).into_iter().filter(|(_, on)| *on == node.0 as i32).map(|(page, _)| page).collect()
+}
+
+fn numbers(start: usize, end: usize) -> std::ops::Range<usize> {
+    start / page()..end.div_ceil(page())
+}
+
+/// Parts that have a hole, end beyond the file, or are in part where they are to go: what was asked
+/// for moves and nothing else, and the way back leaves each page where it was before.
+pub fn parts() -> Tried {
+    let (a, b) = two_nodes()?;
+    let dir = dir();
+    let path = written(dir.path(), 20 * MIB + 123);
+    evict(&path);
+    // Bytes 4 to 6 MiB are not cached.
+    let file = File::open(&path).unwrap();
+    // SAFETY: advice on an open descriptor.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    for (at, len) in [(0, 4 * MIB), (6 * MIB, 14 * MIB + 123)] {
+        file.read_exact_at(&mut vec![0; len], at as u64).unwrap();
+    }
+    finish(&mut FileMove::prepare(&path, a).unwrap(), u64::MAX);
+    finish(&mut of_parts(&path, &[(2 * MIB, 3 * MIB)], (a, b)), u64::MAX);
+    assert_eq!(pages_on(&path, b), numbers(2 * MIB, 3 * MIB).collect::<Vec<_>>());
+    let before = cached(&path);
+
+    // One page of a part is asked for as a whole.
+    let asked = [(MIB + 1, 5 * MIB), (7 * MIB, 7 * MIB + 1), (19 * MIB, 64 * MIB), (65 * MIB, 66 * MIB)];
+    let mut work = of_parts(&path, &asked, (a, b));
+    let done = finish(&mut work, 100_000);
+    let wanted: Vec<usize> =
+        asked.iter().flat_map(|(start, end)| numbers(*start, *end)).filter(|page| before.contains_key(page)).collect();
+    assert_eq!(pages_on(&path, b), wanted);
+    let bytes = (wanted.len() * page()) as u64 - (page() - 123) as u64;
+    assert_eq!((done.total, done.moved, done.there, done.failed()), (bytes, bytes, MIB as u64, 0));
+    assert_eq!(cached(&path).into_keys().collect::<Vec<_>>(), before.keys().copied().collect::<Vec<_>>());
+    assert!(fs::read(&path).unwrap() == content(20 * MIB + 123), "the content has changed");
+    evict_part(&path, 5 * MIB / 4, MIB / 4);
+    let kept: Vec<(usize, i32)> =
+        cached(&path).into_keys().map(|page| (page, before.get(&page).copied().unwrap_or(-1))).collect();
+    assert!(kept.len() + MIB / 4 / page() == before.len() + 2 * MIB / page(), "reading has filled the hole");
+
+    // The part that was on the target before stays there.
+    let Some(Back::Pages(layout)) = Box::new(work).back() else { panic!("no way back") };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(&path).unwrap();
+    let mut back = FileMove::back(&file, &path, &layout).unwrap();
+    while !back.step(u64::MAX).unwrap() {}
+    let after = cached(&path);
+    let differ: Vec<_> = kept.iter().filter(|(page, on)| *on >= 0 && after.get(page) != Some(on)).collect();
+    assert!(differ.is_empty(), "{differ:?}");
+    Ok(())
+}
+
+fn evict_part(path: &Path, start: usize, len: usize) {
+    let file = File::open(path).unwrap();
+    let (start, len) = (start as libc::off_t, len as libc::off_t);
+    // SAFETY: advice on an open descriptor.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) }, 0);
+}
+
+/// The file is cut within and before the part, grows again, is written to and loses its name.
+pub fn parts_of_what_changes() -> Tried {
+    let (a, b) = two_nodes()?;
+    let dir = dir();
+    let path = written(dir.path(), 8 * MIB);
+    let changer = OpenOptions::new().write(true).open(&path).unwrap();
+    let part = [(4 * MIB, 8 * MIB)];
+    for len in [5 * MIB, MIB, 0] {
+        fs::write(&path, content(8 * MIB)).unwrap();
+        changer.sync_all().unwrap();
+        finish(&mut FileMove::prepare(&path, a).unwrap(), u64::MAX);
+        let mut work = of_parts(&path, &part, (a, b));
+        changer.set_len(len as u64).unwrap();
+        let done = finish(&mut work, 1 << 20);
+        let left = len.saturating_sub(4 * MIB);
+        assert_eq!((done.moved, done.failed()), (left as u64, 0), "cut to {len}");
+        assert_eq!(pages_on(&path, b), numbers(4 * MIB, 4 * MIB + left).collect::<Vec<_>>());
+        assert!(fs::read(&path).unwrap() == content(8 * MIB)[..len]);
+        // Shorter than the part before it was opened: there is nothing to move.
+        let none = finish(&mut of_parts(&path, &[(6 * MIB, 8 * MIB)], (a, b)), u64::MAX);
+        assert_eq!(none, Copied::default());
+    }
+    // What is written meanwhile is there afterwards.
+    fs::write(&path, content(8 * MIB)).unwrap();
+    changer.sync_all().unwrap();
+    finish(&mut FileMove::prepare(&path, a).unwrap(), u64::MAX);
+    let over = AtomicBool::new(false);
+    let mut written = 0_u64;
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut rounds = 0_u64;
+            while !over.load(Ordering::Relaxed) || rounds == 0 {
+                rounds += 1;
+                for at in (4 * MIB..8 * MIB).step_by(MIB / 4) {
+                    changer.write_all_at(&rounds.to_le_bytes(), at as u64).unwrap();
+                }
+            }
+            rounds
+        });
+        for (from, to) in [(a, b), (b, a), (a, b)] {
+            finish(&mut of_parts(&path, &part, (from, to)), 1 << 20);
+        }
+        over.store(true, Ordering::Relaxed);
+        written = writer.join().unwrap();
+    });
+    let found = fs::read(&path).unwrap();
+    for at in (4 * MIB..8 * MIB).step_by(MIB / 4) {
+        assert_eq!(found[at..at + 8], written.to_le_bytes());
+    }
+    // Nobody can open it any more.
+    let mut work = of_parts(&path, &part, (b, a));
+    let left = bytes_on(&path, b);
+    fs::remove_file(&path).unwrap();
+    let done = finish(&mut work, u64::MAX);
+    assert_eq!((done.moved, done.left.get(pages::DELETED).copied().unwrap_or(0)), (4 * MIB as u64 - left, left));
     Ok(())
 }
 

@@ -13,34 +13,43 @@
 //! cheaper than that ([`Settings::reads`]). It goes to the node with CPUs that is nearest to its
 //! readers, nearer than where it is, and has room. Room is what is free above the kernel's high
 //! watermark and a reserve, so promotion itself causes no reclaim; and a node where the kernel
-//! reclaimed, swapped, refaulted or demoted in the last windows has none. The hottest come first.
-//! When there is no more room, promotion ends: what was promoted stays, even if something else has
-//! become a little hotter, and the plan says what is left and why. A range stays for a time after
-//! its move. A file has one move at a time, its ranges in ascending order.
+//! reclaimed or demoted in the last windows has none. Swapping and reading in again prolong that,
+//! and mean nothing else: a control group at its limit does both. The hottest come first. A range
+//! stays for a time after its move ([`Settings::stay_s`]). A file has one move at a time, its
+//! ranges in ascending order.
+//!
+//! When there is no more room, ranges that were not read for as long as that go down to slower
+//! memory, those first that were not read for longest, and only if they were read four times more
+//! rarely than what comes up for them. They are those that the plane knows
+//! ([`Snapshot::idle`]): reads of them were counted, and where they were then. What goes down and
+//! what comes up share one rate. Where nothing is colder, promotion ends: what was promoted stays,
+//! and the plan says what is left and why. Room counts when the node has it, so a range that the
+//! kernel had reclaimed before it could go down costs nothing but a look.
 //!
 //! **Limits.** Heat comes from samples: a range that a slow reader passes once can look as if it
-//! had been read twice. What the kernel reclaims it counts for the whole machine in part, and for
-//! full control groups as well, so promotion also pauses where it need not. The engine's trial of a
-//! plan compares windows that a next promotion of the file ends, so it judges the last one only.
-//! Nothing is sent down to make room. Data on the memory of another socket is no
+//! had been read twice. What programs reclaim themselves counts for every node, so promotion also
+//! pauses where it need not. What was cached before homenode began to count, and not read since,
+//! does not go down. Data on the memory of another socket is no
 //! slower memory: there, threads go to their data. Ranges that a window does not list are not
 //! known. Without a plane that tells what the kernel reclaims, nothing moves.
 
+mod cold;
 mod nodes;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
 use crate::numbers::{limit, not_negative, positive};
 use crate::processes::show;
 use crate::{
-    FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Snapshot, Subject,
-    Traits,
+    FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot,
+    Subject, Traits,
 };
+use cold::{Down, Wanted};
 use nodes::Nodes;
 
 /// The settings of promotion.
@@ -66,7 +75,8 @@ pub struct Settings {
     /// For how many windows after the kernel has reclaimed memory of a node nothing is promoted to
     /// it: as many as a plan is compared over (`moves.trial`).
     pub quiet_windows: u32,
-    /// Seconds for which a range stays after it was promoted.
+    /// Seconds for which a range stays after it was promoted, and for which a range must not have
+    /// been read before it goes down.
     #[serde(deserialize_with = "not_negative")]
     pub stay_s: f64,
 }
@@ -95,6 +105,7 @@ struct Hot {
 /// What was asked for and has not ended yet.
 #[derive(Clone, Debug)]
 struct Asked {
+    from: NodeId,
     to: NodeId,
     starts: Vec<u64>,
     /// Bytes that are not there yet.
@@ -143,7 +154,9 @@ impl Promote {
     fn follow(&mut self, snapshot: &Snapshot) {
         for node in &snapshot.nodes {
             let quiet = self.quiet.entry(node.id).or_insert(self.settings.quiet_windows);
-            let pressed = node.reclaim.as_ref().is_some_and(|reclaim| reclaim.pressure() > 0);
+            let lately = *quiet < self.settings.quiet_windows;
+            let pressed = |reclaim: &Reclaim| reclaim.pressure() > 0 || lately && reclaim.after_pressure() > 0;
+            let pressed = node.reclaim.as_ref().is_some_and(pressed);
             *quiet = if pressed { 0 } else { quiet.saturating_add(1) };
         }
         let now = snapshot.time_s;
@@ -256,12 +269,13 @@ impl Policy for Promote {
         // file has one move at a time: that of its hottest range.
         let mut chosen: BTreeMap<usize, ((NodeId, NodeId), Vec<Hot>)> = BTreeMap::new();
         let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
+        let mut wanted: BTreeMap<NodeId, Wanted> = BTreeMap::new();
         let mut budget = self.settings.rate * snapshot.window_s;
         let hot = self.hot(&nodes, snapshot);
         let all = hot.len();
         for one in hot {
             let subject = snapshot.files.get(one.file).map(Subject::file);
-            let busy = subject.is_some_and(|s| self.asked.contains_key(&s) || self.last.contains_key(&s));
+            let busy = subject.is_some_and(|subject| self.is_busy(&subject));
             let target = nodes.target(one.by, one.from, one.size);
             let (to, why) = match target {
                 Ok(to) if !busy && budget > 0.0 => {
@@ -275,11 +289,27 @@ impl Policy for Promote {
                     (to, Left::Later)
                 }
                 Ok(_) => (one.by, Left::Later),
+                Err(Left::NoRoom) => {
+                    let to = nodes.nearest(one.by, one.from).unwrap_or(one.by);
+                    wanted.entry(to).or_default().push(&one);
+                    (to, Left::NoRoom)
+                }
                 Err(why) => (one.by, why),
             };
             let sum = left.entry((one.from, to, why)).or_default();
             *sum = (sum.0 + 1, sum.1.saturating_add(one.size));
         }
+        let comes_up: FxHashSet<Subject> =
+            chosen.keys().filter_map(|file| snapshot.files.get(*file)).map(Subject::file).collect();
+        let busy = |subject: &Subject| self.is_busy(subject) || comes_up.contains(subject);
+        let mut downs = BTreeMap::new();
+        let mut made = BTreeMap::new();
+        for (node, wanted) in &wanted {
+            let room = self.make_room((*node, wanted), snapshot, &mut nodes, &mut budget, &mut downs, &busy);
+            made.insert(*node, room);
+        }
+        plan.moves.extend(downs.into_values().map(|down| self.send_down(down, snapshot)));
+        let room_of: BTreeMap<NodeId, String> = wanted.keys().map(|node| (*node, nodes.room_of(*node))).collect();
         for (file, (nodes, mut ranges)) in chosen {
             ranges.sort_by_key(|hot| hot.start);
             let size = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.size));
@@ -289,8 +319,11 @@ impl Policy for Promote {
         }
         plan.notes.extend(left.into_iter().map(|((from, to, why), (ranges, bytes))| {
             let reason = match why {
-                Left::NoRoom => format!("node {to} has no more room: {}", nodes.room_of(to)),
-                Left::Pressure => format!("the kernel has just reclaimed memory, of node {to} or of a control group"),
+                Left::NoRoom => {
+                    let (room, more) = (room_of.get(&to).cloned().unwrap_or_default(), made.get(&to));
+                    format!("node {to} has no more room: {room}{}", more.map_or("", |more| more.said()))
+                }
+                Left::Pressure => format!("the kernel has just reclaimed or demoted memory of node {to}"),
                 Left::Unknown => format!("what the kernel reclaims on node {to} is not known"),
                 Left::NotNearer => format!("no memory is nearer to its readers on node {to} and faster"),
                 Left::Later => format!("for a later window (node {to})"),
@@ -302,6 +335,27 @@ impl Policy for Promote {
 }
 
 impl Promote {
+    /// Whether a file is being moved, or was just now.
+    fn is_busy(&self, subject: &Subject) -> bool {
+        self.asked.contains_key(subject) || self.last.contains_key(subject)
+    }
+
+    /// The move of ranges to slower memory.
+    fn send_down(&mut self, down: Down, snapshot: &Snapshot) -> Move {
+        let Down { subject, from, to, mut starts, windows } = down;
+        starts.sort_unstable();
+        let ranges = joined(starts.iter().map(|start| (*start, RANGE_BYTES)));
+        let left = starts.len() as u64 * RANGE_BYTES;
+        let why = format!(
+            "{} ranges of 2 MiB ({}) were not read for {windows} windows, and what is read there wants their place",
+            starts.len(),
+            show(left as f64)
+        );
+        self.last.insert(subject.clone(), snapshot.time_s);
+        self.asked.insert(subject.clone(), Asked { from, to, starts: Vec::new(), left, at_s: snapshot.time_s });
+        Move { subject, pid: 0, from, to, reason: Reason::Demotion, why: why.into(), ranges }
+    }
+
     /// The move of these ranges, by rising start.
     fn promote(
         &mut self,
@@ -313,18 +367,12 @@ impl Promote {
     ) -> Move {
         let subject = Subject::file(file);
         let heat = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.heat));
-        let mut parts: Vec<FileRange> = Vec::new();
-        for hot in ranges {
-            match parts.last_mut() {
-                Some(last) if last.end() == hot.start => last.bytes = last.bytes.saturating_add(hot.size),
-                _ => parts.push(FileRange { start: hot.start, bytes: hot.size }),
-            }
-        }
+        let parts = joined(ranges.iter().map(|hot| (hot.start, hot.size)));
         let starts: Vec<u64> = ranges.iter().map(|hot| hot.start).collect();
         let moved = self.moved.entry(subject.clone()).or_default();
         moved.extend(starts.iter().map(|start| (*start, snapshot.time_s)));
         self.last.insert(subject.clone(), snapshot.time_s);
-        self.asked.insert(subject.clone(), Asked { to, starts, left: size, at_s: snapshot.time_s });
+        self.asked.insert(subject.clone(), Asked { from, to, starts, left: size, at_s: snapshot.time_s });
         let why = format!(
             "{} ranges of 2 MiB ({}) were read {:.1} times over lately, from slower memory",
             ranges.len(),
@@ -333,4 +381,16 @@ impl Promote {
         );
         Move { subject, pid: 0, from, to, reason: Reason::Promotion, why: why.into(), ranges: parts }
     }
+}
+
+/// Ranges by rising start as the parts of a file: those that touch are one.
+fn joined(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<FileRange> {
+    let mut parts: Vec<FileRange> = Vec::new();
+    for (start, bytes) in ranges {
+        match parts.last_mut() {
+            Some(last) if last.end() == start => last.bytes = last.bytes.saturating_add(bytes),
+            _ => parts.push(FileRange { start, bytes }),
+        }
+    }
+    parts
 }

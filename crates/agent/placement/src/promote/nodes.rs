@@ -54,10 +54,10 @@ impl Nodes {
         self.all.get(&node).is_some_and(|place| place.tier > self.best)
     }
 
-    /// The node for so many bytes that are read by CPUs of `by` and are on `from` now.
-    pub(super) fn target(&self, by: NodeId, from: NodeId, bytes: u64) -> Result<NodeId, Left> {
-        let source = self.all.get(&from).ok_or(Left::NotNearer)?;
-        let reader = self.all.get(&by).ok_or(Left::NotNearer)?;
+    /// The nodes with CPUs that are faster than `from` and nearer to these readers, the nearest
+    /// first.
+    fn targets(&self, by: NodeId, from: NodeId) -> Vec<(&NodeId, &Place)> {
+        let (Some(source), Some(reader)) = (self.all.get(&from), self.all.get(&by)) else { return Vec::new() };
         let distance = |to: &NodeId| reader.distance.get(to).copied();
         let nearer = |to: &NodeId| match (distance(to), distance(&from)) {
             (Some(to), Some(from)) => to < from,
@@ -67,8 +67,13 @@ impl Nodes {
         let fits = |(id, place): &(&NodeId, &Place)| place.has_cpus && place.tier < source.tier && nearer(id);
         let mut targets: Vec<(&NodeId, &Place)> = self.all.iter().filter(fits).collect();
         targets.sort_by_key(|(id, _)| (**id != by, distance(id), **id));
+        targets
+    }
+
+    /// The node for so many bytes that are read by CPUs of `by` and are on `from` now.
+    pub(super) fn target(&self, by: NodeId, from: NodeId, bytes: u64) -> Result<NodeId, Left> {
         let mut why = Left::NotNearer;
-        for (n, (id, place)) in targets.into_iter().enumerate() {
+        for (n, (id, place)) in self.targets(by, from).into_iter().enumerate() {
             match place.room {
                 Ok(room) if room >= bytes => return Ok(*id),
                 // What is said is about the nearest.
@@ -78,6 +83,25 @@ impl Nodes {
             }
         }
         Err(why)
+    }
+
+    /// The node nearest to these readers that is faster than `from`, with room or without.
+    pub(super) fn nearest(&self, by: NodeId, from: NodeId) -> Option<NodeId> {
+        self.targets(by, from).first().map(|(id, _)| **id)
+    }
+
+    /// The nearest node with slower memory and room for so many bytes of this node.
+    pub(super) fn below(&self, node: NodeId, bytes: u64) -> Option<NodeId> {
+        let own = self.all.get(&node)?;
+        let fits = |place: &Place| place.tier > own.tier && place.room.as_ref().is_ok_and(|room| *room >= bytes);
+        let slower = self.all.iter().filter(|(_, place)| fits(place)).map(|(id, _)| *id);
+        slower.min_by_key(|id| (own.distance.get(id).copied().unwrap_or(u32::MAX), *id))
+    }
+
+    /// Bytes that must become free on a node until so many more can be promoted to it.
+    pub(super) fn missing(&self, node: NodeId, more: u64) -> u64 {
+        let Some(Place { free, kept, room: Ok(room), .. }) = self.all.get(&node) else { return 0 };
+        kept.saturating_sub(*free).saturating_add(more).saturating_sub(*room)
     }
 
     /// Bytes go to a node, or are on the way.

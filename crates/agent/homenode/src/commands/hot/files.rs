@@ -34,7 +34,7 @@ use crate::signals::Stop;
 
 /// One of the files that the user named.
 #[derive(Debug)]
-struct Named {
+pub(in crate::commands) struct Named {
     path: PathBuf,
     /// Its absolute path without links: on btrfs and overlayfs `stat` shows another device than
     /// that of the inode.
@@ -47,7 +47,16 @@ struct Named {
 }
 
 impl Named {
-    fn new(path: &Path, meta: &Metadata) -> Self {
+    /// The file at a path, of which nothing is known yet.
+    pub(in crate::commands) fn new(path: &Path) -> Result<Self, Failure> {
+        let meta = fs::metadata(path).map_err(|e| Failure::io("open", path, &e))?;
+        match meta.is_file() {
+            true => Ok(Self::of(path, &meta)),
+            false => Err(Failure::new(Exit::Usage, path.display().to_string(), "not a regular file")),
+        }
+    }
+
+    fn of(path: &Path, meta: &Metadata) -> Self {
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let id = FileId { dev: FileId::device(major, minor), ino: meta.ino(), generation: 0 };
         let (path, real) = (path.to_owned(), path.canonicalize().ok());
@@ -65,7 +74,8 @@ impl Named {
         self.ranges.extend(heat);
     }
 
-    fn heat(&self) -> impl Iterator<Item = RangeHeat> {
+    /// What was read of it.
+    pub(in crate::commands) fn heat(&self) -> impl Iterator<Item = RangeHeat> {
         self.ranges.iter().map(|((start, node, by), (bytes, windows))| RangeHeat {
             start: *start,
             node: *node,
@@ -134,24 +144,22 @@ impl Named {
     }
 }
 
-/// Observes the readers of these files.
-pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let mut files = Vec::new();
-    for path in &args.files {
-        let meta = fs::metadata(path).map_err(|e| Failure::io("open", path, &e))?;
-        if !meta.is_file() {
-            return Err(Failure::new(Exit::Usage, path.display().to_string(), "not a regular file"));
-        }
-        files.push(Named::new(path, &meta));
-    }
+/// Observes the readers of these files for so many seconds, or until a signal. `ready` is called once
+/// the programs are loaded. Returns the time that it took, and the notes of the last window.
+pub(in crate::commands) fn watch(
+    global: &Global,
+    files: &mut [Named],
+    seconds: f64,
+    stop: &Stop,
+    ready: fn() -> Result<(), Failure>,
+) -> Result<(f64, Vec<String>), Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let window = config.engine.window_s.min(args.seconds);
-    let windows = (args.seconds / window).ceil().max(1.0) as u64;
-    let stop = Stop::or_killed()?;
+    let window = config.engine.window_s.min(seconds);
+    let windows = (seconds / window).ceil().max(1.0) as u64;
     let observe = ObserveArgs { window: Some(window), ..ObserveArgs::default() };
     let wanted = Traits { wants_ranges: true, ..Traits::default() };
     let mut plane = plane::open(&config, &observe, None, wanted, false)?;
-    plane::observe_only()?;
+    ready()?;
     let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
     let (mut took_s, mut notes) = (0.0, Vec::new());
     for done in 0..windows {
@@ -165,6 +173,13 @@ pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
         notes = snapshot.notes;
     }
     bar.finish_and_clear();
+    Ok((took_s, notes))
+}
+
+/// Observes the readers of these files, and shows what they read.
+pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
+    let mut files = args.files.iter().map(|path| Named::new(path)).collect::<Result<Vec<_>, _>>()?;
+    let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
     if let Some(plot) = &args.plot {
         let name = |file: &Named| format!("{}   {}", escape(&file.path.to_string_lossy()), size(file.bytes));
         let bands = files.iter().map(|file| Band { name: name(file), cells: file.cells(CELLS) }).collect();

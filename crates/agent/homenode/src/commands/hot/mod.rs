@@ -9,7 +9,7 @@
 //!
 //! **Limits.** A thread that waits in the kernel ends with the command.
 
-mod files;
+pub(super) mod files;
 mod map;
 mod view;
 

@@ -6,7 +6,8 @@
 //! **Approach.** One boot of one machine; the load is restarted for each way. Of fio the same
 //! observer measures the remote share of every window (`homenode run --dry-run`, or homenode itself
 //! in its own turn), and `/proc` shows where the threads are. Of the papers' single programs
-//! ([`single`]) only `/proc` and `move_pages(2)` tell.
+//! ([`single`]) only `/proc` and `move_pages(2)` tell; of reads of slow memory ([`tiers`]) the load's
+//! own counts and `move_pages(2)`, under the kernel's tiering and policy `promote`.
 //!
 //! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as
 //! fast as local memory.
@@ -27,6 +28,7 @@ use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 
 mod single;
+mod tiers;
 
 const THREADS: usize = 4;
 /// The log of numad.
@@ -43,7 +45,7 @@ struct Args {
     /// Directory for the files that are read; not on tmpfs
     #[arg(long)]
     data: PathBuf,
-    /// Directory for compare.md, compare-single.md and compare.png
+    /// Directory for compare.md, compare-single.md, compare-tiers.md and the plots
     #[arg(long)]
     out: PathBuf,
     /// Size of each file in MiB
@@ -58,7 +60,7 @@ struct Args {
     /// Configuration of homenode, to which the papers' limits are added where data is smaller here
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Only this load: fio, mapped or reader
+    /// Only this load: fio, mapped, reader or tiers (which needs a node without CPUs)
     #[arg(long)]
     load: Option<String>,
 }
@@ -130,7 +132,12 @@ fn run_with(args: &Args) -> Result<()> {
             fio(args, &machine, &dir)?;
         }
         let loads: Vec<_> = single::LOADS.iter().filter(|load| wanted(load.name)).collect();
-        if loads.is_empty() { Ok(()) } else { single::compare(args, &machine, &dir, &loads) }
+        if !loads.is_empty() {
+            single::compare(args, &machine, &dir, &loads)?;
+        }
+        // Without a node for it, it is left out unless it is all that is asked for.
+        let tiers = wanted("tiers") && (args.load.is_some() || tiers::slow_node(&machine)?.is_some());
+        if tiers { tiers::compare(args, &machine, &dir) } else { Ok(()) }
     })();
     fs::write(AUTONUMA, balancing.trim()).context(AUTONUMA)?;
     fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;

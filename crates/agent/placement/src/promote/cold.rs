@@ -1,0 +1,153 @@
+//! Room for what is hot: which cold ranges go down for it.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use topology::NodeId;
+
+use super::nodes::Nodes;
+use super::{Hot, Promote};
+use crate::{RANGE_BYTES, Snapshot, Subject};
+
+/// What comes up must have been read so many times as often as what goes down for it: an exchange
+/// copies twice what a promotion does, and of two ranges that are nearly alike the other may be the
+/// hotter one in the next window.
+pub(super) const COLDER: f64 = 4.0;
+
+/// What is hot and has no room on a node, the hottest first.
+#[derive(Debug, Default)]
+pub(super) struct Wanted(Vec<(f64, u64)>);
+
+impl Wanted {
+    pub(super) fn push(&mut self, hot: &Hot) {
+        self.0.push((hot.heat as f64 / hot.size.max(1) as f64, hot.size));
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// How many times over that was read for which the byte at this place becomes free. What a node
+    /// lacks before anything may come up is for the hottest.
+    fn heat_at(&self, mut place: u64, lacking: u64) -> Option<f64> {
+        place = place.saturating_sub(lacking);
+        self.0.iter().find_map(|(heat, bytes)| {
+            let within = place < *bytes;
+            place = place.saturating_sub(*bytes);
+            within.then_some(*heat)
+        })
+    }
+}
+
+/// How far room is made on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Enough is on its way down.
+    Made,
+    /// What else is known there is not colder by the margin, or was not cold for long enough.
+    NoneColder,
+    /// No slower memory has room.
+    NoneBelow,
+    /// The rate is used up, or the files that hold what is cold have a move already.
+    Later,
+}
+
+impl Room {
+    /// As the end of a sentence.
+    pub(super) fn said(self) -> &'static str {
+        match self {
+            Self::Made => "; colder ranges go down for it",
+            Self::NoneColder => "; nothing that is known there is colder by the margin",
+            Self::NoneBelow => "; slower memory has no room for what is colder there",
+            Self::Later => "; colder ranges go down for it in a later window",
+        }
+    }
+}
+
+/// Ranges of one file that go down together.
+#[derive(Debug)]
+pub(super) struct Down {
+    pub subject: Subject,
+    pub from: NodeId,
+    pub to: NodeId,
+    pub starts: Vec<u64>,
+    /// The fewest windows for which one of them was not read.
+    pub windows: u32,
+}
+
+/// A range that was not read for long.
+struct Cold<'a> {
+    subject: &'a Subject,
+    start: u64,
+    windows: u32,
+    bytes: u64,
+}
+
+impl Promote {
+    /// Chooses what goes down from a node for what is wanted there: what was not read for longest
+    /// first, as long as it is colder by the margin.
+    pub(super) fn make_room(
+        &self,
+        (node, wanted): (NodeId, &Wanted),
+        snapshot: &Snapshot,
+        nodes: &mut Nodes,
+        budget: &mut f64,
+        downs: &mut BTreeMap<Subject, Down>,
+        busy: &dyn Fn(&Subject) -> bool,
+    ) -> Room {
+        let lacking = nodes.missing(node, 0);
+        let going = self.asked.values().filter(|asked| asked.from == node);
+        let going = going.fold(0u64, |sum, asked| sum.saturating_add(asked.left));
+        let needed = nodes.missing(node, wanted.bytes());
+        let (mut made, mut later) = (going, false);
+        let subjects: Vec<Subject> = snapshot.idle.iter().map(Subject::idle_file).collect();
+        for cold in self.cold(node, snapshot, &subjects) {
+            if made >= needed {
+                break;
+            }
+            let Some(hot) = wanted.heat_at(made, lacking) else { break };
+            if cold.bytes as f64 / RANGE_BYTES as f64 * COLDER > hot {
+                return Room::NoneColder;
+            }
+            let Some(to) = nodes.below(node, RANGE_BYTES) else { return Room::NoneBelow };
+            let other = downs.get(cold.subject).is_some_and(|down| (down.from, down.to) != (node, to));
+            if other || *budget <= 0.0 || busy(cold.subject) {
+                later = true;
+                continue;
+            }
+            nodes.take(to, RANGE_BYTES);
+            *budget -= RANGE_BYTES as f64;
+            made = made.saturating_add(RANGE_BYTES);
+            let new =
+                || Down { subject: cold.subject.clone(), from: node, to, starts: Vec::new(), windows: cold.windows };
+            let down = downs.entry(cold.subject.clone()).or_insert_with(new);
+            down.starts.push(cold.start);
+            down.windows = down.windows.min(cold.windows);
+        }
+        match made >= needed || made > going {
+            true => Room::Made,
+            false if later => Room::Later,
+            false => Room::NoneColder,
+        }
+    }
+
+    /// The ranges of a node that were not read for as long as a promoted range stays, the oldest
+    /// first. Without those of files that are left alone, and of what was promoted lately.
+    fn cold<'a>(&self, node: NodeId, snapshot: &Snapshot, subjects: &'a [Subject]) -> Vec<Cold<'a>> {
+        let mut cold = Vec::new();
+        for (file, subject) in snapshot.idle.iter().zip(subjects) {
+            if self.alone.contains_key(subject) {
+                continue;
+            }
+            let moved = self.moved.get(subject);
+            for range in file.ranges.iter().filter(|range| range.node == node) {
+                let idle_s = f64::from(range.windows) * snapshot.window_s;
+                if idle_s >= self.settings.stay_s && !moved.is_some_and(|moved| moved.contains_key(&range.start)) {
+                    cold.push(Cold { subject, start: range.start, windows: range.windows, bytes: range.bytes });
+                }
+            }
+        }
+        cold.sort_by_key(|cold| (Reverse(cold.windows), cold.bytes, cold.subject, cold.start));
+        cold
+    }
+}
