@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use linux::privileges;
-use placement::{FileRange, Move, ObservedFile, Thread};
+use placement::{FileRange, Move, ObservedFile, RANGE_BYTES, Reason, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, NodeId, ProcessId, Topology};
 
@@ -66,10 +66,12 @@ pub struct DataMoves {
     /// Moves that were prepared in this window, by subject and target.
     processes: FxHashMap<(Subject, NodeId), ProcessMove>,
     files: FxHashMap<(Subject, NodeId), Seen>,
-    /// The files that copies have open.
-    open: FxHashMap<JobId, FileId>,
-    /// The latest moves of files with their jobs, oldest first.
-    latest: VecDeque<(JobId, Move)>,
+    /// The files that copies have open, with their moves.
+    open: FxHashMap<JobId, (FileId, Move)>,
+    /// The latest moves of files that take none back, oldest first.
+    latest: VecDeque<Latest>,
+    /// Moves of files that have ended since they were asked for.
+    ended: Vec<Ended>,
     /// Starts the threads that move files, if they may be on DAX.
     worker: Option<PrivilegedWorker>,
     /// What each copy moves, if it is to be sent back.
@@ -77,6 +79,70 @@ pub struct DataMoves {
     /// The first subject whose data stays because there were too many moves to remember, and the
     /// number of these moves.
     forgotten: Option<(Subject, u64)>,
+}
+
+/// A move of a file.
+#[derive(Debug)]
+struct Latest {
+    job: JobId,
+    mv: Move,
+    /// The file, unless its plane copies it by itself.
+    seen: Option<Seen>,
+}
+
+impl Latest {
+    /// Whether a move takes this one back.
+    fn is_taken_back_by(&self, mv: &Move) -> bool {
+        let own = &self.mv;
+        (&own.subject, own.from, own.to, &own.ranges) == (&mv.subject, mv.to, mv.from, &mv.ranges)
+    }
+}
+
+/// What became of a move of a file.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The file as the move opened it.
+    pub file: FileId,
+    /// The move.
+    pub mv: Move,
+    /// How it ended.
+    pub progress: Progress,
+}
+
+/// What became of the parts of a move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// These are on the target.
+    pub moved: Vec<FileRange>,
+    /// Of these, nothing or little was there to be moved.
+    pub absent: Vec<FileRange>,
+}
+
+impl Ended {
+    /// The file is gone.
+    pub fn gone(&self) -> bool {
+        self.progress.state == JobState::Gone
+    }
+
+    /// What became of its parts. A move that ended early has made the first of them.
+    pub fn parts(&self) -> Parts {
+        let Progress { done, state, .. } = &self.progress;
+        let ranges = self.mv.ranges.clone();
+        match state {
+            JobState::Done if *done > self.progress.failed() => Parts { moved: ranges, absent: Vec::new() },
+            JobState::Done => Parts { moved: Vec::new(), absent: ranges },
+            JobState::Failed { .. } | JobState::Cancelled => {
+                let mut left = *done;
+                let mut first = |range: FileRange| {
+                    let bytes = range.bytes.min(left) / RANGE_BYTES * RANGE_BYTES;
+                    left = left.saturating_sub(range.bytes);
+                    Some(FileRange { bytes, ..range }).filter(|range| range.bytes > 0)
+                };
+                Parts { moved: ranges.into_iter().filter_map(&mut first).collect(), absent: Vec::new() }
+            }
+            JobState::Running | JobState::Refused { .. } | JobState::Gone => Parts::default(),
+        }
+    }
 }
 
 /// What a copy moves.
@@ -101,6 +167,7 @@ impl DataMoves {
             files: FxHashMap::default(),
             open: FxHashMap::default(),
             latest: VecDeque::new(),
+            ended: Vec::new(),
             worker,
             copies: FxHashMap::default(),
             forgotten: None,
@@ -110,6 +177,11 @@ impl DataMoves {
     /// Remembers from now on where data was that copies move.
     pub fn keep_ways_back(&mut self) {
         self.jobs.keep_ways_back();
+    }
+
+    /// The moves of files that have ended since the last call.
+    pub fn take_ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Starts a window. Moves that were prepared and not started become void.
@@ -150,15 +222,23 @@ impl DataMoves {
             Subject::File { file, generation } => {
                 let unknown =
                     || PlaneError::refused("file_unknown", format!("file {file} was not read in the last window"));
-                let seen = FileId::parse(file).and_then(|file| self.seen.get(&file)).ok_or_else(unknown)?;
+                let seen = self.known(mv).cloned().ok_or_else(unknown)?;
                 if *generation > 0 && *generation != u64::from(seen.id.generation) {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
                 pages::target(topology, to).map_err(|e| error(&e))?;
-                self.files.insert((mv.subject.clone(), to), seen.clone());
+                self.files.insert((mv.subject.clone(), to), seen);
                 Ok(Vec::new())
             }
         }
+    }
+
+    /// The file of a move: of the last window, or of the earlier move that this one takes back. A file
+    /// that is to go back may not have been read since.
+    fn known(&self, mv: &Move) -> Option<&Seen> {
+        let Subject::File { file, .. } = &mv.subject else { return None };
+        let earlier = || self.latest.iter().rev().find(|latest| latest.is_taken_back_by(mv));
+        FileId::parse(file).and_then(|file| self.seen.get(&file)).or_else(|| earlier()?.seen.as_ref())
     }
 
     /// The process whose move was prepared.
@@ -195,12 +275,13 @@ impl DataMoves {
         let seen = self.files.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))?;
         let (id, ranged) = (seen.id, !mv.ranges.is_empty());
         let moved = Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)), ranged };
+        let kept = seen.clone();
         // Once a move is taken back, its data is where it was: there is nothing to remember.
         let taken_back = back.is_some();
-        let job = self.file_job(seen, (Some(mv.from), mv.to), &mv.ranges, back)?;
-        self.open.insert(job, id);
-        self.remember(job, mv);
+        let job = self.file_job(seen, (Some(mv.from), mv.to), &mv.ranges, mv.reason == Reason::Demotion, back)?;
+        self.open.insert(job, (id, mv.clone()));
         if !taken_back {
+            self.remember(job, mv, Some(kept));
             self.keep(job, moved);
         }
         Ok(Started::job(job))
@@ -214,12 +295,12 @@ impl DataMoves {
     /// No thread can be started.
     pub fn start_copy(&mut self, mv: &Move, copy: impl Copying + 'static) -> Result<Started, PlaneError> {
         let job = self.jobs.start(|| Ok(Box::new(copy))).map_err(no_thread)?;
-        self.remember(job, mv);
+        self.remember(job, mv, None);
         Ok(Started::job(job))
     }
 
-    fn remember(&mut self, job: JobId, mv: &Move) {
-        self.latest.push_back((job, mv.clone()));
+    fn remember(&mut self, job: JobId, mv: &Move, seen: Option<Seen>) {
+        self.latest.push_back(Latest { job, mv: mv.clone(), seen });
         self.latest.drain(..self.latest.len().saturating_sub(LATEST));
     }
 
@@ -230,26 +311,27 @@ impl DataMoves {
     ///
     /// That is not known, or not any more.
     pub fn taken_back(&mut self, mv: &Move) -> Result<Layout, PlaneError> {
-        let of = |(_, moved): &&(JobId, Move)| {
-            (&moved.subject, moved.from, moved.to, &moved.ranges) == (&mv.subject, mv.to, mv.from, &mv.ranges)
-        };
-        let job = self.latest.iter().rev().find(of).map(|moved| moved.0);
+        let at = self.latest.iter().rposition(|latest| latest.is_taken_back_by(mv));
+        // Once: the next one that takes such a move back means the one before.
+        let job = at.and_then(|at| self.latest.remove(at)).map(|latest| latest.job);
         job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))
     }
 
     /// Starts a job that moves a file, or these ranges, or the part on one node, to a node. With
-    /// `back` it moves only the pages of this layout, to where they were.
+    /// `back` it moves only the pages of this layout, to where they were. With `leave_mapped`, pages
+    /// that other processes map stay.
     fn file_job(
         &mut self,
         seen: Seen,
         nodes: (Option<NodeId>, NodeId),
         ranges: &[FileRange],
+        leave_mapped: bool,
         back: Option<Layout>,
     ) -> Result<JobId, PlaneError> {
         let proc_root = self.proc_root.clone();
         let freeze = self.worker.as_ref().map(PrivilegedWorker::freeze);
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end()).collect();
-        let begin = move || open(&proc_root, &seen, nodes, &ranges, freeze, back.as_ref());
+        let begin = move || open(&proc_root, &seen, nodes, &ranges, (freeze, leave_mapped), back.as_ref());
         let started = match &self.worker {
             None => self.jobs.start(begin),
             Some(worker) => self.jobs.start_by(begin, |copy| worker.run(|| jobs::spawn(copy)).flatten()),
@@ -265,7 +347,7 @@ impl DataMoves {
 
     /// Whether a copy has this file open.
     pub fn has_open(&self, file: FileId) -> bool {
-        self.open.values().any(|open| open.any_generation() == file.any_generation())
+        self.open.values().any(|(open, _)| open.any_generation() == file.any_generation())
     }
 
     /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
@@ -311,7 +393,10 @@ impl Copies for DataMoves {
     fn poll(&mut self) -> Vec<Progress> {
         let all = self.jobs.poll();
         for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
-            self.open.remove(&progress.job);
+            if let Some((file, mv)) = self.open.remove(&progress.job) {
+                self.ended.push(Ended { file, mv, progress: progress.clone() });
+                self.ended.drain(..self.ended.len().saturating_sub(LATEST));
+            }
         }
         if all.iter().any(|progress| progress.state != JobState::Running) {
             self.forget();
@@ -350,11 +435,13 @@ impl Copies for DataMoves {
                 (Some(Back::Memory(memory)), _) => {
                     self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread)
                 }
-                (Some(Back::Pages(layout)), Some((seen, from))) => self.file_job(seen, (None, from), &[], Some(layout)),
+                (Some(Back::Pages(layout)), Some((seen, from))) => {
+                    self.file_job(seen, (None, from), &[], false, Some(layout))
+                }
                 (None, Some(_)) if ranged => {
                     Err(PlaneError::refused("no_way_back", "where its pages were is not known any more"))
                 }
-                (None, Some((seen, from))) => self.file_job(seen, (None, from), &[], None),
+                (None, Some((seen, from))) => self.file_job(seen, (None, from), &[], false, None),
                 // Its thread has panicked.
                 (_, None) => Err(PlaneError::refused("no_way_back", "where its memory was is not known any more")),
             };
@@ -372,7 +459,7 @@ fn open(
     seen: &Seen,
     (from, to): (Option<NodeId>, NodeId),
     ranges: &[Range<u64>],
-    dax: Option<bool>,
+    (dax, leave_mapped): (Option<bool>, bool),
     back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
     let failed =
@@ -395,7 +482,9 @@ fn open(
     let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
     let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
         Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
-        None => FileMove::of(opened.fd, &path, ranges, from, to).map(|work| Box::new(work) as _),
+        None => FileMove::of(opened.fd, &path, ranges, from, to)
+            .map(|work| if leave_mapped { work.leave_mapped() } else { work })
+            .map(|work| Box::new(work) as _),
     };
     match (cached, dax) {
         (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) if ranges.is_empty() => {
@@ -434,5 +523,59 @@ fn reason(error: &FileMoveError) -> &'static str {
     match error {
         FileMoveError::Refused { reason, .. } | FileMoveError::Target { reason, .. } => reason,
         FileMoveError::File(_) => "unreadable",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, ranges: u64) -> FileRange {
+        FileRange { start: start * RANGE_BYTES, bytes: ranges * RANGE_BYTES }
+    }
+
+    fn moves() -> DataMoves {
+        DataMoves::new(Path::new("/proc"), None)
+    }
+
+    fn mv(from: u32, to: u32) -> Move {
+        let subject = Subject::File { file: "8:1:9".into(), generation: 0 };
+        let ranges = vec![range(3, 2), range(9, 1)];
+        Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason: Reason::Demotion, why: "".into(), ranges }
+    }
+
+    /// The whole of a move counted as moved when it began.
+    #[test]
+    fn what_a_move_has_not_moved_is_where_it_was() {
+        let parts = |done: u64, failed: u64, state: JobState| {
+            let left = [("x".to_owned(), failed)].into();
+            let progress = Progress { job: JobId(1), bytes: 0, done, there: 0, left, state };
+            Ended { file: FileId::default(), mv: mv(0, 2), progress }.parts()
+        };
+        let (all, none) = (mv(0, 2).ranges, Vec::new());
+        assert_eq!(parts(RANGE_BYTES, 5, JobState::Done), Parts { moved: all.clone(), absent: none.clone() });
+        for failed in [0, 7] {
+            assert_eq!(parts(0, failed, JobState::Done), Parts { moved: none.clone(), absent: all.clone() });
+        }
+        let early = parts(RANGE_BYTES + 5, 0, JobState::Cancelled);
+        assert_eq!(early, Parts { moved: vec![range(3, 1)], absent: none.clone() });
+        let later = parts(3 * RANGE_BYTES, 0, JobState::Failed { why: String::new() });
+        assert_eq!(later.moved, all);
+        assert_eq!(parts(0, 0, JobState::Gone), Parts::default());
+    }
+
+    /// A cold file that was to come back was refused, because nobody had read it.
+    #[test]
+    fn a_file_that_nobody_reads_can_go_back() {
+        let mut moves = moves();
+        let id = FileId::parse("8:1:9").unwrap();
+        let seen = Seen { id, path: None, readers: Vec::new() };
+        moves.remember(JobId(1), &mv(0, 2), Some(seen));
+        let known = |moves: &DataMoves, mv: &Move| moves.known(mv).is_some();
+        assert!(known(&moves, &mv(2, 0)));
+        assert!(!known(&moves, &mv(0, 2)) && !known(&moves, &Move { ranges: Vec::new(), ..mv(2, 0) }));
+        // Once.
+        assert!(moves.taken_back(&mv(2, 0)).is_err());
+        assert!(!known(&moves, &mv(2, 0)));
     }
 }

@@ -40,10 +40,11 @@ const MOST_LEFT: usize = 8;
 /// Most ended copies whose way back is kept. That of a process keeps two files open.
 const WAYS_BACK: usize = 1024;
 /// Most ended moves of files whose layout of pages is kept, in case the plan does not pay, and the
-/// most bytes of each (350 MiB of pages from two nodes in turn, or any number in long runs): 8 MiB
-/// in all.
-const LAYOUTS: usize = 32;
+/// most bytes of each (350 MiB of pages from two nodes in turn, or any number in long runs) and of
+/// all.
+const LAYOUTS: usize = 256;
 const LAYOUT_BYTES: usize = 256 << 10;
+const LAYOUTS_BYTES: usize = 8 << 20;
 
 /// Copies that run.
 #[derive(Debug, Default)]
@@ -258,7 +259,11 @@ impl Jobs {
                     && layout.size() <= LAYOUT_BYTES
                 {
                     self.layouts.push_back((*job, layout.clone()));
-                    self.layouts.drain(..self.layouts.len().saturating_sub(LAYOUTS));
+                    let mut bytes: usize = self.layouts.iter().map(|kept| kept.1.size()).sum();
+                    while self.layouts.len() > LAYOUTS || bytes > LAYOUTS_BYTES {
+                        let Some((_, oldest)) = self.layouts.pop_front() else { break };
+                        bytes -= oldest.size();
+                    }
                 }
                 if let Some(moved) = &mut self.moved {
                     moved.push((*job, back));

@@ -19,6 +19,8 @@
 //! **Limits.**
 //! - Pages with extra references stay: pages in a pipe (`splice`), pages pinned for direct or
 //!   registered I/O. A large folio moves as a whole or not at all.
+//! - A move that leaves mapped pages ([`FileMove::leave_mapped`]) leaves small folios as the kernel
+//!   counts their mappings; of a large folio it knows them only by estimate before Linux 6.15.
 //! - Pages that are read in later go to the reader's node, and what is appended during the move
 //!   stays where it is.
 //! - `move_pages` waits for pages under writeback. A file system that hangs makes it hang.
@@ -80,6 +82,8 @@ const STARVED: u32 = 8;
 
 /// Why data stays: something refers to it.
 pub const IN_USE: &str = "pinned or in use for I/O";
+/// Why data stays of a move that leaves what programs map: it is mapped, or something refers to it.
+pub const MAPPED: &str = "mapped by a program, pinned or in use for I/O";
 /// Why data stays: the target has no room.
 pub const NO_MEMORY: &str = "no free memory on the target node";
 /// Why data stays: nobody can open the file any more.
@@ -127,6 +131,8 @@ pub struct FileMove {
     /// Only pages on this node; `None`: on all others.
     from: Option<NodeId>,
     to: NodeId,
+    /// Pages that other processes map stay.
+    leave_mapped: bool,
     arena: Arena,
     /// The file had a name when it was opened.
     named: bool,
@@ -237,6 +243,14 @@ impl FileMove {
         Ok(Self { only, ..Self::with(file, (from, to), (counted, there), false)? })
     }
 
+    /// The same move without the pages that other processes map: mapped pages are read without a
+    /// call, so nobody knows how often.
+    #[must_use]
+    pub fn leave_mapped(mut self) -> Self {
+        self.leave_mapped = true;
+        self
+    }
+
     fn with(
         file: Opened,
         (from, to): (Option<NodeId>, NodeId),
@@ -260,6 +274,7 @@ impl FileMove {
             file,
             from,
             to,
+            leave_mapped: false,
             arena,
             counted,
             exact,
@@ -378,7 +393,7 @@ impl FileMove {
     fn enter(&mut self, visit: &Visit) -> io::Result<()> {
         let stride = if self.tries == 0 { self.stride } else { 1 };
         let (tries, pages) = ((self.tries, stride), (self.only.as_ref(), &mut self.before));
-        let nodes = (self.from, self.to);
+        let nodes = (self.from, self.to, self.leave_mapped);
         let most = WINDOW.min(self.end.saturating_sub(visit.offset));
         self.window = Window::open(&self.arena, &self.file, visit.offset, most, nodes, tries, pages)?;
         Ok(())
@@ -447,7 +462,8 @@ impl Copying for FileMove {
         if let Some(window) = &self.window {
             sum.add(window.tally());
         }
-        let left = [(IN_USE, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
+        let in_use = if self.leave_mapped { MAPPED } else { IN_USE };
+        let left = [(in_use, sum.in_use), (NO_MEMORY, sum.no_memory), (DELETED, self.deleted)];
         let left: BTreeMap<_, _> = left.into_iter().filter(|l| l.1 > 0).collect();
         // Pages that were there are met on the way. What the kernel evicts after its move is known
         // at the end.

@@ -14,6 +14,7 @@
 //! - The page cache is charged to the control group of the reader, this process.
 //! - A read from a file server that does not answer waits for it, as any read does.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -142,10 +143,21 @@ impl Warm {
         self.before
     }
 
+    /// From now on only this part of the open file, on these nodes.
+    pub fn only(&mut self, part: Range<u64>, nodes: &[NodeId]) {
+        (self.asked, self.at) = (part.start, part.start);
+        (self.range, self.nodes) = (part, nodes.to_vec());
+        self.before = self.cached();
+    }
+
     /// Bytes of the range that are cached now; `None` where the kernel does not tell.
     fn cached(&self) -> Option<u64> {
-        let bytes = self.range.end - self.range.start;
-        let pages = if bytes > 0 { cached::count(&self.file.fd, self.range.start, bytes) } else { Some(0) };
+        self.cached_of(&self.range)
+    }
+
+    fn cached_of(&self, range: &Range<u64>) -> Option<u64> {
+        let bytes = range.end - range.start;
+        let pages = if bytes > 0 { cached::count(&self.file.fd, range.start, bytes) } else { Some(0) };
         pages.map(|pages| pages.saturating_mul(rustix::param::page_size() as u64).min(bytes))
     }
 
@@ -175,10 +187,31 @@ impl Warm {
         let missing = (self.range.end - self.range.start).saturating_sub(self.before.unwrap_or(0));
         // By weight, a node takes more or less than its part; then the kernel takes another.
         let part = missing / self.nodes.len().max(1) as u64;
-        self.nodes.iter().try_for_each(|to| {
-            pages::room(*to, part, 0)
-                .map_err(|why| WarmError::Refused { path: self.file.path.clone(), why: format!("of node {to}, {why}") })
-        })
+        self.nodes.iter().try_for_each(|to| self.room(*to, part))
+    }
+
+    /// Refuses parts of the file that the nodes have no room for, all of them together.
+    ///
+    /// # Errors
+    ///
+    /// As [`fits`](Self::fits).
+    pub fn parts_fit(&self, parts: &[(Range<u64>, NodeId)]) -> Result<(), WarmError> {
+        self.missing(parts).into_iter().try_for_each(|(to, bytes)| self.room(to, bytes))
+    }
+
+    /// Bytes of these parts that are not cached, by node.
+    fn missing(&self, parts: &[(Range<u64>, NodeId)]) -> BTreeMap<NodeId, u64> {
+        let mut missing = BTreeMap::<NodeId, u64>::new();
+        for (range, node) in parts {
+            *missing.entry(*node).or_default() +=
+                (range.end - range.start).saturating_sub(self.cached_of(range).unwrap_or(0));
+        }
+        missing
+    }
+
+    fn room(&self, to: NodeId, bytes: u64) -> Result<(), WarmError> {
+        pages::room(to, bytes, 0)
+            .map_err(|why| WarmError::Refused { path: self.file.path.clone(), why: format!("of node {to}, {why}") })
     }
 
     /// Asks for what lies ahead, and reads the bytes of one request. Returns how many; 0 at the
@@ -222,5 +255,33 @@ impl Copying for Warm {
     fn copied(&self) -> Copied {
         let (total, moved) = (self.range.end - self.range.start, self.at - self.range.start);
         Copied { total, moved, ..Copied::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// Room was asked for part by part, when the parts before had taken it already.
+    #[test]
+    fn the_parts_of_a_node_need_room_together() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; 64 << 10]).unwrap();
+        file.as_file().set_len(1 << 40).unwrap_or(());
+        let mut warm = Warm::open(file.path(), Some(0..64 << 10), Spread::Bind, &[NodeId(0)]).unwrap();
+        let parts = [(0..1 << 16, NodeId(0)), (1 << 20..3 << 20, NodeId(1)), (4 << 20..5 << 20, NodeId(0))];
+        if warm.file().size < 5 << 20 || warm.before().is_none() {
+            eprintln!("not tested: no sparse file, or the kernel does not count cached pages");
+            return;
+        }
+        assert_eq!(warm.missing(&parts), [(NodeId(0), 1 << 20), (NodeId(1), 2 << 20)].into());
+        assert!(warm.parts_fit(&parts[..1]).is_ok());
+        let half = |start: u64| (start..start + (1 << 50), NodeId(0));
+        assert!(warm.parts_fit(&[half(0), half(1 << 51)]).is_err());
+        warm.only(4096..8192, &[NodeId(0)]);
+        assert_eq!((warm.before(), warm.copied().total), (Some(4096), 4096));
+        assert!(warm.step(1 << 20).unwrap());
     }
 }

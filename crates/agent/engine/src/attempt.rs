@@ -293,6 +293,11 @@ impl<P: Plane> Engine<P> {
             self.notes.push(format!("{subject} ({}) {text}", about.comm));
             self.write(Some(about.clone()), Event::Note { text });
         }
+        if attempt.back
+            && let Refused { why, .. } | Dropped { why, .. } = &event
+        {
+            self.say(format!("{subject} stays on node {}, where it did not pay: {why}", mv.from));
+        }
         match attempt.place {
             Some(place) => self.judged.push((place, event)),
             None => self.outcomes.extend(event.outcome(mv)),

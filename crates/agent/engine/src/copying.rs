@@ -268,9 +268,13 @@ impl<P: Plane> Engine<P> {
     /// Takes back moves that did not pay: threads get their affinity back, files go back to where
     /// they were. A process's memory stays, because copying it once more would cost as much again.
     pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>) {
-        for Unpaid { moves, why } in unpaid {
+        for Unpaid { moves, forgotten, why } in unpaid {
             self.say(format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
-            for mv in moves {
+            if forgotten > 0 {
+                self.say(format!("{} before them, of the same plan, are too many to take back", count(forgotten)));
+            }
+            // The newest first: a part that went there and back was at first where it is now.
+            for mv in moves.into_iter().rev() {
                 let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, 0, ""));
                 let mut event = MoveEvent::Unpaid { why: why.clone(), stays: false };
                 if mv.subject.is_file() {

@@ -16,7 +16,9 @@
 //! A policy that moves a file part by part would end each trial by its next move. Later parts join
 //! the trial of the earlier ones, which is compared with the windows before the first of them and
 //! waits for them, too, but not for more than `n` such moves: from then on it is compared while
-//! others are under way. All parts are taken back together.
+//! others are under way. The parts are taken back together, the newest first. A plan joins that
+//! shares a file or a thread with the trial; one that nobody reads, such as cold parts that make
+//! room, joins the latest trial. Its threads count from then on, with their own past.
 //!
 //! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in
 //! `(2n choose n)` plans: 252 for n = 5. That holds for windows that know nothing of each other. Of
@@ -29,8 +31,10 @@
 //! to dearer work in the very windows of a plan cannot be told from a plan that does not pay; on a
 //! volume, neither can other programs that begin to use its controllers, or the CPUs of its server.
 //! Threads without a past of `n` windows are not tried, nor are more than [`MOST`] plans at a time.
+//! Of parts of files, the latest [`MOVES`] of a trial are taken back.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -44,6 +48,8 @@ use crate::jobs::JobId;
 const MARGIN: f64 = 0.05;
 /// Most plans that are tried at a time: one a window for the longest time that a small plan takes.
 const MOST: usize = 16;
+/// Most moves that are taken back together: a plane remembers where a few hundred were from.
+const MOVES: usize = 64;
 /// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1
 /// s.
 const PATIENCE: u32 = 3600;
@@ -104,15 +110,34 @@ struct Trial {
     windows: u32,
     /// How many later plans it has waited for.
     joined: usize,
-    before: Vec<Work>,
+    /// Earlier moves of it that cannot be taken back, because there were too many since.
+    forgotten: usize,
+    /// The windows before it.
+    before: Vec<Arc<Window>>,
     /// The first of them, right after the last change, is not compared.
     after: Vec<Work>,
 }
 
 impl Trial {
-    /// Whether it has moves of all these files.
-    fn is_about_files_of(&self, moves: &[Move]) -> bool {
-        moves.iter().all(|mv| self.moves.iter().any(|own| own.subject == mv.subject))
+    /// Whether a plan of parts of files, about these threads, belongs to it.
+    fn is_joined_by(&self, moves: &[Move], members: &FxHashSet<Subject>) -> bool {
+        let shared = || moves.iter().any(|mv| self.moves.iter().any(|own| own.subject == mv.subject));
+        members.is_empty() || !self.members.is_disjoint(members) || shared()
+    }
+
+    /// Adds moves, and forgets the oldest of too many.
+    fn add(&mut self, moves: Vec<Move>) {
+        self.moves.extend(moves);
+        let over = self.moves.len().saturating_sub(MOVES);
+        self.moves.drain(..over);
+        self.forgotten += over;
+    }
+
+    /// The threads of these that worked in each of the windows before it.
+    fn with_past(&self, members: FxHashSet<Subject>) -> Vec<Subject> {
+        let worked =
+            |window: &Arc<Window>, member: &Subject| window.get(member).is_some_and(|work| work.rate().is_some());
+        members.into_iter().filter(|member| self.before.iter().all(|window| worked(window, member))).collect()
     }
 }
 
@@ -120,6 +145,8 @@ impl Trial {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Unpaid {
     pub moves: Vec<Move>,
+    /// How many moves there were before these.
+    pub forgotten: usize,
     /// One sentence with the figures.
     pub why: String,
 }
@@ -132,7 +159,7 @@ pub(crate) struct Trials {
     /// The moves that were made since the last window, and the copies that they began.
     made: Vec<Move>,
     jobs: FxHashSet<JobId>,
-    past: VecDeque<Window>,
+    past: VecDeque<Arc<Window>>,
     trials: Vec<Trial>,
 }
 
@@ -165,12 +192,14 @@ impl Trials {
             if trial.after.len() <= n {
                 return true;
             }
-            if let Some(why) = judge(&trial.before, trial.after.get(1..).unwrap_or_default()) {
-                unpaid.push(Unpaid { moves: std::mem::take(&mut trial.moves), why });
+            let before: Vec<Work> = trial.before.iter().map(|w| sum(w, &trial.members)).collect();
+            if let Some(why) = judge(&before, trial.after.get(1..).unwrap_or_default()) {
+                let (moves, forgotten) = (std::mem::take(&mut trial.moves), trial.forgotten);
+                unpaid.push(Unpaid { moves, forgotten, why });
             }
             false
         });
-        self.past.push_back(window);
+        self.past.push_back(Arc::new(window));
         if self.past.len() > n {
             self.past.pop_front();
         }
@@ -194,24 +223,47 @@ impl Trials {
         let members = members(&moves, snapshot);
         let n = self.n;
         let parts = |moves: &[Move]| moves.iter().all(|mv| mv.subject.is_file() && !mv.ranges.is_empty());
-        if parts(&moves)
-            && let Some(trial) =
-                self.trials.iter_mut().find(|trial| parts(&trial.moves) && trial.is_about_files_of(&moves))
-        {
-            if trial.joined < n {
-                trial.joined += 1;
-                trial.waits.extend(waits);
-                trial.windows = 0;
-                trial.after.clear();
+        if parts(&moves) {
+            let (joined, others) = std::mem::take(&mut self.trials)
+                .into_iter()
+                .partition::<Vec<Trial>, _>(|t| parts(&t.moves) && t.is_joined_by(&moves, &members));
+            self.trials = others;
+            // What nobody reads belongs to the latest; what several trials have part of joins them.
+            let earlier = if members.is_empty() { joined.len().saturating_sub(1) } else { 0 };
+            let mut joined = joined.into_iter();
+            self.trials.extend(joined.by_ref().take(earlier));
+            if let Some(mut trial) = joined.next() {
+                let mut waits = waits;
+                let mut more = members;
+                for other in joined {
+                    waits.extend(other.waits);
+                    more.extend(other.members);
+                    trial.joined = trial.joined.max(other.joined);
+                    trial.forgotten += other.forgotten;
+                    trial.add(other.moves);
+                }
+                if trial.joined < n {
+                    trial.joined += 1;
+                    trial.waits.extend(waits);
+                    let more = trial.with_past(more);
+                    trial.members.extend(more);
+                    trial.windows = 0;
+                    trial.after.clear();
+                }
+                trial.add(moves);
+                self.trials.push(trial);
+                return;
             }
-            trial.moves.extend(moves);
-            return;
         }
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.trials.retain(|t| t.members.is_disjoint(&members));
-        let before: Vec<Work> = self.past.iter().map(|w| sum(w, &members)).collect();
-        if self.trials.len() < MOST && before.len() == self.n && before.iter().all(|w| w.rate().is_some()) {
-            self.trials.push(Trial { moves, members, waits, windows: 0, joined: 0, before, after: Vec::new() });
+        let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
+        let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
+        if self.trials.len() < MOST && before.len() == n && before.iter().all(worked) {
+            let (windows, joined, forgotten, after) = (0, 0, 0, Vec::new());
+            let mut trial = Trial { moves: Vec::new(), members, waits, windows, joined, forgotten, before, after };
+            trial.add(moves);
+            self.trials.push(trial);
         }
     }
 
@@ -219,7 +271,8 @@ impl Trials {
     #[cfg(test)]
     pub fn wait_for(&mut self, job: JobId) {
         let (moves, members, waits) = (Vec::new(), FxHashSet::default(), FxHashSet::from_iter([job]));
-        self.trials.push(Trial { moves, members, waits, windows: 0, joined: 0, before: Vec::new(), after: Vec::new() });
+        let (windows, joined, forgotten, before, after) = (0, 0, 0, Vec::new(), Vec::new());
+        self.trials.push(Trial { moves, members, waits, windows, joined, forgotten, before, after });
     }
 
     /// Moves that are to be tried, and copies that are waited for.
@@ -366,7 +419,7 @@ mod tests {
         trials.window(&with_copy(100));
         begin(&mut trials, None, &with_copy(100));
         assert_eq!(trials.trials[0].members.len(), 1);
-        assert_eq!(trials.trials[0].before[0].bytes, 100_000_000);
+        assert_eq!(sum(&trials.trials[0].before[0], &trials.trials[0].members).bytes, 100_000_000);
         // Where nobody else reads it, they are all there is to judge by.
         let mut trials = Trials::new(1);
         let alone = || Snapshot { threads: with_copy(100).threads.split_off(1), ..with_copy(100) };
@@ -425,6 +478,50 @@ mod tests {
         assert_eq!(starts, [0, 1], "{unpaid:?}");
         assert!(unpaid[0].why.starts_with("100.0 MB of file data per CPU second in 2 windows before, 50.0 MB in 2"));
         assert!(trials.trials.is_empty());
+    }
+
+    /// The trial of a file was dropped when a plan had another one, too, such as one that made room.
+    #[test]
+    fn a_plan_that_shares_a_file_or_has_no_readers_joins() {
+        let mv = |file: &str, part: u64, (from, to): (u32, u32)| {
+            let subject = Subject::File { file: file.into(), generation: 0 };
+            let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
+            let (from, to, reason) = (NodeId(from), NodeId(to), Reason::Promotion);
+            Move { subject, pid: 0, from, to, reason, why: "".into(), ranges }
+        };
+        let mut trials = Trials::new(2);
+        let plan = |trials: &mut Trials, moves: &[Move]| {
+            for mv in moves {
+                trials.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
+            }
+            trials.begin(&window(100));
+        };
+        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
+        let (first, down, up, cold) = (mv("a", 0, (2, 0)), mv("c", 0, (0, 2)), mv("a", 1, (2, 0)), mv("c", 1, (0, 2)));
+        plan(&mut trials, std::slice::from_ref(&first));
+        assert_eq!(trials.window(&window(50)), []);
+        plan(&mut trials, &[down.clone(), up.clone()]);
+        plan(&mut trials, std::slice::from_ref(&cold));
+        assert_eq!(trials.trials.len(), 1);
+        let mut unpaid = Vec::new();
+        (0..3).for_each(|_| unpaid.extend(trials.window(&window(50))));
+        assert_eq!(unpaid.into_iter().flat_map(|u| u.moves).collect::<Vec<_>>(), [first, down, up, cold]);
+    }
+
+    /// More went back than a plane remembers.
+    #[test]
+    fn no_more_moves_go_back_than_are_remembered() {
+        let mut trials = Trials::new(2);
+        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
+        let more = 5;
+        for part in 0..MOVES as u64 + more {
+            begin_part(&mut trials, part, part, &window(50));
+            trials.copied(JobId(part));
+        }
+        let mut unpaid = Vec::new();
+        (0..4).for_each(|_| unpaid.extend(trials.window(&window(50))));
+        let kept = (unpaid[0].moves.len(), unpaid[0].forgotten, unpaid[0].moves[0].ranges[0].start >> 21);
+        assert_eq!(kept, (MOVES, more as usize, more));
     }
 
     /// Promotions in each window put the judgement off for ever.

@@ -25,8 +25,12 @@ pub trait Observe {
     fn idle(&mut self, _on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
         BTreeMap::new()
     }
-    /// These parts of a file move from one node to another.
+    /// These parts of a file were moved from one node to another.
     fn moved(&mut self, _file: FileId, _parts: &[FileRange], _from: NodeId, _to: NodeId) {}
+    /// Of these parts of a file, nothing was on a node that could be moved.
+    fn forget(&mut self, _file: FileId, _parts: &[FileRange], _on: NodeId) {}
+    /// This file is gone.
+    fn gone(&mut self, _file: FileId) {}
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
     fn follow(&mut self, _topology: &Topology) {}
     /// Lists the limits of this kernel, which are part of each window's notes.
@@ -62,6 +66,14 @@ impl Observe for Observer {
 
     fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
         Observer::moved(self, file, parts, from, to);
+    }
+
+    fn forget(&mut self, file: FileId, parts: &[FileRange], on: NodeId) {
+        Observer::forget(self, file, parts, on);
+    }
+
+    fn gone(&mut self, file: FileId) {
+        Observer::gone(self, file);
     }
 
     fn follow(&mut self, topology: &Topology) {

@@ -24,7 +24,7 @@ use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
-use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
+use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Node, NodeId, Topology};
 
@@ -195,10 +195,23 @@ impl HostPlane {
         (mapped, limits)
     }
 
+    /// Tells the observer what became of moves of files.
+    fn tell_ended(&mut self) {
+        for ended in self.actor.moves().take_ended() {
+            let Some(observer) = self.actor.watcher_mut() else { return };
+            let (file, Move { from, to, .. }, parts) = (ended.file, &ended.mv, ended.parts());
+            if ended.gone() {
+                observer.gone(file);
+            }
+            observer.moved(file, &parts.moved, *from, *to);
+            observer.forget(file, &parts.absent, *from);
+        }
+    }
+
     /// What was read earlier and not in this window, on nodes with slower memory below them: what a
     /// policy may send down.
     fn idle(&mut self) -> BTreeMap<FileId, Vec<IdleRange>> {
-        if !self.settings.observe.ranges {
+        if !self.settings.idle {
             return BTreeMap::new();
         }
         let tiers = self.actor.topology().nodes.iter().filter(|node| node.memory_bytes > 0);
@@ -267,6 +280,7 @@ impl Plane for HostPlane {
         add_mapped(&mut processes, mapped);
         add_starts(&mut processes, &threads);
 
+        self.tell_ended();
         let idle = self.idle();
         // They may be moved, too. Of those that were seen, more is known.
         let unseen = ObservedFile::default();
@@ -287,14 +301,7 @@ impl Plane for HostPlane {
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
-        let started = self.actor.start(mv, undo, write)?;
-        if let Subject::File { file, generation } = &mv.subject
-            && let Some(file) = FileId::parse(file)
-        {
-            let file = FileId { generation: u32::try_from(*generation).unwrap_or(0), ..file };
-            self.observer().into_iter().for_each(|observer| observer.moved(file, &mv.ranges, mv.from, mv.to));
-        }
-        Ok(started)
+        self.actor.start(mv, undo, write)
     }
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {

@@ -20,6 +20,8 @@ pub struct Settings {
     /// look at it. One that can do without looks at programs that read files by loads alone, and
     /// every [`observe::mapped::EPOCH`] after the first samples.
     pub mapped: Wish,
+    /// List ranges of files that were not read, too ([`observe::Settings::ranges`]). Default false.
+    pub idle: bool,
     /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
     pub dax: bool,
     /// Processes that map such a file shared and writable may be stopped while a part of it moves.
@@ -45,6 +47,7 @@ impl Default for Settings {
             touch_own_affinity: false,
             beside_sched_ext: false,
             mapped: Wish::No,
+            idle: false,
             dax: false,
             freeze: false,
             move_back: false,

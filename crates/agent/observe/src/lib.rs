@@ -304,7 +304,17 @@ impl Observer {
         self.ranges.as_mut().map(|ranges| ranges.idle(on)).unwrap_or_default()
     }
 
-    /// These parts of a file move from one node to another.
+    /// Of these parts of a file, nothing was on a node that could be moved.
+    pub fn forget(&mut self, file: FileId, parts: &[FileRange], on: NodeId) {
+        self.ranges.iter_mut().for_each(|ranges| ranges.forget(file, parts, on));
+    }
+
+    /// This file is gone.
+    pub fn gone(&mut self, file: FileId) {
+        self.ranges.iter_mut().for_each(|ranges| ranges.gone(file));
+    }
+
+    /// These parts of a file were moved from one node to another.
     pub fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
         self.ranges.iter_mut().for_each(|ranges| ranges.moved(file, parts, from, to));
     }
@@ -338,6 +348,9 @@ impl Observer {
     /// Says where the files of the last window are. Those on DAX that the kernel told no node for
     /// are counted there from now on.
     pub fn locate(&mut self, files: &[FileSeen]) {
+        if let Some(ranges) = &mut self.ranges {
+            files.iter().for_each(|file| ranges.size(file.id, file.file.size));
+        }
         let unplaced = |file: &&FileSeen| self.unplaced.contains(&file.id.any_generation());
         let known = files.iter().filter(unplaced).filter(|file| file.file.bytes.total() > 0);
         self.located = known.map(|file| (file.id.any_generation(), file.file.bytes.clone())).collect();

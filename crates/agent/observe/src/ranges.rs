@@ -13,11 +13,13 @@
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
 //! [`MOST`], and in proportion for fewer. A window lists at most [`LISTED`] entries, the hottest of
-//! those that it read, and [`LISTED_IDLE`] of each node that it did not. Where the kernel moved or
-//! reclaimed an idle range shows only when it is read again. A machine on which more than these are hot is told so by the bytes of its
-//! nodes, not by its ranges.
+//! those that it read, and [`LISTED_IDLE`] of each node that it did not; a machine on which more are
+//! hot is told so by the bytes of its nodes, not by its ranges. Where the kernel moved or reclaimed
+//! an idle range shows only when it is read again, or when a move of it finds nothing. Reads through
+//! a mapping are not counted: what is only mapped looks idle.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use placement::{FileRange, IdleRange, RANGE_BYTES, RangeHeat};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -43,6 +45,9 @@ const LISTED_IDLE: usize = 256;
 /// Windows between two searches of the whole table for idle ranges, unless most of those found are
 /// gone.
 const SEARCH: u32 = 8;
+/// Most windows between the reads of two parts of a range on two nodes by one who reads through it:
+/// a window may end between them.
+const APART: u32 = 1;
 
 /// A range, the node of its data and that of its readers. The file by its number in
 /// [`Ranges::files`].
@@ -72,10 +77,23 @@ impl Heat {
     }
 }
 
+/// What is known of a range on one node.
+#[derive(Clone, Copy, Debug)]
+struct OnNode {
+    /// The entry of those who read it last.
+    newest: Key,
+    /// When that was, and what all have read.
+    heat: Heat,
+    /// It was read on another node, clearly later.
+    elsewhere: bool,
+}
+
 /// What is remembered of ranges.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     files: FxHashMap<FileId, u32>,
+    /// The sizes of files by their numbers, as far as they are known.
+    sizes: FxHashMap<u32, u64>,
     next: u32,
     heat: FxHashMap<Key, Heat>,
     window: u32,
@@ -115,8 +133,21 @@ impl Ranges {
         list(seen)
     }
 
+    /// A file is of this size.
+    pub fn size(&mut self, file: FileId, size: Option<u64>) {
+        if let Some((number, size)) = self.files.get(&file).zip(size) {
+            self.sizes.insert(*number, size);
+        }
+    }
+
+    /// Whether a range is less than 2 MiB, by what is known of its file.
+    fn is_tail(&self, key: Key) -> bool {
+        self.sizes.get(&key.file).is_some_and(|size| *size < (u64::from(key.range) + 1) * RANGE_BYTES)
+    }
+
     /// The ranges of these nodes that the last window did not read, by file: of each node those that
-    /// were not read for longest.
+    /// were not read for longest. Without the ends of files and small files: a copy of their
+    /// few pages brings little.
     pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
         let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
         // More may be there for what has gone down.
@@ -127,8 +158,9 @@ impl Ranges {
         let mut idle = std::mem::take(&mut self.idle);
         // What was read or moved since is idle no longer, or not there.
         idle.retain(|(file, key)| {
-            let found = self.whole(*key).filter(|(newest, heat)| newest.node == key.node && heat.last < self.window);
-            if let Some((_, heat)) = found {
+            let known = self.files.get(file) == Some(&key.file);
+            let found = self.on_node(*key).filter(|of| known && !of.elsewhere && of.heat.last < self.window);
+            if let Some(OnNode { heat, .. }) = found {
                 let (start, node) = (u64::from(key.range) * RANGE_BYTES, NodeId(key.node.into()));
                 let windows = self.window - heat.last;
                 let bytes = heat.at(self.window).bytes as u64;
@@ -148,24 +180,26 @@ impl Ranges {
         for node in on {
             let here = |key: &Key| u32::from(key.node) == node.0;
             let window = self.window;
-            let of_node = self.heat.iter().filter(|(key, heat)| here(key) && heat.last < window);
-            let mut all: Vec<(u32, Key)> = of_node.map(|(key, heat)| (heat.last, *key)).collect();
-            // Some are older entries of ranges that others have read since, or that are elsewhere.
-            let most = 2 * LISTED_IDLE;
-            if all.len() > most {
-                all.select_nth_unstable(most);
-                all.truncate(most);
-            }
-            all.sort_unstable();
+            let of_node =
+                self.heat.iter().filter(|(key, heat)| here(key) && heat.last < window && !self.is_tail(**key));
+            let mut oldest: BinaryHeap<Reverse<(u32, Key)>> =
+                of_node.map(|(key, heat)| Reverse((heat.last, *key))).collect();
             let mut found = 0;
-            for (_, key) in all {
-                match self.whole(key) {
-                    Some((newest, _)) if newest.node != key.node => _ = self.heat.remove(&key),
-                    Some((newest, _)) if newest == key && found < LISTED_IDLE => {
-                        found += 1;
-                        self.idle.extend(names.get(&key.file).map(|file| (*file, key)));
-                    }
-                    _ => {}
+            while found < LISTED_IDLE
+                && let Some(Reverse((_, key))) = oldest.pop()
+            {
+                let (Some(of), Some(file)) = (self.on_node(key), names.get(&key.file)) else {
+                    self.heat.remove(&key);
+                    continue;
+                };
+                // What others read since is younger than what it says, and what is read elsewhere is
+                // not here. Such entries would be the oldest for good.
+                let stale = of.newest != key && self.heat.get(&key).is_some_and(|heat| heat.at(window).seen == 0);
+                if of.elsewhere || stale {
+                    self.heat.remove(&key);
+                } else if of.newest == key {
+                    found += 1;
+                    self.idle.push((*file, key));
                 }
             }
         }
@@ -173,16 +207,15 @@ impl Ranges {
         self.found = self.idle.len();
     }
 
-    /// The latest entry of a range, whoever read it and wherever it was then, with the bytes of all
-    /// who read it there.
-    fn whole(&self, of: Key) -> Option<(Key, Heat)> {
-        let keys =
-            self.nodes.iter().flat_map(|node| self.nodes.iter().map(move |by| Key { node: *node, by: *by, ..of }));
-        let all: Vec<(Key, Heat)> = keys.filter_map(|key| Some((key, *self.heat.get(&key)?))).collect();
-        let (newest, latest) = *all.iter().max_by_key(|(key, heat)| (heat.last, *key))?;
-        let there = all.iter().filter(|(key, _)| key.node == newest.node);
-        let bytes = there.map(|(_, heat)| heat.at(latest.last).bytes).sum();
-        Some((newest, Heat { bytes, ..latest }))
+    /// What is known of a range on the node of this entry, whoever read it.
+    fn on_node(&self, of: Key) -> Option<OnNode> {
+        let on = |node: u16| self.nodes.iter().map(move |by| Key { node, by: *by, ..of });
+        let here: Vec<(Key, Heat)> = on(of.node).filter_map(|key| Some((key, *self.heat.get(&key)?))).collect();
+        let (newest, latest) = *here.iter().max_by_key(|(key, heat)| (heat.last, *key))?;
+        let bytes = here.iter().map(|(_, heat)| heat.at(latest.last).bytes).sum();
+        let mut others = self.nodes.iter().filter(|node| **node != of.node).flat_map(|node| on(*node));
+        let elsewhere = others.any(|key| self.heat.get(&key).is_some_and(|heat| heat.last > latest.last + APART));
+        Some(OnNode { newest, heat: Heat { bytes, ..latest }, elsewhere })
     }
 
     /// These bytes of a file are moved from a node to another. Their heat goes with them.
@@ -206,6 +239,22 @@ impl Ranges {
         }
     }
 
+    /// Forgets these parts of a file on a node: nothing of them is there that could be moved.
+    pub fn forget(&mut self, file: FileId, ranges: &[FileRange], node: NodeId) {
+        let (Some(number), Ok(node)) = (self.files.get(&file), u16::try_from(node.0)) else { return };
+        for range in ranges.iter().flat_map(|part| part.start / RANGE_BYTES..part.end().div_ceil(RANGE_BYTES)) {
+            let Ok(range) = u32::try_from(range) else { continue };
+            for by in &self.nodes {
+                self.heat.remove(&Key { file: *number, range, node, by: *by });
+            }
+        }
+    }
+
+    /// Forgets a file that is gone. Its entries go when they are met.
+    pub fn gone(&mut self, file: FileId) {
+        self.files.remove(&file);
+    }
+
     /// Forgets what was not read for longest, of what none of the last 32 windows has read, and
     /// files without a range.
     fn sweep(&mut self) {
@@ -225,6 +274,8 @@ impl Ranges {
         let used: FxHashSet<u32> = self.heat.keys().map(|key| key.file).collect();
         self.files.retain(|_, number| used.contains(number));
         self.files.shrink_to(2 * self.files.len());
+        self.sizes.retain(|number, _| used.contains(number));
+        self.sizes.shrink_to(2 * self.sizes.len());
     }
 
     /// Forgets the entries with the fewest bytes, until so many are left.
@@ -357,6 +408,75 @@ mod tests {
         let listed = ranges.window(&[(key(5, 3, 2, 0), MIB)]);
         assert_eq!((listed[&file(5)][0].node, listed[&file(5)][0].windows), (NodeId(2), 4));
         assert!(listed[&file(5)][0].bytes > 3 * MIB / 2, "{listed:?}");
+    }
+
+    /// Entries of earlier readers were the oldest for good, and left no place for others.
+    #[test]
+    fn what_others_read_since_hides_nothing() {
+        let mut ranges = Ranges::default();
+        let all = |by: u16| (0..2000).map(|range| (key(5, range, 0, by), MIB)).collect::<Vec<_>>();
+        ranges.window(&all(1));
+        ranges.window(&[(key(6, 0, 0, 0), MIB), (key(6, 1, 0, 0), MIB)]);
+        for _ in 0..3 * SEARCH {
+            ranges.window(&all(0));
+            let idle: Vec<_> = idle(&mut ranges, 0).iter().map(|range| (range.0, range.1)).collect();
+            assert_eq!(idle, [(6, 0), (6, 1)]);
+        }
+        // Once they are cold they are forgotten, and what all have read counts until then.
+        for _ in 0..SWEEP + SEARCH {
+            ranges.window(&all(0));
+            idle(&mut ranges, 0);
+        }
+        assert_eq!(ranges.heat.len(), 2002);
+    }
+
+    /// One of the two was forgotten.
+    #[test]
+    fn a_range_on_two_nodes_is_idle_on_both() {
+        let mut ranges = Ranges::default();
+        ranges.window(&[(key(5, 0, 0, 0), MIB), (key(5, 0, 1, 0), MIB), (key(5, 1, 0, 0), MIB)]);
+        // A window ended within the range.
+        ranges.window(&[(key(5, 1, 1, 0), MIB)]);
+        ranges.window(&[]);
+        let all = ranges.idle(&[NodeId(0), NodeId(1)]);
+        let listed: Vec<_> = all[&file(5)].iter().map(|idle| (idle.start / RANGE_BYTES, idle.node.0)).collect();
+        assert_eq!(listed, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    }
+
+    /// Thousands of small files took the rate and the room of whole ranges.
+    #[test]
+    fn small_files_and_ends_are_not_idle() {
+        let mut ranges = Ranges::default();
+        ranges.window(&[
+            (key(5, 0, 0, 0), MIB),
+            (key(5, 1, 0, 0), MIB),
+            (key(6, 0, 0, 0), MIB),
+            (key(7, 0, 0, 0), MIB),
+        ]);
+        ranges.size(file(5), Some(2 * RANGE_BYTES - 1));
+        ranges.size(file(6), Some(4096));
+        ranges.size(file(7), None);
+        ranges.window(&[]);
+        let listed: Vec<_> = idle(&mut ranges, 0).iter().map(|range| (range.0, range.1)).collect();
+        assert_eq!(listed, [(5, 0), (7, 0)]);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_listed() {
+        let mut ranges = Ranges::default();
+        ranges.window(&[
+            (key(5, 0, 0, 0), MIB),
+            (key(5, 0, 1, 0), MIB),
+            (key(5, 1, 0, 1), MIB),
+            (key(6, 0, 0, 0), MIB),
+        ]);
+        ranges.window(&[]);
+        assert_eq!(idle(&mut ranges, 0).len(), 3);
+        ranges.forget(file(5), &[FileRange { start: 0, bytes: 1 }], NodeId(0));
+        ranges.gone(file(6));
+        assert_eq!(idle(&mut ranges, 0), [(5, 1, (MIB as f32 * (-0.125f32).exp2()) as u64, 1)]);
+        (0..SEARCH).for_each(|_| _ = ranges.window(&[]));
+        assert_eq!((idle(&mut ranges, 0).len(), ranges.heat.len()), (1, 2));
     }
 
     #[test]

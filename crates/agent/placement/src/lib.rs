@@ -98,6 +98,8 @@ pub struct Traits {
     /// Whether it looks at the ranges of files ([`ObservedFile::ranges`]) and at what the kernel
     /// reclaims ([`NodeLoad::reclaim`]), which costs something to observe.
     pub wants_ranges: bool,
+    /// Whether it looks at ranges that were not read, too ([`Snapshot::idle`]).
+    pub wants_idle: bool,
     /// It decides for itself when a file has been moved enough: the engine does not hold its files
     /// in place once the load has settled.
     pub settles_files: bool,

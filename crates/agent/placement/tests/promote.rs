@@ -31,7 +31,7 @@ struct World {
     /// Free memory of each node.
     free: [u64; 3],
     /// Bytes that reclaim has looked at in this window, by node, and that were read in again.
-    scanned: [u64; 2],
+    scanned: [u64; 3],
     refaulted: u64,
     now_s: f64,
     moved: u64,
@@ -46,7 +46,7 @@ impl World {
         Self {
             ranges: vec![range; ranges],
             free: [free[0], free[1], 1 << 40],
-            scanned: [0; 2],
+            scanned: [0; 3],
             refaulted: 0,
             now_s: 0.0,
             moved: 0,
@@ -359,6 +359,43 @@ fn a_load_that_goes_back_and_forth_moves_no_range_more_than_twice_a_minute() {
     }
 }
 
+/// Each turn of a load that goes in circles copied all of it twice, for ever.
+#[test]
+fn what_goes_down_and_comes_back_stays_ever_longer() {
+    for period in [70, 90] {
+        let mut world = World::new(200, [FULL + 50 * RANGE_BYTES, FULL], settings());
+        for window in 0..3600 {
+            let first = if window / period % 2 == 0 { 0 } else { 100 };
+            world.window(&(first..first + 50).map(|range| (range, 0, 16 * MIB)).collect::<Vec<_>>());
+        }
+        assert!(world.moves_of_one() <= 20, "{period}: {}", world.moves_of_one());
+    }
+}
+
+/// The oldest was read much and is not colder, and the rest hid behind it.
+#[test]
+fn one_that_is_not_colder_hides_no_other() {
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(0..1, 1 << 40);
+    world.cache(1..300, 2 * MIB);
+    world.ranges[0].on = NodeId(0);
+    let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
+    (0..80).for_each(|_| _ = world.window(&reads));
+    assert_eq!((world.on(0, 900..950), world.on(0, 0..1)), (50, 1));
+}
+
+/// It was said that slower memory has no room.
+#[test]
+fn pressure_below_is_told_apart_from_want_of_room() {
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    world.cache(0..300, 2 * MIB);
+    let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
+    world.scanned[2] = 9;
+    let plans: Vec<Plan> = (0..100).map(|_| world.window(&reads)).collect();
+    let last = plans.last().unwrap();
+    assert!(last.notes[0].ends_with("; the kernel has just reclaimed memory of the slower nodes"), "{:?}", last.notes);
+}
+
 /// What comes up and what goes down share the rate.
 #[test]
 fn moves_down_count_in_the_rate() {
@@ -398,7 +435,7 @@ fn a_scan_promotes_nothing() {
 fn nothing_goes_where_the_kernel_has_just_made_room() {
     let mut world = World::new(100, [1 << 40; 2], settings());
     let reads = zipf(0..10, 0, 64 * MIB);
-    world.scanned = [4096, 0];
+    world.scanned = [4096, 0, 0];
     for _ in 0..10 {
         let plan = world.window(&reads);
         assert_eq!(plan.moves, []);
@@ -408,7 +445,7 @@ fn nothing_goes_where_the_kernel_has_just_made_room() {
             plan.notes
         );
     }
-    world.scanned = [0; 2];
+    world.scanned = [0; 3];
     for window in 0..10 {
         let plan = world.window(&reads);
         // Each window is told twice: once more with what became of its moves.
@@ -426,9 +463,9 @@ fn refaults_count_only_where_the_node_was_short_of_memory() {
     (0..5).for_each(|_| _ = world.window(&reads));
     assert_eq!(world.moved, 10 * RANGE_BYTES);
     let mut world = World::new(100, [1 << 40; 2], settings());
-    (world.refaulted, world.scanned) = (4096, [4096, 0]);
+    (world.refaulted, world.scanned) = (4096, [4096, 0, 0]);
     world.window(&reads);
-    world.scanned = [0; 2];
+    world.scanned = [0; 3];
     (0..20).for_each(|_| assert_eq!(world.window(&reads).moves, []));
     world.refaulted = 0;
     (0..5).for_each(|_| _ = world.window(&reads));

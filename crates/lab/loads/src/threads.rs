@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::machine::Machine;
 
@@ -38,6 +38,17 @@ pub fn of(pid: u32) -> Result<Vec<Thread>> {
     }
     threads.sort_unstable_by_key(|t| t.tid);
     Ok(threads)
+}
+
+/// CPU time of a process so far, that of its ended threads included, in ticks of 10 ms.
+pub fn cpu_ticks(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| path.clone())?;
+    // After the name, which may contain blanks: the 14th and 15th field.
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(2));
+    let ticks: Vec<u64> = fields.into_iter().flatten().filter_map(|ticks| ticks.parse().ok()).collect();
+    ensure!(ticks.len() == 2, "{path}: no CPU time in {stat:?}");
+    Ok(ticks.iter().sum())
 }
 
 /// The process `pid` and all its descendants.
@@ -132,6 +143,20 @@ fn parse(tid: u32, stat: &str, status: &str) -> Option<Thread> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What copies cost was missing: their threads had ended.
+    #[test]
+    fn ended_threads_count() {
+        let pid = std::process::id();
+        let before = cpu_ticks(pid).unwrap();
+        let work = || {
+            let mine = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            while mine().tv_nsec < 200_000_000 && mine().tv_sec == 0 {}
+        };
+        std::thread::spawn(work).join().unwrap();
+        let after = cpu_ticks(pid).unwrap();
+        assert!(after >= before + 15, "{before} to {after}");
+    }
 
     #[test]
     fn a_name_with_blanks_and_brackets_does_not_shift_fields() {

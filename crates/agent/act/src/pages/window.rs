@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-use linux::pages::{self, MOVE_ALL};
+use linux::pages::{self, MOVE, MOVE_ALL};
 use linux::residency::cached::{self, Pages};
 use linux::residency::map::Arena;
 use linux::residency::open::Opened;
@@ -91,6 +91,7 @@ pub(super) struct Window {
     /// As in [`super::FileMove`].
     from: Option<NodeId>,
     to: NodeId,
+    leave_mapped: bool,
     /// Addresses of pages that are elsewhere; taken from the end.
     queue: Vec<usize>,
     /// Cached pages for which the kernel named no node: they have left the memory, or something
@@ -111,7 +112,7 @@ impl Window {
         file: &Opened,
         offset: u64,
         most: u64,
-        (from, to): (Option<NodeId>, NodeId),
+        (from, to, leave_mapped): (Option<NodeId>, NodeId, bool),
         (tries, stride): (usize, usize),
         (only, before): (Option<&Pick>, &mut Layout),
     ) -> io::Result<Option<Self>> {
@@ -129,6 +130,7 @@ impl Window {
             len,
             from,
             to,
+            leave_mapped,
             queue: Vec::new(),
             lost: Vec::new(),
             chunk: 0,
@@ -231,7 +233,8 @@ impl Window {
 
     /// Asks the kernel to move these pages; returns whether it lacked memory.
     fn ask(&self, pages: &[usize]) -> io::Result<bool> {
-        match pages::move_pages(0, pages, Some(self.to), MOVE_ALL).1 {
+        let flags = if self.leave_mapped { MOVE } else { MOVE_ALL };
+        match pages::move_pages(0, pages, Some(self.to), flags).1 {
             Ok(()) => Ok(false),
             Err(e) => match Errno::from_io_error(&e) {
                 Some(Errno::NOMEM) => Ok(true),
@@ -326,7 +329,7 @@ mod tests {
             &opened,
             0,
             8 * page as u64,
-            (None, NodeId(0)),
+            (None, NodeId(0), false),
             (0, 1),
             (None, &mut Layout::default()),
         )
@@ -353,7 +356,8 @@ mod tests {
         let (other, third) = (NodeId(on.0 + 1), NodeId(on.0 + 2));
         for (from, pages) in [(None, 4), (Some(on), 4), (Some(third), 0)] {
             let mut before = Layout::default();
-            let window = Window::open(&arena, &opened, 0, 8 * page as u64, (from, other), (0, 1), (None, &mut before));
+            let window =
+                Window::open(&arena, &opened, 0, 8 * page as u64, (from, other, false), (0, 1), (None, &mut before));
             let window = window.unwrap().unwrap();
             assert_eq!((window.queue.len(), before.pages(), window.tally.there), (pages, pages as u64, 0), "{from:?}");
         }

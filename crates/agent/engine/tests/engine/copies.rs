@@ -482,11 +482,27 @@ fn parts_of_a_file_go_back_together_each_by_its_own_move() {
     }
     let world = plane.world();
     let starts: Vec<u64> = world.taken_back.iter().map(|mv| mv.ranges[0].start >> 21).collect();
-    assert_eq!((starts, world.started.len()), (vec![0, 3, 5], 6), "{notes:?}");
+    assert_eq!((starts, world.started.len()), (vec![5, 3, 0], 6), "{notes:?}");
     assert!(world.taken_back.iter().all(|mv| (mv.from.0, mv.to.0) == (0, 1)));
     assert!(notes[0].starts_with("3 moves did not pay and were taken back: 10.0 MB"), "{notes:?}");
     let back = |o: &&OutcomeState| matches!(o, OutcomeState::RolledBack { .. });
     assert_eq!(told.lock().unwrap().iter().flatten().filter(back).count(), 3);
+}
+
+/// What went down and came up again in one trial was sent down in the end.
+#[test]
+fn what_went_there_and_back_goes_back_the_newest_first() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let range = placement::FileRange { start: 0, bytes: 1 << 21 };
+    let part = |from, to| Move { ranges: vec![range], reason: placement::Reason::Promotion, ..file(1, from, to) };
+    let (policy, _) = at(vec![(6, vec![part(0, 1)]), (8, vec![part(1, 0)])]);
+    let settings = Settings { moves: Moves::default(), dwell_s: 0.0, ..restless() };
+    let mut engine = Engine::new(Shown(plane.clone(), dear(1.5)), policy, settings, None).unwrap();
+    for _ in 0..25 {
+        engine.step().unwrap();
+    }
+    let back: Vec<_> = plane.world().taken_back.iter().map(|mv| (mv.from.0, mv.to.0)).collect();
+    assert_eq!(back, [(0, 1), (1, 0)]);
 }
 
 /// Other parts of a file that is being copied wait; of two that wait, the later one is made, as it

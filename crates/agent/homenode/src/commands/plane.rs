@@ -57,6 +57,7 @@ pub fn open(
         touch_own_affinity,
         beside_sched_ext,
         mapped: policy.wants_mapped,
+        idle: policy.wants_idle,
         dax,
         freeze,
         move_back,

@@ -110,6 +110,9 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     Ok(if done.iter().all(|one| one.why.is_none()) { Exit::Done } else { Exit::Partly })
 }
 
+/// Most parts of a file of which is said why they are not where they should be.
+const MOST_WHYS: usize = 8;
+
 /// What was read of each file, in the order in which they were named.
 fn read(global: &Global, args: &WarmArgs, stop: &Stop) -> Result<Vec<(PathBuf, Vec<RangeHeat>)>, Failure> {
     let mut files = args.files.iter().map(|path| Named::new(path)).collect::<Result<Vec<_>, _>>()?;
@@ -148,46 +151,17 @@ struct Done {
 
 impl Job<'_> {
     fn one(&self, path: &Path) -> Result<Done, WarmError> {
-        let Some(read) = &self.read else { return self.part(path, self.args.range.clone(), &self.nodes) };
-        let heat = read.iter().find(|(file, _)| file == path).map(|(_, heat)| heat.as_slice()).unwrap_or_default();
-        let refused = |why: String| WarmError::Refused { path: path.to_owned(), why };
-        let file = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
-        self.args.range.as_ref().map_or(Ok(()), |range| within(range, file.file().size)).map_err(refused)?;
-        let parts = readers::parts(heat, file.range().clone())
-            .ok_or_else(|| refused(format!("nobody has read it in {} s", self.args.seconds)))?;
-        let absent = parts.iter().map(|part| part.1).find(|node| !self.nodes.contains(node));
-        if let Some(node) = absent {
-            return Err(refused(format!("it is read from node {node}, where this process may have no memory")));
-        }
-        let mut all =
-            Done { tried: true, range: file.range().clone(), now: Some(NodeBytes::default()), ..Done::new(path) };
-        all.before = Some(0);
-        for (range, node) in parts {
-            let part = self.part(path, Some(range.clone()), &[node])?;
-            all.before = all.before.zip(part.before).map(|(sum, more)| sum.saturating_add(more));
-            all.now = all.now.zip(part.now).map(|(mut sum, more)| {
-                more.iter().for_each(|(node, bytes)| sum.add(node, bytes));
-                sum
-            });
-            all.seconds += part.seconds;
-            if let Some(why) = part.why {
-                let why = format!("of bytes {} to {} for node {node}, {why}", range.start, range.end);
-                all.why = Some(all.why.map_or(why.clone(), |first| format!("{first}; {why}")));
-            }
-            all.parts.push((range, node));
-        }
-        Ok(all)
-    }
-
-    /// Reads in a part of a file, or all of it, on these nodes.
-    fn part(&self, path: &Path, range: Option<Range<u64>>, nodes: &[NodeId]) -> Result<Done, WarmError> {
         let new = Done::new(path);
         if self.stop.requested() {
             return Ok(Done { why: Some("stopped by a signal before its turn".to_owned()), tried: true, ..new });
         }
-        let mut work = Warm::open(path, range, self.how, nodes)?;
-        let refused = |why| WarmError::Refused { path: path.to_owned(), why };
+        let mut work = Warm::open(path, self.args.range.clone(), self.how, &self.nodes)?;
+        let refused = |why: String| WarmError::Refused { path: path.to_owned(), why };
         self.args.range.as_ref().map_or(Ok(()), |range| within(range, work.file().size)).map_err(refused)?;
+        let parts = match &self.read {
+            Some(read) => Some(self.parts_of(path, read, &work).map_err(refused)?),
+            None => None,
+        };
         let mut whys = Vec::new();
         if self.args.drop_first {
             work.drop_cached()?;
@@ -195,9 +169,78 @@ impl Job<'_> {
                 whys.push(format!("{} were dirty or mapped and not dropped", bytes(kept)));
             }
         }
-        work.fits()?;
+        match parts {
+            Some(parts) => {
+                work.parts_fit(&parts)?;
+                Ok(self.parts(path, work, parts, whys))
+            }
+            None => {
+                work.fits()?;
+                self.part(path, &mut work, &self.nodes, whys)
+            }
+        }
+    }
+
+    /// The parts of a file with their nodes, or why there are none.
+    fn parts_of(
+        &self,
+        path: &Path,
+        read: &[(PathBuf, Vec<RangeHeat>)],
+        work: &Warm,
+    ) -> Result<Vec<(Range<u64>, NodeId)>, String> {
+        let heat = read.iter().find(|(file, _)| file == path).map(|(_, heat)| heat.as_slice()).unwrap_or_default();
+        let parts = readers::parts(heat, work.range().clone())
+            .ok_or_else(|| format!("nobody has read it in {} s", self.args.seconds))?;
+        match parts.iter().map(|part| part.1).find(|node| !self.nodes.contains(node)) {
+            Some(node) => Err(format!("it is read from node {node}, where this process may have no memory")),
+            None => Ok(parts),
+        }
+    }
+
+    /// Reads in the parts of a file, each on its node. A part that fails does not stop the others.
+    fn parts(&self, path: &Path, mut work: Warm, parts: Vec<(Range<u64>, NodeId)>, mut whys: Vec<String>) -> Done {
+        let (range, before, now) = (work.range().clone(), Some(0), Some(NodeBytes::default()));
+        let mut all = Done { tried: true, range, before, now, ..Done::new(path) };
+        let mut failed = 0;
+        for (range, node) in parts {
+            if self.stop.requested() {
+                whys.push(format!("stopped by a signal: not read in from byte {} on", range.start));
+                break;
+            }
+            work.only(range.clone(), &[node]);
+            let part = self.part(path, &mut work, &[node], Vec::new());
+            let part = part.unwrap_or_else(|e| Done {
+                why: Some(chain(&e)),
+                before: Some(0),
+                now: Some(NodeBytes::default()),
+                ..Done::new(path)
+            });
+            all.before = all.before.zip(part.before).map(|(sum, more)| sum.saturating_add(more));
+            all.now = all.now.zip(part.now).map(|(mut sum, more)| {
+                more.iter().for_each(|(node, bytes)| sum.add(node, bytes));
+                sum
+            });
+            all.seconds += part.seconds;
+            if let Some(why) = part.why {
+                failed += 1;
+                if failed <= MOST_WHYS {
+                    whys.push(format!("of bytes {} to {} for node {node}, {why}", range.start, range.end));
+                }
+            }
+            all.parts.push((range, node));
+        }
+        if failed > MOST_WHYS {
+            whys.push(format!("and {} more parts", failed - MOST_WHYS));
+        }
+        all.why = (!whys.is_empty()).then(|| whys.join("; "));
+        all
+    }
+
+    /// Reads in what is to be read of an open file, on these nodes.
+    fn part(&self, path: &Path, work: &mut Warm, nodes: &[NodeId], mut whys: Vec<String>) -> Result<Done, WarmError> {
+        let new = Done::new(path);
         let pace = Pace { rate: self.args.rate, json: self.json, stop: &self.stop };
-        let (took, stopped) = pace.drive(&path.display().to_string(), &mut work);
+        let (took, stopped) = pace.drive(&path.display().to_string(), work);
         whys.extend(stopped.iter().cloned());
         let now = match work.file().hidden_cause()? {
             Some(why) => {

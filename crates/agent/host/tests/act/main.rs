@@ -117,6 +117,7 @@ fn main() {
         trial("file_moves_go_on_while_the_file_shrinks_and_grows", pages::shrinks_and_grows),
         trial("file_moves_end_when_the_file_loses_its_name", pages::deleted),
         trial("parts_of_a_file_move_and_go_back_page_by_page", pages::parts),
+        trial("demotions_leave_what_other_processes_map", pages::mapped_elsewhere),
         trial("parts_of_a_file_that_is_cut_written_or_deleted_move_meanwhile", pages::parts_of_what_changes),
         trial("file_moves_end_when_the_node_is_full", pages::full),
         trial("file_moves_of_other_things_are_refused", pages::refused_files),

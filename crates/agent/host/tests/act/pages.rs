@@ -310,6 +310,72 @@ fn evict_part(path: &Path, start: usize, len: usize) {
     assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) }, 0);
 }
 
+/// A process that maps a part of a file, until it is dropped.
+struct Mapper(libc::pid_t);
+
+impl Mapper {
+    fn of(path: &Path, start: usize, len: usize) -> Self {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap();
+        let (ready, tell) = rustix::pipe::pipe().unwrap();
+        // SAFETY: the child only makes system calls; it maps, says so and sleeps until it is killed.
+        let pid = unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                let (shared, start) = (libc::MAP_SHARED, start as libc::off_t);
+                let at = libc::mmap(null_mut(), len, libc::PROT_READ, shared, file.as_raw_fd(), start);
+                if at == libc::MAP_FAILED || libc::madvise(at, len, libc::MADV_POPULATE_READ) != 0 {
+                    libc::_exit(1);
+                }
+                libc::write(tell.as_raw_fd(), [1_u8].as_ptr().cast(), 1);
+                loop {
+                    libc::pause();
+                }
+            }
+            pid
+        };
+        assert!(pid > 0);
+        drop(tell);
+        assert_eq!(rustix::io::read(&ready, &mut [0; 1]).unwrap(), 1, "the child has not mapped it");
+        Self(pid)
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        // SAFETY: our own child, not waited for yet.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, null_mut(), 0);
+        }
+    }
+}
+
+/// The head of a library that every program maps was never read by a call, and went down first.
+pub fn mapped_elsewhere() -> Tried {
+    let (a, b) = two_nodes()?;
+    let dir = dir();
+    let path = written(dir.path(), 8 * MIB);
+    finish(&mut FileMove::prepare(&path, a).unwrap(), u64::MAX);
+    let mapper = Mapper::of(&path, 2 * MIB, MIB);
+    let down = || of_parts(&path, &[(0, 4 * MIB)], (a, b)).leave_mapped();
+    let done = finish(&mut down(), u64::MAX);
+    let on = pages_on(&path, a);
+    let end = 4 * MIB / page();
+    let kept: Vec<usize> = on.into_iter().filter(|number| *number < end).collect();
+    let mapped: Vec<usize> = numbers(2 * MIB, 3 * MIB).collect();
+    // A large folio stays whole.
+    assert!(mapped.iter().all(|page| kept.contains(page)) && kept.len() <= 2 * MIB / page(), "{kept:?}");
+    let bytes = (kept.len() * page()) as u64;
+    assert_eq!((done.moved, done.left), (4 * MIB as u64 - bytes, BTreeMap::from([(pages::MAPPED, bytes)])));
+    // Once nobody maps them, they go; and other moves take them along all the same.
+    finish(&mut of_parts(&path, &[(2 * MIB, 5 * MIB / 2)], (a, b)), u64::MAX);
+    assert!(numbers(2 * MIB, 5 * MIB / 2).all(|page| pages_on(&path, b).contains(&page)));
+    drop(mapper);
+    assert_eq!(finish(&mut down(), u64::MAX).left, BTreeMap::new());
+    assert_eq!(pages_on(&path, b).len(), 4 * MIB / page());
+    Ok(())
+}
+
 /// The file is cut within and before the part, grows again, is written to and loses its name.
 pub fn parts_of_what_changes() -> Tried {
     let (a, b) = two_nodes()?;

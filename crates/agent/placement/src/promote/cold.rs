@@ -48,6 +48,8 @@ pub(super) enum Room {
     NoneColder,
     /// No slower memory has room.
     NoneBelow,
+    /// The kernel makes room on slower memory itself just now.
+    BelowPressed,
     /// The rate is used up, or the files that hold what is cold have a move already.
     Later,
 }
@@ -58,6 +60,7 @@ impl Room {
         match self {
             Self::Made => "; colder ranges go down for it",
             Self::NoneColder => "; nothing that is known there is colder by the margin",
+            Self::BelowPressed => "; the kernel has just reclaimed memory of the slower nodes",
             Self::NoneBelow => "; slower memory has no room for what is colder there",
             Self::Later => "; colder ranges go down for it in a later window",
         }
@@ -99,7 +102,8 @@ impl Promote {
         let going = self.asked.values().filter(|asked| asked.from == node);
         let going = going.fold(0u64, |sum, asked| sum.saturating_add(asked.left));
         let needed = nodes.missing(node, wanted.bytes());
-        let (mut made, mut later) = (going, false);
+        // Why no more is made, if not for want of cold ranges.
+        let (mut made, mut why) = (going, Room::NoneColder);
         let subjects: Vec<Subject> = snapshot.idle.iter().map(Subject::idle_file).collect();
         for cold in self.cold(node, snapshot, &subjects) {
             if made >= needed {
@@ -107,12 +111,15 @@ impl Promote {
             }
             let Some(hot) = wanted.heat_at(made, lacking) else { break };
             if cold.bytes as f64 / RANGE_BYTES as f64 * COLDER > hot {
-                return Room::NoneColder;
+                continue;
             }
-            let Some(to) = nodes.below(node, RANGE_BYTES) else { return Room::NoneBelow };
+            let Some(to) = nodes.below(node, RANGE_BYTES) else {
+                why = if nodes.below_is_pressed(node) { Room::BelowPressed } else { Room::NoneBelow };
+                break;
+            };
             let other = downs.get(cold.subject).is_some_and(|down| (down.from, down.to) != (node, to));
             if other || *budget <= 0.0 || busy(cold.subject) {
-                later = true;
+                why = Room::Later;
                 continue;
             }
             nodes.take(to, RANGE_BYTES);
@@ -124,11 +131,7 @@ impl Promote {
             down.starts.push(cold.start);
             down.windows = down.windows.min(cold.windows);
         }
-        match made >= needed || made > going {
-            true => Room::Made,
-            false if later => Room::Later,
-            false => Room::NoneColder,
-        }
+        if made >= needed || made > going { Room::Made } else { why }
     }
 
     /// The ranges of a node that were not read for as long as a promoted range stays, the oldest

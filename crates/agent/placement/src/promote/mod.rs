@@ -22,16 +22,19 @@
 //! memory, those first that were not read for longest, and only if they were read four times more
 //! rarely than what comes up for them. They are those that the plane knows
 //! ([`Snapshot::idle`]): reads of them were counted, and where they were then. What goes down and
-//! what comes up share one rate. Where nothing is colder, promotion ends: what was promoted stays,
-//! and the plan says what is left and why. Room counts when the node has it, so a range that the
-//! kernel had reclaimed before it could go down costs nothing but a look.
+//! what comes up share one rate. A range that comes up again soon after it went down stays twice as
+//! long, and each further time twice as long again: a load that goes in circles is not followed.
+//! Where nothing is colder, promotion ends: what was promoted stays, and the plan says what is left
+//! and why. Room counts when the node has it, so a range that the kernel had reclaimed before it
+//! could go down costs nothing but a look.
 //!
 //! **Limits.** Heat comes from samples: a range that a slow reader passes once can look as if it
 //! had been read twice. What programs reclaim themselves counts for every node, so promotion also
 //! pauses where it need not. What was cached before homenode began to count, and not read since,
-//! does not go down. Data on the memory of another socket is no
-//! slower memory: there, threads go to their data. Ranges that a window does not list are not
-//! known. Without a plane that tells what the kernel reclaims, nothing moves.
+//! does not go down; nor do files and ends of files below 2 MiB, and pages that programs map. Data
+//! on the memory of another socket is no slower memory: there, threads go to their data. Ranges
+//! that a window does not list are not known. Without a plane that tells what the kernel reclaims,
+//! nothing moves.
 
 mod cold;
 mod nodes;
@@ -87,6 +90,16 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Seconds for which a range stays that went down so many times.
+    fn stay_after(&self, times: u32) -> f64 {
+        self.stay_s * f64::from(1_u32 << times.min(MOST_DOUBLED))
+    }
+}
+
+/// How often the stay of a range is doubled: to about an hour.
+const MOST_DOUBLED: u32 = 6;
+
 /// A range that is hot and on slow memory.
 #[derive(Clone, Copy, Debug)]
 struct Hot {
@@ -108,6 +121,8 @@ struct Asked {
     from: NodeId,
     to: NodeId,
     starts: Vec<u64>,
+    /// It makes room.
+    down: bool,
     /// Bytes that are not there yet.
     left: u64,
     at_s: f64,
@@ -129,8 +144,10 @@ pub struct Promote {
     /// Windows since the kernel reclaimed memory of a node.
     quiet: FxHashMap<NodeId, u32>,
     asked: FxHashMap<Subject, Asked>,
-    /// When each range was promoted.
+    /// Until when each range stays that was promoted.
     moved: FxHashMap<Subject, BTreeMap<u64, f64>>,
+    /// When each range last went down, and how often without a longer stay below.
+    down: FxHashMap<Subject, BTreeMap<u64, (f64, u32)>>,
     /// When a move of a file last began.
     last: FxHashMap<Subject, f64>,
     /// Until when files are left alone whose promotion did not pay or was refused.
@@ -145,6 +162,7 @@ impl Promote {
             quiet: FxHashMap::default(),
             asked: FxHashMap::default(),
             moved: FxHashMap::default(),
+            down: FxHashMap::default(),
             last: FxHashMap::default(),
             alone: FxHashMap::default(),
         }
@@ -181,6 +199,7 @@ impl Promote {
                 OutcomeState::Gone => {
                     self.asked.remove(subject);
                     self.moved.remove(subject);
+                    self.down.remove(subject);
                 }
             }
         }
@@ -188,7 +207,11 @@ impl Promote {
         // A recording does not say what became of moves.
         self.asked.retain(|_, asked| now - asked.at_s <= stay_s);
         self.moved.retain(|_, ranges| {
-            ranges.retain(|_, at| now - *at < stay_s);
+            ranges.retain(|_, until| now < *until);
+            !ranges.is_empty()
+        });
+        self.down.retain(|_, ranges| {
+            ranges.retain(|_, (at, times)| now - *at < 2.0 * self.settings.stay_after(*times));
             !ranges.is_empty()
         });
         self.last.retain(|_, at| now - *at < snapshot.pace.dwell_s);
@@ -198,8 +221,11 @@ impl Promote {
     /// A move that was asked for was not made.
     fn not_moved(&mut self, subject: &Subject) {
         let Some(asked) = self.asked.remove(subject) else { return };
-        if let Some(moved) = self.moved.get_mut(subject) {
-            asked.starts.iter().for_each(|start| _ = moved.remove(start));
+        for start in &asked.starts {
+            match asked.down {
+                true => _ = self.down.get_mut(subject).map(|down| down.remove(start)),
+                false => _ = self.moved.get_mut(subject).map(|moved| moved.remove(start)),
+            }
         }
         self.last.remove(subject);
     }
@@ -255,7 +281,7 @@ impl Policy for Promote {
     }
 
     fn traits(&self) -> Traits {
-        Traits { moves_files: true, wants_ranges: true, settles_files: true, ..Traits::default() }
+        Traits { moves_files: true, wants_ranges: true, wants_idle: true, settles_files: true, ..Traits::default() }
     }
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
@@ -352,7 +378,12 @@ impl Promote {
             show(left as f64)
         );
         self.last.insert(subject.clone(), snapshot.time_s);
-        self.asked.insert(subject.clone(), Asked { from, to, starts: Vec::new(), left, at_s: snapshot.time_s });
+        let down = self.down.entry(subject.clone()).or_default();
+        for start in &starts {
+            let (at, times) = down.entry(*start).or_default();
+            (*at, *times) = (snapshot.time_s, (*times + 1).min(MOST_DOUBLED));
+        }
+        self.asked.insert(subject.clone(), Asked { from, to, starts, down: true, left, at_s: snapshot.time_s });
         Move { subject, pid: 0, from, to, reason: Reason::Demotion, why: why.into(), ranges }
     }
 
@@ -369,10 +400,12 @@ impl Promote {
         let heat = ranges.iter().fold(0u64, |sum, hot| sum.saturating_add(hot.heat));
         let parts = joined(ranges.iter().map(|hot| (hot.start, hot.size)));
         let starts: Vec<u64> = ranges.iter().map(|hot| hot.start).collect();
-        let moved = self.moved.entry(subject.clone()).or_default();
-        moved.extend(starts.iter().map(|start| (*start, snapshot.time_s)));
+        let down = self.down.get(&subject);
+        let times = |start: &u64| down.and_then(|down| down.get(start)).map_or(0, |(_, times)| *times);
+        let until = |start: &u64| snapshot.time_s + self.settings.stay_after(times(start));
+        self.moved.entry(subject.clone()).or_default().extend(starts.iter().map(|start| (*start, until(start))));
         self.last.insert(subject.clone(), snapshot.time_s);
-        self.asked.insert(subject.clone(), Asked { from, to, starts, left: size, at_s: snapshot.time_s });
+        self.asked.insert(subject.clone(), Asked { from, to, starts, down: false, left: size, at_s: snapshot.time_s });
         let why = format!(
             "{} ranges of 2 MiB ({}) were read {:.1} times over lately, from slower memory",
             ranges.len(),

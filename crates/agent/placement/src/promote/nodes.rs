@@ -98,6 +98,12 @@ impl Nodes {
         slower.min_by_key(|id| (own.distance.get(id).copied().unwrap_or(u32::MAX), *id))
     }
 
+    /// Whether nothing goes below this node because the kernel makes room there itself.
+    pub(super) fn below_is_pressed(&self, node: NodeId) -> bool {
+        let own = self.all.get(&node).map_or(u32::MAX, |place| place.tier);
+        self.all.values().any(|place| place.tier > own && matches!(place.room, Err(Left::Pressure)))
+    }
+
     /// Bytes that must become free on a node until so many more can be promoted to it.
     pub(super) fn missing(&self, node: NodeId, more: u64) -> u64 {
         let Some(Place { free, kept, room: Ok(room), .. }) = self.all.get(&node) else { return 0 };

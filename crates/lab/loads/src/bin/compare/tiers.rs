@@ -322,7 +322,8 @@ fn look(args: &Args, slow: u32, load: &Load, way: Way, file: &Path, readers: &[R
     }
     let cpu_s = match daemon {
         Some(daemon) => {
-            let ticks: u64 = threads::of(daemon.pid())?.iter().map(|thread| thread.ticks).sum();
+            // Its copies end, each with its thread.
+            let ticks = threads::cpu_ticks(daemon.pid())?;
             daemon.rest(Signal::TERM)?;
             Some(ticks as f64 / 100.0)
         }
