@@ -233,8 +233,8 @@ impl DataMoves {
         }
     }
 
-    /// The file of a move: of the last window, or of the earlier move that this one takes back. A file
-    /// that is to go back may not have been read since.
+    /// The file of a move: of the last window, or of the earlier move that this one takes back. A
+    /// file that is to go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
         let Subject::File { file, .. } = &mv.subject else { return None };
         let earlier = || self.latest.iter().rev().find(|latest| latest.is_taken_back_by(mv));

@@ -480,7 +480,8 @@ mod tests {
         assert!(trials.trials.is_empty());
     }
 
-    /// The trial of a file was dropped when a plan had another one, too, such as one that made room.
+    /// The trial of a file was dropped when a plan had another one, too, such as one that made
+    /// room.
     #[test]
     fn a_plan_that_shares_a_file_or_has_no_readers_joins() {
         let mv = |file: &str, part: u64, (from, to): (u32, u32)| {

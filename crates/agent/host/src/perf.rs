@@ -35,8 +35,8 @@ pub struct Event {
     pub config: u64,
 }
 
-/// Opens a counter of this event on one CPU: of all processes, or of those in a control group, which
-/// is an open directory. It counts when `leader` does, and not at other times.
+/// Opens a counter of this event on one CPU: of all processes, or of those in a control group,
+/// which is an open directory. It counts when `leader` does, and not at other times.
 pub fn open(event: Event, cpu: u32, group: Option<i32>, leader: Option<&Counter>) -> io::Result<Counter> {
     let size = size_of::<PerfEventAttr>() as u32;
     let Event { kind, config } = event;

@@ -8,11 +8,11 @@
 //! Cycles and instructions are in one group of events, so that both count at the same times. What
 //! cannot be had is `None`, with the reason.
 //!
-//! **Limits.** All processes together are not counted, because homenode's own moves would be in
-//! it; nor are single processes: each of their threads, and those to come, would need counters of
-//! its own. `node-load-misses` is what the kernel takes for loads from another node; many processors
-//! have no such event. CPUs that come later, or go and come back, are not counted. This never ran on
-//! a machine with such counters: its tests have made-up ones.
+//! **Limits.** All processes together are not counted, because homenode's own moves would be in it;
+//! nor are single processes: each of their threads, and those to come, would need counters of its
+//! own. `node-load-misses` is what the kernel takes for loads from another node; many processors
+//! have no such event. CPUs that come later, or go and come back, are not counted. This never ran
+//! on a machine with such counters: its tests have made-up ones.
 
 use std::fs::File;
 use std::io;

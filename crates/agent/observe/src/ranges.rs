@@ -13,10 +13,10 @@
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
 //! [`MOST`], and in proportion for fewer. A window lists at most [`LISTED`] entries, the hottest of
-//! those that it read, and [`LISTED_IDLE`] of each node that it did not; a machine on which more are
-//! hot is told so by the bytes of its nodes, not by its ranges. Where the kernel moved or reclaimed
-//! an idle range shows only when it is read again, or when a move of it finds nothing. Reads through
-//! a mapping are not counted: what is only mapped looks idle.
+//! those that it read, and [`LISTED_IDLE`] of each node that it did not; a machine on which more
+//! are hot is told so by the bytes of its nodes, not by its ranges. Where the kernel moved or
+//! reclaimed an idle range shows only when it is read again, or when a move of it finds nothing.
+//! Reads through a mapping are not counted: what is only mapped looks idle.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -39,8 +39,8 @@ const LISTED: usize = 16_384;
 const SWEEP: u32 = 32;
 /// Most entries that are kept of what 32 windows have not read: half a terabyte of cold cache.
 const MOST_IDLE: usize = MOST / 4;
-/// Most idle ranges that a window lists of a node: half a gigabyte, twice what promotion copies in a
-/// second.
+/// Most idle ranges that a window lists of a node: half a gigabyte, twice what promotion copies in
+/// a second.
 const LISTED_IDLE: usize = 256;
 /// Windows between two searches of the whole table for idle ranges, unless most of those found are
 /// gone.
@@ -145,8 +145,8 @@ impl Ranges {
         self.sizes.get(&key.file).is_some_and(|size| *size < (u64::from(key.range) + 1) * RANGE_BYTES)
     }
 
-    /// The ranges of these nodes that the last window did not read, by file: of each node those that
-    /// were not read for longest. Without the ends of files and small files: a copy of their
+    /// The ranges of these nodes that the last window did not read, by file: of each node those
+    /// that were not read for longest. Without the ends of files and small files: a copy of their
     /// few pages brings little.
     pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
         let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
@@ -192,8 +192,8 @@ impl Ranges {
                     self.heat.remove(&key);
                     continue;
                 };
-                // What others read since is younger than what it says, and what is read elsewhere is
-                // not here. Such entries would be the oldest for good.
+                // What others read since is younger than what it says, and what is read elsewhere
+                // is not here. Such entries would be the oldest for good.
                 let stale = of.newest != key && self.heat.get(&key).is_some_and(|heat| heat.at(window).seen == 0);
                 if of.elsewhere || stale {
                     self.heat.remove(&key);

@@ -7,14 +7,15 @@
 //! time, in sixteen buckets for each power of two: a quantile is known to 6 %. They are loaded only
 //! where somebody asks, and stay attached; their tables take some 3 MB of the kernel's memory.
 //!
-//! Reads of processes, or of a control group, are chosen in the kernel: those of others take no room.
+//! Reads of processes, or of a control group, are chosen in the kernel: those of others take no
+//! room.
 //!
 //! **Limits.** Of a process tree, the reads of all processes are timed. A call to `filemap_read` is
 //! a read of the kernel's, as a program makes it by `read`, `pread`, libaio or io_uring; splice,
-//! sendfile (since Linux 6.5) and mapped files are not timed, nor are tmpfs, DAX and OpenZFS. A read
-//! that waits for a disk counts, too, with its wait; but of a buffered read of io_uring, only what
-//! comes after the wait. It needs function hooks. While it is attached, each read takes some 0.1 µs
-//! more (an estimate: one such program takes 60 ns).
+//! sendfile (since Linux 6.5) and mapped files are not timed, nor are tmpfs, DAX and OpenZFS. A
+//! read that waits for a disk counts, too, with its wait; but of a buffered read of io_uring, only
+//! what comes after the wait. It needs function hooks. While it is attached, each read takes some
+//! 0.1 µs more (an estimate: one such program takes 60 ns).
 
 use std::collections::BTreeMap;
 use std::fs::File;

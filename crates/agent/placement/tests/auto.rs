@@ -126,8 +126,8 @@ impl Policy for Young {
     }
 }
 
-/// The first plan of a load that is unsteady at first is made in its fourth window, and the next one
-/// would be made when the load counts as planned for: data never moved, where half of it on the
+/// The first plan of a load that is unsteady at first is made in its fourth window, and the next
+/// one would be made when the load counts as planned for: data never moved, where half of it on the
 /// other node carries twice as much (0.75 of what Dragonfly reached on Dragonfly's webserver).
 #[test]
 fn a_load_that_settles_late_moves_its_data_too() {

@@ -1,10 +1,11 @@
-//! Which part of a file belongs on which node, by who reads it (`homenode warm --to-readers`). Pure.
+//! Which part of a file belongs on which node, by who reads it (`homenode warm --to-readers`).
+//! Pure.
 //!
 //! **Approach.** A range of 2 MiB goes to the node whose CPUs read most of it, and what nobody has
 //! read to the node of most of the file's reads.
 //!
-//! **Limits.** Of a file that all nodes read alike, chance gives each range its node, so it is spread
-//! as evenly as its readers are.
+//! **Limits.** Of a file that all nodes read alike, chance gives each range its node, so it is
+//! spread as evenly as its readers are.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

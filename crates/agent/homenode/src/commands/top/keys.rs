@@ -85,8 +85,8 @@ impl Choices {
         self.units && self.shown.is_multiple_of(volumes + 1)
     }
 
-    /// Takes one key. `threads` is how many rows there are to scroll over, `page` how many are seen at
-    /// once.
+    /// Takes one key. `threads` is how many rows there are to scroll over, `page` how many are seen
+    /// at once.
     pub fn key(&mut self, key: KeyEvent, threads: usize, page: usize) {
         if key.kind == KeyEventKind::Release {
             return;

@@ -477,8 +477,8 @@ mod tests {
         ] {
             assert!(page.contains(words), "{words}\n{page}");
         }
-        // Three periods of the round that does not count, in the table; two marks of it are pale, and
-        // one more that is known.
+        // Three periods of the round that does not count, in the table; two marks of it are pale,
+        // and one more that is known.
         assert_eq!(page.matches("<td>does not count</td>").count(), 3);
         assert_eq!(page.matches("opacity=\"0.3\"").count(), 3);
     }

@@ -7,8 +7,8 @@
 //! measured only if the user asks, as it makes them longer. What the processors cannot count is no
 //! outcome, and a note says so.
 //!
-//! **Limits.** Where the counters need more open files than the limit allows, it is raised, also for
-//! the commands that are started later.
+//! **Limits.** Where the counters need more open files than the limit allows, it is raised, also
+//! for the commands that are started later.
 
 use std::collections::BTreeMap;
 

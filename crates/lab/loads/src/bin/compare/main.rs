@@ -6,8 +6,8 @@
 //! **Approach.** One boot of one machine; the load is restarted for each way. Of fio the same
 //! observer measures the remote share of every window (`homenode run --dry-run`, or homenode itself
 //! in its own turn), and `/proc` shows where the threads are. Of the papers' single programs
-//! ([`single`]) only `/proc` and `move_pages(2)` tell; of reads of slow memory ([`tiers`]) the load's
-//! own counts and `move_pages(2)`, under the kernel's tiering and policy `promote`.
+//! ([`single`]) only `/proc` and `move_pages(2)` tell; of reads of slow memory ([`tiers`]) the
+//! load's own counts and `move_pages(2)`, under the kernel's tiering and policy `promote`.
 //!
 //! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as
 //! fast as local memory.

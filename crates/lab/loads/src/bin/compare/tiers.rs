@@ -3,10 +3,10 @@
 //! **Problem.** The kernel promotes mapped pages that fault, and demotes when memory is short. What
 //! is read by `read()` stays on slow memory, or goes down to it, unless somebody moves it.
 //!
-//! **Approach.** Threads pinned to one CPU of each of two nodes read 16 KiB at a time from ranges of
-//! 2 MiB of one file, and count how often they read each. Every few seconds `move_pages(2)` tells
-//! where the pages of each range are. A range's reads since the last look, times the share of its
-//! pages on the slow node, are its reads from there. What was moved is `pgmigrate_success` of
+//! **Approach.** Threads pinned to one CPU of each of two nodes read 16 KiB at a time from ranges
+//! of 2 MiB of one file, and count how often they read each. Every few seconds `move_pages(2)`
+//! tells where the pages of each range are. A range's reads since the last look, times the share of
+//! its pages on the slow node, are its reads from there. What was moved is `pgmigrate_success` of
 //! `/proc/vmstat`, the same for all.
 //!
 //! **Limits.** A look maps the cached pages for a moment, so the kernel can take them for used. An
@@ -70,7 +70,8 @@ struct Load {
     /// The second of a reader's ranges is read half as often as the first, the third a third as
     /// often, and so on; otherwise all alike.
     zipf: bool,
-    /// homenode may fill so much of the file's size on each node with CPUs; `None`: all that is free.
+    /// homenode may fill so much of the file's size on each node with CPUs; `None`: all that is
+    /// free.
     room: Option<f64>,
 }
 
