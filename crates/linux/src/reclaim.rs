@@ -27,10 +27,12 @@ use topology::NodeId;
 pub struct Kswapds(BTreeMap<NodeId, u32>);
 
 impl Kswapds {
-    /// Finds them among all processes. None are found where procfs hides them.
+    /// Finds them among the kernel's threads, the children of its thread 2. None are found where
+    /// procfs hides them, or a kernel lists no children. Other processes are not asked: a look at
+    /// one that hangs in `execve` waits for it.
     pub fn find(proc_root: &Path) -> Self {
-        let entries = fs::read_dir(proc_root).into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let children = fs::read_to_string(proc_root.join("2/task/2/children")).unwrap_or_default();
+        let pids = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
         Self(pids.filter_map(|pid| Some((node_of(proc_root, pid)?, pid))).collect())
     }
 
@@ -191,6 +193,7 @@ Node 2, zone  Movable
         put(proc.join("40/stat"), "40 (kswapd0) S 2 0 0 0 -1 0\n");
         put(proc.join("40/schedstat"), "1000 5 9\n");
         put(proc.join("41/stat"), "41 (kswapd0) S 1 0 0 0 -1 0\n");
+        put(proc.join("2/task/2/children"), "40 41 42 ");
         let kswapds = Kswapds::find(&proc);
         assert_eq!(kswapds, Kswapds(BTreeMap::from([(NodeId(0), 40)])));
         let read = |kswapds: &Kswapds| super::read(&proc, &sys, &[NodeId(0), NodeId(2)], kswapds).unwrap();

@@ -119,29 +119,36 @@ pub struct Parts {
 }
 
 impl Ended {
-    /// The file is gone.
+    /// The file is gone, or cannot be moved: what is known of it is of no use.
     pub fn gone(&self) -> bool {
-        self.progress.state == JobState::Gone
+        match &self.progress.state {
+            JobState::Gone => true,
+            JobState::Refused { reason, .. } => *reason != "no_memory",
+            _ => false,
+        }
     }
 
     /// What became of its parts. A move that ended early has made the first of them.
     pub fn parts(&self) -> Parts {
-        let Progress { done, state, .. } = &self.progress;
+        let Progress { done, state, left, .. } = &self.progress;
         let ranges = self.mv.ranges.clone();
         match state {
+            JobState::Done if left.contains_key(pages::NO_MEMORY) => self.first(*done),
             JobState::Done if *done > self.progress.failed() => Parts { moved: ranges, absent: Vec::new() },
             JobState::Done => Parts { moved: Vec::new(), absent: ranges },
-            JobState::Failed { .. } | JobState::Cancelled => {
-                let mut left = *done;
-                let mut first = |range: FileRange| {
-                    let bytes = range.bytes.min(left) / RANGE_BYTES * RANGE_BYTES;
-                    left = left.saturating_sub(range.bytes);
-                    Some(FileRange { bytes, ..range }).filter(|range| range.bytes > 0)
-                };
-                Parts { moved: ranges.into_iter().filter_map(&mut first).collect(), absent: Vec::new() }
-            }
+            JobState::Failed { .. } | JobState::Cancelled => self.first(*done),
             JobState::Running | JobState::Refused { .. } | JobState::Gone => Parts::default(),
         }
+    }
+
+    /// The first of its parts, so many bytes, have moved.
+    fn first(&self, mut left: u64) -> Parts {
+        let mut first = |range: &FileRange| {
+            let bytes = range.bytes.min(left) / RANGE_BYTES * RANGE_BYTES;
+            left = left.saturating_sub(range.bytes);
+            Some(FileRange { bytes, ..*range }).filter(|range| range.bytes > 0)
+        };
+        Parts { moved: self.mv.ranges.iter().filter_map(&mut first).collect(), absent: Vec::new() }
     }
 }
 
@@ -237,8 +244,13 @@ impl DataMoves {
     /// file that is to go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
         let Subject::File { file, .. } = &mv.subject else { return None };
-        let earlier = || self.latest.iter().rev().find(|latest| latest.is_taken_back_by(mv));
-        FileId::parse(file).and_then(|file| self.seen.get(&file)).or_else(|| earlier()?.seen.as_ref())
+        let now = FileId::parse(file).and_then(|file| self.seen.get(&file));
+        if now.is_some_and(|now| now.path.is_some() || !now.readers.is_empty()) {
+            return now;
+        }
+        let earlier = self.latest.iter().rev().find(|latest| latest.is_taken_back_by(mv));
+        let same = |earlier: &&Seen| now.is_none_or(|now| now.id == earlier.id);
+        earlier.and_then(|latest| latest.seen.as_ref()).filter(same).or(now)
     }
 
     /// The process whose move was prepared.

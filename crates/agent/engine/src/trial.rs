@@ -101,13 +101,15 @@ fn sum(window: &Window, members: &FxHashSet<Subject>) -> Work {
     members.iter().filter_map(|m| window.get(m)).fold(Work::default(), Work::add)
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Trial {
     moves: Vec<Move>,
     members: FxHashSet<Subject>,
     /// Copies that are not done yet.
     waits: FxHashSet<JobId>,
     windows: u32,
+    /// The number of its first plan.
+    begun: u64,
     /// How many later plans it has waited for.
     joined: usize,
     /// Earlier moves of it that cannot be taken back, because there were too many since.
@@ -161,6 +163,8 @@ pub(crate) struct Trials {
     jobs: FxHashSet<JobId>,
     past: VecDeque<Arc<Window>>,
     trials: Vec<Trial>,
+    /// How many plans there were.
+    plans: u64,
 }
 
 impl Trials {
@@ -222,20 +226,31 @@ impl Trials {
         }
         let members = members(&moves, snapshot);
         let n = self.n;
+        self.plans += 1;
         let parts = |moves: &[Move]| moves.iter().all(|mv| mv.subject.is_file() && !mv.ranges.is_empty());
         if parts(&moves) {
-            let (joined, others) = std::mem::take(&mut self.trials)
+            let (mut joined, others) = std::mem::take(&mut self.trials)
                 .into_iter()
                 .partition::<Vec<Trial>, _>(|t| parts(&t.moves) && t.is_joined_by(&moves, &members));
             self.trials = others;
-            // What nobody reads belongs to the latest; what several trials have part of joins them.
-            let earlier = if members.is_empty() { joined.len().saturating_sub(1) } else { 0 };
+            // What nobody reads belongs to the latest.
+            if members.is_empty()
+                && let Some(latest) = joined.pop()
+            {
+                self.trials.extend(std::mem::replace(&mut joined, vec![latest]));
+            }
+            // What several trials have part of joins them into the first, whose windows before it
+            // know nothing of the others. Those that wait no more are judged alone.
+            joined.sort_by_key(|t| (t.joined >= n, t.begun));
             let mut joined = joined.into_iter();
-            self.trials.extend(joined.by_ref().take(earlier));
             if let Some(mut trial) = joined.next() {
                 let mut waits = waits;
                 let mut more = members;
                 for other in joined {
+                    if other.joined >= n {
+                        self.trials.push(other);
+                        continue;
+                    }
                     waits.extend(other.waits);
                     more.extend(other.members);
                     trial.joined = trial.joined.max(other.joined);
@@ -260,8 +275,7 @@ impl Trials {
         let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
         let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
         if self.trials.len() < MOST && before.len() == n && before.iter().all(worked) {
-            let (windows, joined, forgotten, after) = (0, 0, 0, Vec::new());
-            let mut trial = Trial { moves: Vec::new(), members, waits, windows, joined, forgotten, before, after };
+            let mut trial = Trial { members, waits, begun: self.plans, before, ..Trial::default() };
             trial.add(moves);
             self.trials.push(trial);
         }
@@ -270,9 +284,7 @@ impl Trials {
     /// A plan waits for this copy.
     #[cfg(test)]
     pub fn wait_for(&mut self, job: JobId) {
-        let (moves, members, waits) = (Vec::new(), FxHashSet::default(), FxHashSet::from_iter([job]));
-        let (windows, joined, forgotten, before, after) = (0, 0, 0, Vec::new(), Vec::new());
-        self.trials.push(Trial { moves, members, waits, windows, joined, forgotten, before, after });
+        self.trials.push(Trial { waits: FxHashSet::from_iter([job]), ..Trial::default() });
     }
 
     /// Moves that are to be tried, and copies that are waited for.

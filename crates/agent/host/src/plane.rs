@@ -24,7 +24,7 @@ use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
-use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, Wish};
+use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Node, NodeId, Topology};
 
@@ -297,7 +297,14 @@ impl Plane for HostPlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        self.actor.prepare(mv)
+        let prepared = self.actor.prepare(mv);
+        // Another file has its inode number now.
+        if let (Err(PlaneError::Gone { .. }), Subject::File { file, generation }) = (&prepared, &mv.subject)
+            && let (Some(id), Ok(generation @ 1..)) = (FileId::parse(file), u32::try_from(*generation))
+        {
+            self.observer().into_iter().for_each(|observer| observer.gone(FileId { generation, ..id }));
+        }
+        prepared
     }
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {

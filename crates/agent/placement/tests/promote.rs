@@ -368,7 +368,8 @@ fn what_goes_down_and_comes_back_stays_ever_longer() {
             let first = if window / period % 2 == 0 { 0 } else { 100 };
             world.window(&(first..first + 50).map(|range| (range, 0, 16 * MIB)).collect::<Vec<_>>());
         }
-        assert!(world.moves_of_one() <= 20, "{period}: {}", world.moves_of_one());
+        // 80 or so without it.
+        assert!(world.moves_of_one() <= 24, "{period}: {}", world.moves_of_one());
     }
 }
 

@@ -201,9 +201,10 @@ impl Job<'_> {
     fn parts(&self, path: &Path, mut work: Warm, parts: Vec<(Range<u64>, NodeId)>, mut whys: Vec<String>) -> Done {
         let (range, before, now) = (work.range().clone(), Some(0), Some(NodeBytes::default()));
         let mut all = Done { tried: true, range, before, now, ..Done::new(path) };
-        let mut failed = 0;
+        let (mut failed, mut stopped) = (0, false);
         for (range, node) in parts {
             if self.stop.requested() {
+                stopped = true;
                 whys.push(format!("stopped by a signal: not read in from byte {} on", range.start));
                 break;
             }
@@ -231,6 +232,10 @@ impl Job<'_> {
         }
         if failed > MOST_WHYS {
             whys.push(format!("and {} more parts", failed - MOST_WHYS));
+        }
+        // What was not dropped is where it should be.
+        if failed == 0 && !stopped {
+            whys.clear();
         }
         all.why = (!whys.is_empty()).then(|| whys.join("; "));
         all

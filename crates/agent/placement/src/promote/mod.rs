@@ -184,6 +184,10 @@ impl Promote {
                 OutcomeState::Queued | OutcomeState::Running { .. } => {
                     if let Some(asked) = self.asked.get_mut(subject) {
                         asked.at_s = now;
+                        // The engine's dwell begins when the move does.
+                        if matches!(outcome.result, OutcomeState::Running { .. }) {
+                            self.last.insert(subject.clone(), now);
+                        }
                         // Until it has counted its bytes, a copy reports none.
                         if let OutcomeState::Running { bytes: bytes @ 1.., done } = &outcome.result {
                             asked.left = bytes.saturating_sub(*done);
@@ -223,7 +227,16 @@ impl Promote {
         let Some(asked) = self.asked.remove(subject) else { return };
         for start in &asked.starts {
             match asked.down {
-                true => _ = self.down.get_mut(subject).map(|down| down.remove(start)),
+                true => {
+                    if let Some(down) = self.down.get_mut(subject)
+                        && let Some((_, times)) = down.get_mut(start)
+                    {
+                        *times = times.saturating_sub(1);
+                        if *times == 0 {
+                            down.remove(start);
+                        }
+                    }
+                }
                 false => _ = self.moved.get_mut(subject).map(|moved| moved.remove(start)),
             }
         }
