@@ -31,7 +31,10 @@
 //! **Limits.** Heat comes from samples: a range that a slow reader passes once can look as if it
 //! had been read twice. What programs reclaim themselves counts for every node, so promotion also
 //! pauses where it need not. What was cached before homenode began to count, and not read since,
-//! does not go down; nor do files and ends of files below 2 MiB, and pages that programs map. Data
+//! does not go down; nor do files and ends of files below 2 MiB, and pages that programs map. A
+//! range that the kernel itself sends down again stays there for its stay, an hour at most. A plane
+//! lists the oldest ranges of a node only, and where many of these are to stay, others that are
+//! colder than what comes up are not seen. Data
 //! on the memory of another socket is no slower memory: there, threads go to their data. Ranges
 //! that a window does not list are not known. Without a plane that tells what the kernel reclaims,
 //! nothing moves.
