@@ -205,11 +205,12 @@ fn too_hot() -> Outcome {
     ensure!(last_bytes < RANGES * RANGE / 2, "{last_bytes} bytes were promoted");
     let kept = reserve + high_watermark(0)?;
     ensure!(free_last + kept / 20 > kept, "{free_last} bytes are free, {kept} should stay free");
-    // What is promoted stays, and no more comes than there is new room.
+    // What is promoted stays, and no more comes than there is new room, but for what was free for a
+    // moment between.
     let back = first.iter().zip(&last).filter(|(first, last)| last < first).count();
     ensure!(back == 0, "{back} ranges came back");
     let new_room = (free_last + last_bytes).saturating_sub(free_first + first_bytes);
-    ensure!(last_bytes - first_bytes <= new_room + RANGES * RANGE / 100, "{last_bytes} bytes, {new_room} of new room");
+    ensure!(last_bytes - first_bytes <= new_room + 2 * RANGE, "{last_bytes} bytes, {new_room} of new room");
     let after = reclaimed()?;
     ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
     Ok(())
@@ -267,7 +268,7 @@ fn cold_makes_room() -> Outcome {
     let unknown = cold_found.iter().skip((known / RANGE) as usize).map(|range| range[SLOW as usize]).sum::<u64>();
     ensure!(unknown == 0, "{unknown} pages went down that were never read");
     // As much as came up, and what others have taken of node 0 meanwhile.
-    ensure!(down >= up / 2 && down <= up + (32 << 20), "{down} bytes went down for {up}");
+    ensure!(down >= up / 2 && down <= up + (48 << 20), "{down} bytes went down for {up}");
     let kept = reserve + high_watermark(0)?;
     ensure!(free_bytes(0)? + kept / 8 > kept, "{} bytes are free, {kept} should stay free", free_bytes(0)?);
     let (end, status) = daemon.stop(Signal::INT)?;
