@@ -267,8 +267,8 @@ fn cold_makes_room() -> Outcome {
     // What nobody read stays: it is not known to be cold.
     let unknown = cold_found.iter().skip((known / RANGE) as usize).map(|range| range[SLOW as usize]).sum::<u64>();
     ensure!(unknown == 0, "{unknown} pages went down that were never read");
-    // As much as came up, and what others have taken of node 0 meanwhile. On a busy machine, what has
-    // just gone down does not show as free yet, and some windows send more.
+    // As much as came up, and what others have taken of node 0 meanwhile. On a busy machine, what
+    // has just gone down does not show as free yet, and some windows send more.
     ensure!(down >= up / 2 && down <= up + (64 << 20), "{down} bytes went down for {up}");
     let kept = reserve + high_watermark(0)?;
     ensure!(free_bytes(0)? + kept / 8 > kept, "{} bytes are free, {kept} should stay free", free_bytes(0)?);
