@@ -10,7 +10,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +18,7 @@ use lab::cache;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Outcome, cpus, masks, set_mask, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, masks, set_mask, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -110,7 +110,7 @@ fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> 
     Ok((*moved).clone())
 }
 
-struct Program(Child);
+struct Program(Ends);
 
 impl Program {
     fn start(files: &[String]) -> Result<Self> {
@@ -123,18 +123,11 @@ impl Program {
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().context("stdout")?).read_line(&mut line)?;
         ensure!(line == "ready\n", "the program said {line:?}");
-        Ok(Self(child))
+        Ok(Self(Ends(child)))
     }
 
     fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.0.0.id()
     }
 }
 

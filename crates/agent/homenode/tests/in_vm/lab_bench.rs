@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -125,6 +126,15 @@ impl Bench {
             }
         }
         bail!("the kernel put every reader beside its data, ten times")
+    }
+}
+
+/// A process, killed when dropped.
+pub struct Ends(pub Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 

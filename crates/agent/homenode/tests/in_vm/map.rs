@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::lab_bench::{Bench, Outcome, cpus, homenode};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, homenode};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[Test { name: "map::agrees_with_the_readers", nodes: &[2], run: agrees }];
@@ -32,15 +32,6 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.0);
-    }
-}
-
-/// A reader, killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 
@@ -104,10 +95,10 @@ fn agrees() -> Outcome {
             let mut reader = Command::new("sh");
             reader.args(["-c", script, "sh", group]).arg(std::env::current_exe()?).args(["--role", "map-reader"]);
             reader.arg(cpus.join(",")).arg(&files[data as usize]).stdin(Stdio::piped()).stdout(Stdio::piped());
-            Ok(Running(reader.spawn()?))
+            Ok(Ends(reader.spawn()?))
         })
         .into_iter()
-        .collect::<Result<Vec<Running>>>()?;
+        .collect::<Result<Vec<Ends>>>()?;
     let mut read = Vec::new();
     for reader in &mut readers {
         let mut line = String::new();

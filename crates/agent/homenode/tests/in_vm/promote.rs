@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use lab::daemon::Daemon;
@@ -12,7 +12,7 @@ use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Outcome, cpus, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -67,13 +67,9 @@ fn weights(n: usize) -> impl Iterator<Item = f64> {
     (1..=n).map(|rank| 1.0 / rank as f64)
 }
 
-/// A process, ended when it is dropped.
-pub struct Reader(Child);
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
-    }
+/// A reader of ranges, killed when dropped.
+pub struct Reader {
+    _ends: Ends,
 }
 
 impl Reader {
@@ -85,7 +81,7 @@ impl Reader {
             .args(["--role", "range-reader", &cpu])
             .arg(file)
             .args(ranges.into_iter().map(|range| range.to_string()));
-        Ok(Self(command.stdin(Stdio::null()).spawn()?))
+        Ok(Self { _ends: Ends(command.stdin(Stdio::null()).spawn()?) })
     }
 }
 

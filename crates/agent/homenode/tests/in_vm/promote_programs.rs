@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use lab::daemon::Window;
@@ -12,7 +12,7 @@ use lab::pages;
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Outcome, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, windows_until};
 use crate::programs::{Server, finished, start, to_node};
 use crate::promote::{RANGE, SLOW, daemon, memory_node};
 use crate::{Test, say};
@@ -24,15 +24,6 @@ pub const TESTS: &[Test] = &[
 
 /// The programs' node.
 const HERE: u32 = 0;
-
-/// A program, ended when it is dropped.
-struct Client(Child);
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
-    }
-}
 
 /// Of how many bytes of these files, cached or not, the pages are on a node.
 fn on(files: &[PathBuf], node: i32) -> Result<(u64, u64)> {
@@ -92,7 +83,7 @@ fn pgbench() -> Outcome {
     fs::write(&script, text)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o644))?;
     let mut client = server.command("pgbench");
-    let _client = Client(start(client.arg("--file").arg(&script).args(["-c", "2", "-j", "1", "-n", "-T", "300"]))?);
+    let _client = Ends(start(client.arg("--file").arg(&script).args(["-c", "2", "-j", "1", "-n", "-T", "300"]))?);
     let bytes = fs::metadata(table)?.len();
     let weights: Vec<f64> = (0..bytes.div_ceil(RANGE)).map(|range| weight(range, bytes)).collect();
     // The share of the reads of the table that the readers' node serves.
@@ -157,7 +148,7 @@ fn db_bench() -> Outcome {
     client.args(["--mix_put_ratio=0", "--mix_seek_ratio=0", "--keyrange_num=30", "--keyrange_dist_a=14.18"]);
     client.args(["--keyrange_dist_b=-2.917", "--keyrange_dist_c=0.0004", "--keyrange_dist_d=-0.08082"]);
     client.args(["--key_dist_a=0.002312", "--key_dist_b=0.3467"]);
-    let client = Client(start(&mut client)?);
+    let client = Ends(start(&mut client)?);
     let mut daemon = daemon(&bench, 2e7, &["--pid", &client.0.id().to_string()])?;
     let mut last = Vec::new();
     let windows = windows_until(&mut daemon, 90, "promotion of what is read", |window| {
