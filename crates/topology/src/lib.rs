@@ -158,6 +158,13 @@ impl Topology {
         self.nodes.iter().filter(unknown).map(|n| n.id).collect()
     }
 
+    /// Whether some node's memory is known to be slower than that of the fastest node with CPUs.
+    pub fn has_slow_memory(&self) -> bool {
+        let rank = |node: &Node| node.tier.as_ref().map(|tier| tier.rank);
+        let best = self.nodes.iter().filter(|node| !node.cpus.is_empty()).filter_map(rank).min();
+        self.nodes.iter().filter_map(rank).max() > best
+    }
+
     /// The nodes with a CPU in the set.
     pub fn nodes_of_cpus(&self, cpus: &CpuSet) -> Vec<NodeId> {
         self.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()

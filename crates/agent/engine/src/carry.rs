@@ -130,7 +130,8 @@ impl<P: Plane> Engine<P> {
         self.free(mv, batch)?;
         // Files, too: half of a plan can be worse than none of it.
         let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
-        if !(subject.is_file() && self.policy.traits().settles_files) {
+        // A policy that moves parts of files knows how long each stays, whatever the load does.
+        if !mv.is_of_parts() {
             self.settled.check(subject, *to, period_s)?;
         }
         self.endurance(mv, snapshot)?;

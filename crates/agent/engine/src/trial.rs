@@ -101,6 +101,13 @@ fn sum(window: &Window, members: &FxHashSet<Subject>) -> Work {
     members.iter().filter_map(|m| window.get(m)).fold(Work::default(), Work::add)
 }
 
+/// What was moved after a window.
+struct Made {
+    moves: Vec<Move>,
+    members: FxHashSet<Subject>,
+    waits: FxHashSet<JobId>,
+}
+
 #[derive(Debug, Default)]
 struct Trial {
     moves: Vec<Move>,
@@ -224,61 +231,66 @@ impl Trials {
         if moves.is_empty() {
             return;
         }
-        let members = members(&moves, snapshot);
-        let n = self.n;
         self.plans += 1;
-        let parts = |moves: &[Move]| moves.iter().all(|mv| mv.subject.is_file() && !mv.ranges.is_empty());
-        if parts(&moves) {
-            let (mut joined, others) = std::mem::take(&mut self.trials)
-                .into_iter()
-                .partition::<Vec<Trial>, _>(|t| parts(&t.moves) && t.is_joined_by(&moves, &members));
-            self.trials = others;
-            // What nobody reads belongs to the latest.
-            if members.is_empty()
-                && let Some(latest) = joined.pop()
-            {
-                self.trials.extend(std::mem::replace(&mut joined, vec![latest]));
-            }
-            // What several trials have part of joins them into the first, whose windows before it
-            // know nothing of the others. Those that wait no more are judged alone.
-            joined.sort_by_key(|t| (t.joined >= n, t.begun));
-            let mut joined = joined.into_iter();
-            if let Some(mut trial) = joined.next() {
-                let mut waits = waits;
-                let mut more = members;
-                for other in joined {
-                    if other.joined >= n {
-                        self.trials.push(other);
-                        continue;
-                    }
-                    waits.extend(other.waits);
-                    more.extend(other.members);
-                    trial.joined = trial.joined.max(other.joined);
-                    trial.forgotten += other.forgotten;
-                    trial.add(other.moves);
-                }
-                if trial.joined < n {
-                    trial.joined += 1;
-                    trial.waits.extend(waits);
-                    let more = trial.with_past(more);
-                    trial.members.extend(more);
-                    trial.windows = 0;
-                    trial.after.clear();
-                }
-                trial.add(moves);
-                self.trials.push(trial);
-                return;
-            }
-        }
+        let made = Made { members: members(&moves, snapshot), moves, waits };
+        let Some(Made { moves, waits, members }) = self.join(made) else { return };
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.trials.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
         let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
-        if self.trials.len() < MOST && before.len() == n && before.iter().all(worked) {
+        if self.trials.len() < MOST && before.len() == self.n && before.iter().all(worked) {
             let mut trial = Trial { members, waits, begun: self.plans, before, ..Trial::default() };
             trial.add(moves);
             self.trials.push(trial);
         }
+    }
+
+    /// Joins moves of parts of files to the trials that they share readers or a file with, and
+    /// returns what joins none.
+    fn join(&mut self, made: Made) -> Option<Made> {
+        let parts = |moves: &[Move]| moves.iter().all(Move::is_of_parts);
+        if !parts(&made.moves) {
+            return Some(made);
+        }
+        let n = self.n;
+        let (mut joined, others) = std::mem::take(&mut self.trials)
+            .into_iter()
+            .partition::<Vec<Trial>, _>(|t| parts(&t.moves) && t.is_joined_by(&made.moves, &made.members));
+        self.trials = others;
+        // What nobody reads belongs to the latest.
+        if made.members.is_empty()
+            && let Some(latest) = joined.pop()
+        {
+            self.trials.extend(std::mem::replace(&mut joined, vec![latest]));
+        }
+        // What several trials have part of joins them into the first, whose windows before it
+        // know nothing of the others. Those that wait no more are judged alone.
+        joined.sort_by_key(|t| (t.joined >= n, t.begun));
+        let mut joined = joined.into_iter();
+        let Some(mut trial) = joined.next() else { return Some(made) };
+        let Made { moves, mut waits, members: mut more } = made;
+        for other in joined {
+            if other.joined >= n {
+                self.trials.push(other);
+                continue;
+            }
+            waits.extend(other.waits);
+            more.extend(other.members);
+            trial.joined = trial.joined.max(other.joined);
+            trial.forgotten += other.forgotten;
+            trial.add(other.moves);
+        }
+        if trial.joined < n {
+            trial.joined += 1;
+            trial.waits.extend(waits);
+            let more = trial.with_past(more);
+            trial.members.extend(more);
+            trial.windows = 0;
+            trial.after.clear();
+        }
+        trial.add(moves);
+        self.trials.push(trial);
+        None
     }
 
     /// A plan waits for this copy.

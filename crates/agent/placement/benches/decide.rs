@@ -109,7 +109,7 @@ fn auto(criterion: &mut Criterion, samples: &All) {
                 bencher.iter_custom(|iterations| {
                     let (mut took, mut moves) = (Duration::ZERO, 0);
                     for _ in 0..iterations {
-                        let mut policy = Auto::new(auto::Settings::default());
+                        let mut policy = Auto::new(auto::Settings::default(), placement::promote::Settings::default());
                         let mut window = snapshot.clone();
                         // No thread has just started.
                         window.time_s = 100.0;

@@ -96,13 +96,11 @@ pub struct Traits {
     /// something to observe.
     pub wants_mapped: Wish,
     /// Whether it looks at the ranges of files ([`ObservedFile::ranges`]) and at what the kernel
-    /// reclaims ([`NodeLoad::reclaim`]), which costs something to observe.
-    pub wants_ranges: bool,
+    /// reclaims ([`NodeLoad::reclaim`]), which costs something to observe. They are of use where
+    /// the machine has slow memory.
+    pub wants_ranges: Wish,
     /// Whether it looks at ranges that were not read, too ([`Snapshot::idle`]).
     pub wants_idle: bool,
-    /// It decides for itself when a file has been moved enough: the engine does not hold its files
-    /// in place once the load has settled.
-    pub settles_files: bool,
     /// What it leaves out where the bandwidth of a node is unknown.
     pub without_bandwidth: Option<&'static str>,
 }
@@ -121,7 +119,10 @@ pub const POLICIES: &[(&str, &str)] = &[
         "promote",
         "moves parts of files that are read often from slower memory to their readers' node, while it has room",
     ),
-    ("auto", "moves threads, processes and files by one cost model: the largest net saving over 30 s"),
+    (
+        "auto",
+        "moves threads, processes and files by one cost model: the largest net saving over 30 s; hot parts as promote",
+    ),
 ];
 
 /// The settings of all policies.
@@ -155,7 +156,7 @@ pub fn policy_with(name: &str, settings: &Settings) -> Option<Box<dyn Policy>> {
     }
     let arc = |variant| Box::new(cache_affinity::CacheAffinity::new(variant, arc.clone()));
     match name {
-        "auto" => Some(Box::new(auto::Auto::new(auto.clone()))),
+        "auto" => Some(Box::new(auto::Auto::new(auto.clone(), promote.clone()))),
         "dragonfly" => Some(Box::new(dragonfly::Dragonfly::new(dragonfly.clone(), nthread.clone()))),
         "promote" => Some(Box::new(promote::Promote::new(promote.clone()))),
         "npolicy" => Some(Box::new(npolicy::NPolicy::new(npolicy.clone()))),

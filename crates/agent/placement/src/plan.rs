@@ -99,6 +99,11 @@ impl Move {
         Self { subject, pid: 0, from, to, reason, why: why.into(), ranges: Vec::new() }
     }
 
+    /// Whether parts of a file move.
+    pub fn is_of_parts(&self) -> bool {
+        self.subject.is_file() && !self.ranges.is_empty()
+    }
+
     /// Bytes of the parts that move; 0 if all moves.
     pub fn range_bytes(&self) -> u64 {
         self.ranges.iter().fold(0, |sum, range| sum.saturating_add(range.bytes))

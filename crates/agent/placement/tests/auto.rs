@@ -7,7 +7,8 @@ use placement::auto::{Auto, Settings};
 use placement::testing::{MB, node, snapshot, thread};
 use placement::{
     FileUse, MappedMemory, MeasuredLoad, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Pace, Plan,
-    Policy, Process, Reason, Snapshot, Thread, Traits, Wish, Writes, nthread, policy,
+    Policy, Process, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot, Thread, Traits, Wish, Writes, nthread, policy,
+    promote, testing,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -16,7 +17,7 @@ use topology::{NodeId, Topology};
 use toy::Toy;
 
 fn auto() -> Auto {
-    Auto::new(Settings::default())
+    Auto::new(Settings::default(), promote::Settings::default())
 }
 
 /// As on emulated memory so many times as slow.
@@ -24,14 +25,15 @@ fn auto_of_a_volume(times: f64) -> Auto {
     let defaults = Settings::default();
     let min_bytes = (defaults.min_bytes as f64 / times) as u64;
     let (nvm_read_s, nvm_write_s) = (times * defaults.nvm_read_s, times * defaults.nvm_write_s);
-    Auto::new(Settings {
+    let settings = Settings {
         min_bytes,
         nvm_read_s,
         nvm_write_s,
         file_copy_bw: defaults.file_copy_bw / times,
         dram_s: times * defaults.dram_s,
         ..defaults
-    })
+    };
+    Auto::new(settings, promote::Settings::default())
 }
 
 fn auto_of_a_slow_volume() -> Auto {
@@ -655,4 +657,55 @@ fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
         moved.push(auto.decide(&snapshot.topology(), &snapshot).moves.len());
     }
     assert_eq!(moved, [0, 0, 0, 4], "of five threads, one has ended");
+}
+
+/// A window on a machine whose node 1 has no CPUs: a thread on node 0 reads the first 10 of 100
+/// ranges of a file there, and the plane tells which if `ranges`.
+fn reader_of_slow_memory(second: u32, ranges: bool) -> Snapshot {
+    let (file, place) = ("8:1:9".to_owned(), NodeId(1));
+    let heat = |start| RangeHeat { start, node: place, by: NodeId(0), bytes: 50 * MB, windows: second.min(32) };
+    let ranges = if ranges { (0..10).map(|i| heat(i * RANGE_BYTES)).collect() } else { Vec::new() };
+    let bytes: NodeBytes = [(place, 100 * RANGE_BYTES)].into_iter().collect();
+    let used = FileUse { file: file.clone(), read_bytes: testing::bytes(&[(1, 500)]), ..FileUse::default() };
+    let observed = ObservedFile {
+        file,
+        size: Some(100 * RANGE_BYTES),
+        bytes,
+        movable: Some(true),
+        ranges,
+        ..ObservedFile::default()
+    };
+    let reader = Thread { cpu_s: 0.9, files: vec![used], ..thread(1, 0, &[(1, 500)], 0) };
+    let place = |id, cpus| NodeLoad {
+        tier: Some(id),
+        reclaim: Some(Reclaim { high_watermark: 64 * MB, ..Reclaim::default() }),
+        memory_free: 1 << 34,
+        ..node(id, cpus)
+    };
+    let window = snapshot(vec![place(0, 4), place(1, 0)], vec![reader]);
+    Snapshot { time_s: f64::from(second), files: vec![observed], ..window }
+}
+
+/// The moves of 30 windows, each with its second.
+fn moves_from_slow_memory(ranges: bool) -> Vec<(u32, Move)> {
+    let mut auto = auto();
+    let mut decide = |second| {
+        let window = reader_of_slow_memory(second, ranges);
+        window.validate().unwrap();
+        auto.decide(&window.topology(), &window).moves.into_iter().map(move |mv| (second, mv))
+    };
+    (1..=30).flat_map(|second| decide(second).collect::<Vec<_>>()).collect()
+}
+
+#[test]
+fn hot_ranges_of_a_file_on_slow_memory_move_and_the_file_does_not() {
+    let moves = moves_from_slow_memory(true);
+    let [(second, mv)] = &moves[..] else { panic!("{moves:?}") };
+    assert_eq!((mv.reason, mv.from, mv.to), (Reason::Promotion, NodeId(1), NodeId(0)));
+    assert_eq!(mv.range_bytes(), 10 * RANGE_BYTES, "{mv:?}");
+    // The engine lets a load be moved about for ten windows, and judges what was moved in them.
+    assert!(*second > 10, "in second {second}");
+    // Where nobody tells which ranges are read, the file moves.
+    let moves = moves_from_slow_memory(false);
+    assert!(moves.len() == 1 && moves[0].1.ranges.is_empty(), "{moves:?}");
 }

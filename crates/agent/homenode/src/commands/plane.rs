@@ -9,7 +9,7 @@ use host::HostPlane;
 use linux::interference::{self, Interference};
 use linux::privileges;
 use observe::Scope;
-use placement::{Snapshot, Traits};
+use placement::{Snapshot, Traits, Wish};
 use rustix::thread::CapabilitySet;
 
 use crate::cli::{ObserveArgs, ScopeArgs};
@@ -38,15 +38,20 @@ pub fn open(
     }
     let scope = scope(&args.scope, root);
     linux::heap::give_back_freed();
+    let topology = machine::read(Path::new(machine::SYS), config)?;
+    let ranges = match policy.wants_ranges {
+        Wish::No => false,
+        Wish::IfPossible => topology.has_slow_memory(),
+        Wish::Needed => true,
+    };
     let observe = observe::Settings {
         exact: args.exact,
         steady: args.steady,
         scope,
-        ranges: policy.wants_ranges,
+        ranges,
         window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
         ..observe::Settings::default()
     };
-    let topology = machine::read(Path::new(machine::SYS), config)?;
     let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
     let touch_own_affinity = args.scope.touch_own_affinity;
     let (dax, freeze) = (config.moves.dax, config.moves.freeze);
@@ -57,7 +62,7 @@ pub fn open(
         touch_own_affinity,
         beside_sched_ext,
         mapped: policy.wants_mapped,
-        idle: policy.wants_idle,
+        idle: policy.wants_idle && ranges,
         dax,
         freeze,
         move_back,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use command::args::Global;
-use placement::Traits;
+use placement::{Traits, Wish};
 
 use crate::cli::RecordArgs;
 use crate::commands::plane;
@@ -19,7 +19,7 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
     // A replay may be by a policy that looks at ranges.
-    let wanted = Traits { wants_ranges: true, wants_idle: true, ..Traits::default() };
+    let wanted = Traits { wants_ranges: Wish::Needed, wants_idle: true, ..Traits::default() };
     let mut plane = plane::open(&config, &args.observe, None, wanted, false)?;
     // Where nothing can be observed no file is left behind.
     let mut writer = Writer::open(&args.file)?;

@@ -54,6 +54,8 @@ pub(super) struct History {
     plans: i32,
     /// Windows to wait after the moves of the last plan.
     waits: u32,
+    /// Windows since the last plan, or the first window.
+    without_plan: u32,
     /// Bytes/s in the last window.
     rate: f64,
     /// When the load appeared or was last examined.
@@ -103,6 +105,7 @@ impl History {
         let (again, copies) = self.follow(snapshot);
         self.notice_changes(snapshot, demands);
         self.windows = self.windows.saturating_add(1);
+        self.without_plan = self.without_plan.saturating_add(1);
         let rate: f64 = demands.threads.iter().map(|d| d.work.rate).sum();
         let before = std::mem::replace(&mut self.rate, rate);
         let young = before == 0.0 && mostly_young(snapshot, demands, now_s);
@@ -166,6 +169,17 @@ impl History {
         self.windows >= self.moving() / 2 || next > self.planning()
     }
 
+    /// Whether parts of files may move: nothing of a plan is under way, and the engine has judged
+    /// the last one, which takes it less than as many windows as it lets a load be moved about.
+    pub fn parts_may_move(&self) -> bool {
+        self.asked.is_empty() && self.without_plan > self.moving()
+    }
+
+    /// Parts of files are to move: threads that read them there do not turn to other data.
+    pub fn parts(&mut self, moves: &[Move]) {
+        moves.iter().for_each(|mv| self.load.moved(mv.subject.clone()));
+    }
+
     /// The node where the last plan for this load left a thread.
     pub fn assigned(&self, tid: u32) -> Option<NodeId> {
         self.assigned.get(&tid).copied()
@@ -210,7 +224,7 @@ impl History {
     /// Records the moves of a plan.
     pub fn planned(&mut self, moves: &[Move]) {
         self.plans += 1;
-        self.waits = AFTER_PLAN;
+        (self.waits, self.without_plan) = (AFTER_PLAN, 0);
         for mv in moves {
             match &mv.subject {
                 Subject::Thread { tid, .. } => {

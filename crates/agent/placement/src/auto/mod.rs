@@ -19,6 +19,11 @@
 //! move, and what became of each move. A file moves only if the plane says that it can. Whether a
 //! plan paid is judged by the engine, which takes it back if not.
 //!
+//! **Parts of files on slow memory.** Where the plane tells what is read of each range
+//! ([`crate::ObservedFile::ranges`]), a file on memory without CPUs does not move as a whole, as
+//! little of it may be read. While there is no other plan, and the last one has been judged, its
+//! hot ranges move as policy [`promote`] chooses.
+//!
 //! **Moves end.** Plans for a load are made in its first windows, and each must promise twice as
 //! much as the one before. Later, threads only return to where they were. What was refused or taken
 //! back is left alone for ten minutes.
@@ -43,11 +48,13 @@ mod recent;
 mod search;
 mod settings;
 
+use memory_model::Shares;
 use rustc_hash::FxHashSet;
 pub use settings::Settings;
 use topology::Topology;
 
 use crate::processes::{sane, show};
+use crate::promote::{self, Promote};
 use crate::{Declined, Plan, Policy, Snapshot, Subject, Traits, Wish};
 use assignment::{Model, Scratch};
 use demand::Demands;
@@ -61,14 +68,15 @@ const MOST_DECLINED: usize = 1000;
 pub struct Auto {
     settings: Settings,
     history: History,
+    promote: Promote,
     scratch: Scratch,
 }
 
 impl Auto {
     /// Creates a policy without history.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, promote: promote::Settings) -> Self {
         let history = History::new(settings.min_bytes);
-        Self { settings, history, scratch: Scratch::default() }
+        Self { settings, history, promote: Promote::new(promote), scratch: Scratch::default() }
     }
 
     /// The work of all decisions so far in solver steps, the unit that bounds a decision.
@@ -95,10 +103,27 @@ impl Policy for Auto {
     }
 
     fn traits(&self) -> Traits {
-        Traits { moves_files: true, moves_processes: true, wants_mapped: Wish::IfPossible, ..Traits::default() }
+        let of_parts = Traits { wants_ranges: Wish::IfPossible, ..self.promote.traits() };
+        Traits { moves_files: true, moves_processes: true, wants_mapped: Wish::IfPossible, ..of_parts }
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
+        self.promote.follow(snapshot);
+        let mut plan = self.whole(topology, snapshot);
+        // With moves of both kinds at once, nobody could tell which have paid.
+        if plan.moves.is_empty() && self.history.parts_may_move() {
+            let parts = self.promote.choose(snapshot);
+            self.history.parts(&parts.moves);
+            plan.moves = parts.moves;
+            plan.notes.extend(parts.notes);
+        }
+        plan
+    }
+}
+
+impl Auto {
+    /// The moves of threads, processes and whole files.
+    fn whole(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
         let snapshot = &*cores::in_cores(snapshot);
         self.history.at(snapshot);
@@ -134,7 +159,8 @@ impl Policy for Auto {
         assignment::fit(&hardware, &demands, &mut classes, &self.settings, &mut self.scratch);
         let model = Model::new(&hardware, &demands, &classes, &self.settings, busy);
         let history = &self.history;
-        let may = |change: &Change| allowed(&model, snapshot, history, change);
+        let parts = window.files.iter().any(|file| !file.ranges.is_empty());
+        let may = |change: &Change| allowed(&model, snapshot, history, parts, change);
         let found = model.search(&mut self.scratch, &may);
         let least = self.settings.min_gain * strictness * found.stays.net;
         if found.worth.net - found.stays.net > least {
@@ -157,12 +183,15 @@ impl Policy for Auto {
 }
 
 /// Whether a change may be tried: nothing that is pinned, was refused or has moved before, only
-/// files that the plane can move, and in a load that has been planned for, only returns.
-fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
+/// files that the plane can move, where `parts` may move none on memory without CPUs, and in a load
+/// that has been planned for, only returns.
+fn allowed(model: &Model, snapshot: &Snapshot, history: &History, parts: bool, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
         let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
-        file.movable == Some(true) && history.may_move(&subject, 0)
+        let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
+        let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
+        file.movable == Some(true) && !(parts && slow) && history.may_move(&subject, 0)
     };
     let data = history.data_may_move();
     if history.planned_for() {

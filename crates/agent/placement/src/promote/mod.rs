@@ -53,7 +53,7 @@ use crate::numbers::{limit, not_negative, positive};
 use crate::processes::show;
 use crate::{
     FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot,
-    Subject, Traits,
+    Subject, Traits, Wish,
 };
 use cold::{Down, Wanted};
 use nodes::Nodes;
@@ -172,7 +172,7 @@ impl Promote {
     }
 
     /// Learns what the kernel reclaims, and what became of earlier moves.
-    fn follow(&mut self, snapshot: &Snapshot) {
+    pub(crate) fn follow(&mut self, snapshot: &Snapshot) {
         for node in &snapshot.nodes {
             let quiet = self.quiet.entry(node.id).or_insert(self.settings.quiet_windows);
             let lately = *quiet < self.settings.quiet_windows;
@@ -297,11 +297,18 @@ impl Policy for Promote {
     }
 
     fn traits(&self) -> Traits {
-        Traits { moves_files: true, wants_ranges: true, wants_idle: true, settles_files: true, ..Traits::default() }
+        Traits { moves_files: true, wants_ranges: Wish::Needed, wants_idle: true, ..Traits::default() }
     }
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
         self.follow(snapshot);
+        self.choose(snapshot)
+    }
+}
+
+impl Promote {
+    /// What moves after a window that was [followed](Self::follow).
+    pub(crate) fn choose(&mut self, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
         let mut nodes = Nodes::new(snapshot, &self.settings, &self.quiet);
         for asked in self.asked.values() {
@@ -374,9 +381,7 @@ impl Policy for Promote {
         }));
         plan
     }
-}
 
-impl Promote {
     /// Whether a file is being moved, or was just now.
     fn is_busy(&self, subject: &Subject) -> bool {
         self.asked.contains_key(subject) || self.last.contains_key(subject)

@@ -18,7 +18,7 @@ use std::time::Duration;
 use command::args::Global;
 use command::heat_map::{Band, CELLS, HeatMap};
 use command::sibling;
-use placement::{ObservedFile, RANGE_BYTES, RangeHeat, Snapshot, Traits};
+use placement::{ObservedFile, RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
 use topology::{FileId, NodeId};
 
@@ -157,7 +157,7 @@ pub(in crate::commands) fn watch(
     let window = config.engine.window_s.min(seconds);
     let windows = (seconds / window).ceil().max(1.0) as u64;
     let observe = ObserveArgs { window: Some(window), ..ObserveArgs::default() };
-    let wanted = Traits { wants_ranges: true, ..Traits::default() };
+    let wanted = Traits { wants_ranges: Wish::Needed, ..Traits::default() };
     let mut plane = plane::open(&config, &observe, None, wanted, false)?;
     ready()?;
     let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");

@@ -138,9 +138,8 @@ const NOTHING: Traits = Traits {
     moves_files: false,
     moves_processes: false,
     wants_mapped: Wish::No,
-    wants_ranges: false,
+    wants_ranges: Wish::No,
     wants_idle: false,
-    settles_files: false,
     without_bandwidth: None,
 };
 
@@ -150,9 +149,8 @@ fn union(a: Traits, b: Traits) -> Traits {
         moves_files: a.moves_files || b.moves_files,
         moves_processes: a.moves_processes || b.moves_processes,
         wants_mapped: a.wants_mapped.max(b.wants_mapped),
-        wants_ranges: a.wants_ranges || b.wants_ranges,
+        wants_ranges: a.wants_ranges.max(b.wants_ranges),
         wants_idle: a.wants_idle || b.wants_idle,
-        settles_files: a.settles_files && b.settles_files,
         without_bandwidth: a.without_bandwidth.or(b.without_bandwidth),
     }
 }
