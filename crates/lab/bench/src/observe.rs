@@ -2,10 +2,10 @@
 //!
 //! Four questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
-//! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
-//! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s
-//! after a pause, from the first read on, also with a hook that stays attached (`--steady`). And
-//! what is used while 1,000 and 10,000 threads read a little in every window, by the observer
+//! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled, with
+//! the heat of ranges, exact, and with read times where they can be had take turns, each ratio is
+//! of neighbours in time. The same for bursts of 0.2, 1 and 10 s after a pause, from the first read
+//! on, also with a hook that stays attached (`--steady`). And what is used while 1,000 and 10,000 threads read a little in every window, by the observer
 //! alone, by a whole `homenode run` (the program in `HOMENODE`), and by its peers: a reader of
 //! `/proc/*/task/*/{stat,io}`, which learns who reads how much but not from where, and numad, which
 //! learns neither?
@@ -19,7 +19,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use observe::{Observer, Settings};
+use observe::times::ReadTimes;
+use observe::{Observer, Scope, Settings};
 use serde_json::{Value, json};
 
 use crate::{Result, again};
@@ -212,9 +213,9 @@ const SETTLE: Duration = Duration::from_millis(2200);
 const ROUNDS_OBSERVED: u32 = 4;
 
 /// The same while an observer takes its windows in another thread, on whichever CPU.
-fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64> {
+fn observed_ns(file: &File, settings: &Settings, cpus: &rustix::thread::CpuSet) -> Result<f64> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
-    let mut observer = Observer::open(&Settings { exact, ..Settings::default() }, &topology)?;
+    let mut observer = Observer::open(settings, &topology)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let windows = scope.spawn(|| -> Result<()> {
@@ -316,30 +317,52 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &one)?;
-    let mut ratios = [Vec::new(), Vec::new()];
+    let ways = [
+        ("sampled", Settings::default()),
+        ("sampled, ranges", Settings { ranges: true, ..Settings::default() }),
+        ("exact", Settings { exact: true, ..Settings::default() }),
+    ];
+    let mut ratios: Vec<(&str, Vec<f64>)> = ways.iter().map(|(name, _)| (*name, Vec::new())).collect();
+    // Beside no observer: what it costs comes on top.
+    let timed = ReadTimes::open(&Scope::All).map(drop);
+    if timed.is_ok() {
+        ratios.push(("read times", Vec::new()));
+    }
     let mut alone = Vec::new();
     for round in 0..rounds {
-        for (way, exact) in [(0, false), (1, true)] {
+        for (way, (_, ratios)) in ratios.iter_mut().enumerate() {
             // An unobserved measurement before and after each observed one, so that other work on
             // the machine is in both.
             let before = warm_ns(&file)?;
-            let with = observed_ns(&file, exact, &all)?;
+            let with = match ways.get(way) {
+                Some((_, settings)) => observed_ns(&file, settings, &all)?,
+                None => {
+                    let _timed = ReadTimes::open(&Scope::All)?;
+                    settled_ns(&file)?
+                }
+            };
             let after = warm_ns(&file)?;
             alone.push((before + after) / 2.0);
-            ratios[way].push(with / ((before + after) / 2.0));
+            ratios.push(with / ((before + after) / 2.0));
         }
         eprint!("\rround {} of {rounds}", round + 1);
     }
     eprintln!();
     rustix::thread::sched_setaffinity(None, &all)?;
     drop(keep);
-    let (sampled, exact) = (quartiles(&mut ratios[0]), quartiles(&mut ratios[1]));
     let alone = quartiles(&mut alone);
     println!("4 KiB cached pread         median   quartiles");
     println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
-    println!("  sampled, ratio         {:>7.3}   {:.3} to {:.3}", sampled[1], sampled[0], sampled[2]);
-    println!("  exact, ratio           {:>7.3}   {:.3} to {:.3}", exact[1], exact[0], exact[2]);
-    Ok(json!({ "rounds": rounds, "alone_ns": alone, "sampled_ratio": sampled, "exact_ratio": exact }))
+    let mut json = json!({ "rounds": rounds, "alone_ns": alone });
+    for (name, mut ratios) in ratios {
+        let [low, median, high] = quartiles(&mut ratios);
+        println!("  {:<22} {median:>7.3}   {low:.3} to {high:.3}", format!("{name}, ratio"));
+        json[format!("{}_ratio", name.replace(", ", "_").replace(' ', "_"))] = json!([low, median, high]);
+    }
+    if let Err(why) = timed {
+        println!("  read times are left out: {why}");
+    }
+    Ok(json)
 }
 
 /// First quartile, median, third quartile.

@@ -58,8 +58,9 @@ pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()
         // A third of a CPU or so.
         if n % 8 == 0 {
             std::thread::sleep(Duration::from_millis(2));
-            let away = !begin.contains(&(rustix::thread::sched_getcpu() as u32));
-            if away && threads::affinity()? == all {
+            // Asked wherever it is: the question takes a quarter of the CPU time of eight reads.
+            let free = threads::affinity()? == all;
+            if free && !begin.contains(&(rustix::thread::sched_getcpu() as u32)) {
                 threads::set_affinity(0, &begin)?;
                 threads::set_affinity(0, &all)?;
             }
