@@ -155,14 +155,9 @@ impl Jobs {
     }
 
     /// Takes the copy that ended last of those that moved anything, with its way back, if its move
-    /// knows it. Once there is none, keeps no more ways back.
+    /// knows it.
     pub fn take_last(&mut self) -> Option<(JobId, Option<Back>)> {
-        let moved = self.moved.as_mut()?;
-        let last = moved.pop();
-        if last.is_none() {
-            self.moved = None;
-        }
-        last
+        self.moved.as_mut()?.pop()
     }
 
     /// Takes the copies of this set, newest first: those that know their way back (`known`), or
@@ -566,6 +561,21 @@ mod tests {
         }
         let (_, kept, given_up) = copy(1, pages());
         assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
+    }
+
+    /// After its first period a trial sent nothing back any more, and did not say so.
+    #[test]
+    fn ways_back_are_kept_again_once_all_were_taken() {
+        let mut jobs = Jobs::default();
+        jobs.keep_ways_back();
+        for _ in 0..2 {
+            let (mut one, _) = steps(1);
+            one.back = Some(Back::Pages(Layout::default()));
+            let job = jobs.start(|| Ok(one)).unwrap();
+            end(&mut jobs, job);
+            assert_eq!(jobs.take_last().map(|last| last.0), Some(job));
+            assert!(jobs.take_last().is_none() && jobs.keeps_ways_back());
+        }
     }
 
     /// A plan that is taken back took everything along that the file had on the node, also what had

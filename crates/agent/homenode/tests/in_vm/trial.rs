@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "trial::a_load_with_slower_remote_reads_is_helped", nodes: &[2], run: helped },
     Test { name: "trial::a_load_for_which_nothing_matters_is_not_helped", nodes: &[2], run: nothing_matters },
     Test { name: "trial::a_policy_that_hurts_is_stopped_early", nodes: &[2], run: hurt },
+    Test { name: "trial::memory_goes_back_in_every_round", nodes: &[2], run: memory_goes_back },
 ];
 
 /// Bytes of one read.
@@ -191,5 +192,26 @@ fn hurt() -> Outcome {
     let said = tried(0, 10.0, ROUNDS)?;
     ensure!(said.result.get("stopped_early") == Some(&Value::Bool(true)), "{}", said.result);
     ensure!(said.verdict() == "hurts" && said.periods.len() < ROUNDS as usize, "{}", said.result);
+    Ok(())
+}
+
+/// `arc` moves the reader with its memory to its file. That of the first round went back, and that
+/// of later ones stayed.
+fn memory_goes_back() -> Outcome {
+    let bench = Bench::new()?;
+    let file = bench.files(0, 1)?.remove(0);
+    let reader = Slowed::start(&bench, &file, 1, 1.0)?;
+    let output = trial(&bench, reader.0.id(), 6).args(["--policy", "arc"]).output()?;
+    let lines = lines(std::str::from_utf8(&output.stdout)?)?;
+    let number = |line: &Value, key: &str| line.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let moved: Vec<_> = of_kind(&lines, "period").into_iter().filter(|line| number(line, "moves") > 0).collect();
+    let stayed: Vec<_> = moved.iter().filter(|line| number(line, "moved_back") == 0).collect();
+    ensure!(
+        moved.len() > 1 && stayed.is_empty(),
+        "{} periods with moves, nothing went back in {stayed:?}",
+        moved.len()
+    );
+    let end = of_kind(&lines, "end").first().map(|end| end.to_string()).context("no end")?;
+    ensure!(!end.contains("stays where it is"), "{end}");
     Ok(())
 }

@@ -22,6 +22,7 @@
 mod loads;
 mod place;
 mod state;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -77,6 +78,10 @@ struct Args {
     /// Take over the runs of another runs.jsonl, as further rounds
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
+    /// Order the policies of each load by lot in each round, and judge each beside `off` as
+    /// `homenode trial` does; writes trial.md, too
+    #[arg(long, conflicts_with = "quick")]
+    trial: bool,
     /// Also print the results as JSON
     #[arg(long)]
     json: bool,
@@ -132,14 +137,19 @@ fn run(args: &Args) -> Result<()> {
     let left =
         |all: &BTreeMap<Key, Vec<Run>>| keys.iter().map(|key| rounds.saturating_sub(all[key].len())).sum::<usize>();
     let (began, to_do) = (Instant::now(), left(&all));
+    if args.trial {
+        trial::check(args, &figures, &keys, all.values().map(Vec::len).sum())?;
+    }
+    let lot = args.trial.then(trial::Order::by_lot);
     eprintln!("{} of {} runs are left", to_do, rounds * keys.len());
     let place = if to_do == 0 { None } else { Some(Place::new(&args.data, &args.homenode)?) };
     for round in 0..rounds {
+        let in_turn = lot.as_ref().map_or_else(|| keys.clone(), |lot| lot.of(round, &keys));
         for (f, figure) in figures.iter().enumerate() {
             let slow = |scale| (args.cores != Some(0)).then_some(scale);
             let runner = |scale| Runner { built, seconds, scale, cpus: cpus.clone(), slow: slow(scale) };
             let mut more = false;
-            for key in keys.iter().filter(|key| key.0 == f) {
+            for key in in_turn.iter().filter(|key| key.0 == f) {
                 let Some(place) = place.as_ref().filter(|_| all[key].len() <= round) else { continue };
                 let ((_, l, s), name) = (*key, name(&figures, *key));
                 let scale = args.scale * figure.memory.1;
@@ -164,6 +174,14 @@ fn run(args: &Args) -> Result<()> {
         }
     }
     write(args, seconds, &figures, &simulated, &all)?;
+    if args.trial {
+        let values: BTreeMap<Key, Vec<f64>> =
+            all.iter().map(|(key, runs)| (*key, runs.iter().map(|run| run.value).collect())).collect();
+        let table = trial::table(&figures, &keys, |key| values.get(&key).map_or(&[], Vec::as_slice))?;
+        let path = args.out.join("trial.md");
+        fs::write(&path, &table).with_context(|| path.display().to_string())?;
+        print!("{table}");
+    }
     if args.json {
         let path = args.out.join("results.json");
         println!("{}", fs::read_to_string(&path).with_context(|| path.display().to_string())?);
