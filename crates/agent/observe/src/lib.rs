@@ -447,9 +447,7 @@ fn memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topol
 
 /// By trial where possible, otherwise by the kernel's version.
 fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
-    let hooked = capabilities.hooks.get(&Hook::WriteGeneric).is_some_and(Fact::available);
-    let tried = if hooked && capabilities.functions.available() { programs::generic_pos_advanced() } else { Ok(true) };
-    tried.unwrap_or_else(|cause| {
+    capabilities.pos_advanced.clone().unwrap_or_else(|cause| {
         tracing::debug!(%cause, "cannot find out where writes leave the file position");
         weights::at_least(&capabilities.kernel, 6, 5)
     })

@@ -23,7 +23,7 @@ use super::hooks::{Hook, Kind};
 use super::page_nodes::NodeBits;
 #[cfg(test)]
 use super::page_nodes::NodeSource;
-use super::programs::Trial;
+use super::programs::Trials;
 
 /// Where sysfs is.
 const SYS: &str = "/sys";
@@ -91,6 +91,10 @@ pub struct Capabilities {
     pub tracepoints: Fact,
     /// Whether a program can iterate over all tasks (iter/task).
     pub task_pass: Fact,
+    /// Whether `generic_perform_write` advances the file position before it returns, or why that is not
+    /// known.
+    #[serde(skip)]
+    pub(super) pos_advanced: Result<bool, String>,
     /// Whether the kernel records which affinity was asked for (since 6.2), so that one set by a
     /// program shows as its own even if it equals ours.
     pub asked_affinity: Fact,
@@ -118,24 +122,23 @@ impl Capabilities {
         let mut hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
         hooks.extend(arc::facts(Path::new(SYS)));
         let function = hooks.iter().find(|(hook, fact)| hook.kind() == Kind::Function && fact.available());
+        let has = |hook| hooks.get(&hook).is_some_and(Fact::available);
+        let trials = Trials::run(function.map(|(hook, _)| hook.target()), has(Hook::WriteGeneric));
         let functions = match function {
-            Some((hook, _)) => {
-                Fact::from(Trial::Function.run(Some(hook.target()))).named("function hooks (fexit) refused")
-            }
+            Some(_) => Fact::from(trials.function).named("function hooks (fexit) refused"),
             None => Fact::missing("the kernel's BTF has none of the functions to hook"),
         };
-        let task_pass: Fact = Trial::Pass.run(None).into();
-        let tracepoints: Fact = Trial::Tracepoint.run(None).into();
         Self {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             btf: match std::fs::metadata("/sys/kernel/btf/vmlinux") {
                 Err(error) => Fact::missing(super::cause::of_io(&error)),
                 Ok(_) => btf.as_ref().map(|_| ()).map_err(super::cause::of_bpf).into(),
             },
-            load: Trial::Load.run(None).into(),
+            load: trials.load.into(),
             functions,
-            tracepoints,
-            task_pass,
+            tracepoints: trials.tracepoint.into(),
+            task_pass: trials.pass.into(),
+            pos_advanced: trials.pos_advanced,
             asked_affinity: match btf.as_ref().ok().and_then(|btf| btf.type_by_name::<Struct<'_>>("affinity_context")) {
                 Some(_) => Fact::Available,
                 None => {
@@ -164,6 +167,7 @@ impl Capabilities {
             functions: Fact::Available,
             tracepoints: Fact::Available,
             task_pass: Fact::Available,
+            pos_advanced: Ok(true),
             asked_affinity: Fact::Available,
             pid_namespace: Fact::Available,
             page_size: Fact::Available,

@@ -16,7 +16,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Once;
 
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenProgramMut, PrintLevel, ProgramMut};
+use libbpf_rs::{
+    Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenObject, OpenProgramMut, PrintLevel, ProgramMut,
+};
 
 use super::choose::Configuration;
 use super::frames;
@@ -36,7 +38,7 @@ skeleton!(mod observe_skel = "observe.skel.rs");
 skeleton!(mod trial_skel = "trial.skel.rs");
 
 use observe_skel::{ObserveSkel, ObserveSkelBuilder, OpenObserveSkel};
-use trial_skel::TrialSkelBuilder;
+use trial_skel::{TrialSkel, TrialSkelBuilder};
 
 /// Sizes of the programs' own types.
 #[cfg(test)]
@@ -53,54 +55,93 @@ pub(super) mod layout {
 
 /// The smallest program of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trial {
-    /// Load only.
-    Load,
+enum Trial {
     Tracepoint,
     Function,
     Pass,
+    /// [`Trials::pos_advanced`].
+    Write,
+}
+
+/// What the kernel made of the smallest program of each kind.
+#[derive(Debug)]
+pub(super) struct Trials {
+    /// Whether it loads a program.
+    pub load: Result<(), String>,
+    pub tracepoint: Result<(), String>,
+    pub function: Result<(), String>,
+    pub pass: Result<(), String>,
+    /// Whether `generic_perform_write` advances the file position before it returns. The version does
+    /// not tell, as long-term kernels have adopted the change.
+    pub pos_advanced: Result<bool, String>,
+}
+
+impl Trials {
+    /// Loads, attaches and removes each program: [`Trial::Function`] at `function`, and
+    /// [`Trial::Write`] if `write` (the kernel has its function). All are in one object, because each
+    /// object reads all types of the kernel anew; where that does not load, each is in its own.
+    pub fn run(function: Option<&str>, write: bool) -> Self {
+        let mut trials = vec![Trial::Tracepoint, Trial::Pass];
+        trials.extend(function.map(|_| Trial::Function));
+        trials.extend(write.then_some(Trial::Write));
+        let mut storage = MaybeUninit::uninit();
+        let together = Trial::load(&trials, function, &mut storage).ok();
+        let with = |trial: Trial, then: &dyn Fn(&TrialSkel<'_>) -> Result<bool, String>| match &together {
+            _ if !trials.contains(&trial) => Err("this kernel does not have the function".to_owned()),
+            Some(loaded) => then(loaded),
+            None => then(&Trial::load(&[trial], function, &mut MaybeUninit::uninit())?),
+        };
+        let attached = |trial: Trial| {
+            let attach = |loaded: &TrialSkel<'_>| trial.attach(loaded).map(|_| true);
+            with(trial, &attach).map(drop)
+        };
+        Self {
+            load: with(Trial::Tracepoint, &|_| Ok(true)).map(drop),
+            tracepoint: attached(Trial::Tracepoint),
+            function: attached(Trial::Function),
+            pass: attached(Trial::Pass),
+            pos_advanced: with(Trial::Write, &pos_advanced),
+        }
+    }
 }
 
 impl Trial {
-    /// Loads, attaches and removes the program. [`Trial::Function`] is attached to `function`.
-    pub fn run(self, function: Option<&str>) -> Result<(), String> {
+    fn load<'a>(
+        trials: &[Self],
+        function: Option<&str>,
+        storage: &'a mut MaybeUninit<OpenObject>,
+    ) -> Result<TrialSkel<'a>, String> {
         silence_libbpf();
-        let mut storage = MaybeUninit::uninit();
-        let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
-        match self {
-            Self::Load | Self::Tracepoint => open.progs.trial_tracepoint.set_autoload(true),
-            Self::Function => open.progs.trial_function.set_autoload(true),
-            Self::Pass => open.progs.trial_pass.set_autoload(true),
-        }
-        if let Some(function) = function {
-            let target = open.progs.trial_function.set_attach_target(0, Some(function.to_owned()));
+        let mut open = TrialSkelBuilder::default().open(storage).map_err(|e| cause::of_bpf(&e))?;
+        open.progs.trial_tracepoint.set_autoload(trials.contains(&Self::Tracepoint));
+        open.progs.trial_pass.set_autoload(trials.contains(&Self::Pass));
+        open.progs.trial_write.set_autoload(trials.contains(&Self::Write));
+        if trials.contains(&Self::Function) {
+            open.progs.trial_function.set_autoload(true);
+            let target = open.progs.trial_function.set_attach_target(0, function.map(str::to_owned));
             target.map_err(|e| cause::of_bpf(&e))?;
         }
-        let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
+        if let Some(tunables) = open.maps.rodata_data.as_mut() {
+            tunables.trial_tid = own_tid();
+        }
+        open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))
+    }
+
+    fn attach(self, loaded: &TrialSkel<'_>) -> Result<Link, String> {
         let program = match self {
-            Self::Load => return Ok(()),
             Self::Tracepoint => &loaded.progs.trial_tracepoint,
             Self::Function => &loaded.progs.trial_function,
             Self::Pass => &loaded.progs.trial_pass,
+            Self::Write => &loaded.progs.trial_write,
         };
-        program.attach().map(drop).map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))
+        program.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))
     }
 }
 
-/// Whether `generic_perform_write` advances the file position before it returns: writes a byte to a
-/// file in memory and looks at the position. The version does not tell, as long-term kernels have
-/// adopted the change.
-pub(super) fn generic_pos_advanced() -> Result<bool, String> {
+/// Writes a byte to a file in memory and looks at the position.
+fn pos_advanced(loaded: &TrialSkel<'_>) -> Result<bool, String> {
     const AT: u64 = 4096;
-    silence_libbpf();
-    let mut storage = MaybeUninit::uninit();
-    let mut open = TrialSkelBuilder::default().open(&mut storage).map_err(|e| cause::of_bpf(&e))?;
-    open.progs.trial_write.set_autoload(true);
-    if let Some(tunables) = open.maps.rodata_data.as_mut() {
-        tunables.trial_tid = own_tid();
-    }
-    let loaded = open.load().map_err(|e| format!("loading: {}", cause::of_bpf(&e)))?;
-    let _link = loaded.progs.trial_write.attach().map_err(|e| format!("attaching: {}", cause::of_bpf(&e)))?;
+    let _link = Trial::Write.attach(loaded)?;
     let file =
         rustix::fs::memfd_create("homenode-trial", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     std::os::unix::fs::FileExt::write_all_at(&std::fs::File::from(file), &[0], AT).map_err(|e| e.to_string())?;

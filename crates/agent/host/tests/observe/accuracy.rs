@@ -141,7 +141,8 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
     let name = |i: usize| cached_file(directory.path(), &i.to_string(), MIB, 4096);
     let files: Vec<_> = (0..readers).map(name).collect::<Result<_, _>>()?;
     let _held: Vec<_> = files.iter().map(|path| hold(path)).collect::<Result<_, _>>()?;
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
+    let observer = exact.observer()?;
     let (done, start) = (AtomicBool::new(false), Barrier::new(readers + 1));
     let (finished, end) = (Barrier::new(readers + 1), Barrier::new(readers + 1));
     let read = |path: &Path| -> std::io::Result<u64> {

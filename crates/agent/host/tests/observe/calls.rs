@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use libtest_mimic::{Completion, Failed};
-use observe::{Hooks, Settings};
+use observe::{Hooks, Observer};
 use placement::FileUse;
 
 use crate::common::*;
@@ -44,9 +44,12 @@ fn by_read(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn used(path: &Path, settings: &Settings, job: impl FnOnce() -> std::io::Result<()> + Send) -> Result<FileUse, Failed> {
-    let mut observer = open(settings)?;
-    let (seen, _) = watch_one(&mut observer, job)?;
+fn used(
+    path: &Path,
+    observer: &mut Observer,
+    job: impl FnOnce() -> std::io::Result<()> + Send,
+) -> Result<FileUse, Failed> {
+    let (seen, _) = watch_one(observer, job)?;
     Ok(seen.of(&id(path)?))
 }
 
@@ -65,7 +68,7 @@ fn calls_are_told_apart(hooks: Hooks) -> Outcome {
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let _held = hold(&path)?;
     for (what, job, size, sequential) in PATTERNS {
-        let used = used(&path, &settings(true, hooks), || job(&path))?;
+        let used = used(&path, exact_observer(hooks)?.observer()?, || job(&path))?;
         let close = used.read_size.is_some_and(|seen| close(seen, size, 0.01));
         ensure!(close, "{what}: {:?} bytes a call, {size} were asked for", used.read_size);
         ensure!(used.sequential == Some(sequential), "{what}: sequential is {:?}", used.sequential);
@@ -83,7 +86,7 @@ fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
         ("pages scattered", |p| scattered(p, 4096, 120), 4096, false),
     ];
     for (what, job, size, sequential) in patterns {
-        let used = used(&path, &settings(false, hooks), || job(&path))?;
+        let used = used(&path, &mut open(&settings(false, hooks))?, || job(&path))?;
         let close = used.read_size.is_some_and(|seen| close(seen, size, 0.1));
         ensure!(close, "{what}: {:?} bytes a call, {size} were asked for", used.read_size);
         ensure!(used.sequential == Some(sequential), "{what}: sequential is {:?}", used.sequential);
@@ -96,7 +99,7 @@ fn calls_without_a_position(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let _held = hold(&path)?;
-    let used = used(&path, &settings(true, hooks), || {
+    let used = used(&path, exact_observer(hooks)?.observer()?, || {
         let file = File::open(&path)?;
         let mut parts = [[0; 8192]; 4];
         let mut at = 0;
@@ -120,10 +123,9 @@ fn opens_are_counted(hooks: Hooks) -> Outcome {
     std::fs::metadata(directory.path().join("other"))?;
     let mut others: Vec<File> = Vec::new();
     for more in 0..4 {
-        let mut observer = open(&settings(true, hooks))?;
         // The job opens it once; each of the others is open besides, the third of them for writing
         // too.
-        let (_, observed) = watch_one(&mut observer, || pread_all(&path, 4096))?;
+        let (_, observed) = watch_one(exact_observer(hooks)?.observer()?, || pread_all(&path, 4096))?;
         let file = id(&path)?;
         let opens = observed.files.iter().find(|f| f.file.file == file).map(|f| f.file.opens);
         ensure!(opens == Some(Some(1 + more)), "open {} times, seen as {opens:?}", 1 + more);

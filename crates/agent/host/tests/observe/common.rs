@@ -1,5 +1,6 @@
 //! Helpers of the tests that observe the real kernel.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
@@ -92,8 +93,41 @@ pub fn settings(exact: bool, hooks: Hooks) -> Settings {
     Settings { exact, hooks, ..Settings::default() }
 }
 
+/// A new observer, and no other beside it.
 pub fn open(settings: &Settings) -> Result<Observer, Failed> {
+    KEPT.take();
     Ok(Observer::open(settings, &topology()?)?)
+}
+
+thread_local! {
+    /// The observer of the last test that counted every event. All tests run in one thread.
+    static KEPT: RefCell<Option<(Hooks, Observer)>> = const { RefCell::new(None) };
+}
+
+/// An observer that counts every event, at the beginning of a window. One test leaves it to the
+/// next: to load and remove its programs takes an emulated machine several seconds.
+pub struct Exact(Option<(Hooks, Observer)>);
+
+impl Exact {
+    pub fn observer(&mut self) -> Result<&mut Observer, Failed> {
+        Ok(&mut self.0.as_mut().ok_or("no observer")?.1)
+    }
+}
+
+impl Drop for Exact {
+    fn drop(&mut self) {
+        KEPT.set(self.0.take());
+    }
+}
+
+pub fn exact_observer(hooks: Hooks) -> Result<Exact, Failed> {
+    let kept = KEPT.take().filter(|(its, _)| *its == hooks);
+    let mut observer = match kept {
+        Some((_, observer)) => observer,
+        None => open(&settings(true, hooks))?,
+    };
+    observer.window(Duration::ZERO)?;
+    Ok(Exact(Some((hooks, observer))))
 }
 
 /// Bytes that some threads read of and wrote to one file over some windows.

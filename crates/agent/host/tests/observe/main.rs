@@ -87,14 +87,15 @@ fn main() {
     for (way, hooks, missing) in ways {
         let blocked = blocked(hooks);
         let cases = [
+            // One after the other, they share an observer.
             paths::CASES,
+            calls::CASES,
             threads::CASES,
             scopes::CASES,
             accuracy::FIO,
             accuracy::CASES,
             descendants::CASES,
             programs::CASES,
-            calls::CASES,
             facts::CASES,
             times::CASES,
         ];

@@ -57,9 +57,9 @@ fn within(
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", bytes, chunk)?;
     let _held = if error == 0.0 && bytes > 0 { Some(hold(&path)?) } else { None };
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
     let mut said = 0;
-    let (seen, observed) = watch_one(&mut observer, || {
+    let (seen, observed) = watch_one(exact.observer()?, || {
         said = job(&path)?;
         Ok(())
     })?;
@@ -298,8 +298,8 @@ fn direct_reads_count_nothing(hooks: Hooks) -> Outcome {
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
     let Ok(file) = direct else { return Ok(Completion::ignored_with("this file system has no O_DIRECT")) };
-    let mut observer = open(&settings(true, hooks))?;
-    let (seen, _) = watch_one(&mut observer, || {
+    let mut exact = exact_observer(hooks)?;
+    let (seen, _) = watch_one(exact.observer()?, || {
         let mut buffer = vec![0; 8192];
         let skip = buffer.as_ptr().align_offset(4096);
         let aligned = buffer.get_mut(skip..skip + 4096).ok_or(std::io::ErrorKind::Other)?;
@@ -328,8 +328,8 @@ fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
     };
     // This program is a mapped file, too; the first round maps the code that the second needs.
     talk()?;
-    let mut observer = open(&settings(true, hooks))?;
-    let (seen, _) = watch_one(&mut observer, talk)?;
+    let mut exact = exact_observer(hooks)?;
+    let (seen, _) = watch_one(exact.observer()?, talk)?;
     let own = id(&std::env::current_exe()?)?;
     let thread = seen.thread.ok_or("the thread was not reported")?.thread;
     let others: Vec<_> = thread.files.iter().filter(|f| f.file != own).collect();
@@ -340,8 +340,8 @@ fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
 fn writes(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = directory.path().join("new");
-    let mut observer = open(&settings(true, hooks))?;
-    let (seen, observed) = watch_one(&mut observer, || {
+    let mut exact = exact_observer(hooks)?;
+    let (seen, observed) = watch_one(exact.observer()?, || {
         let mut file = File::create(&path)?;
         let block = vec![7; 65_536];
         for _ in 0..128 {
@@ -362,8 +362,8 @@ fn overwrites_and_appends(hooks: Hooks) -> Outcome {
     if !file_system_is_exact(&path)? {
         return Ok(Completion::ignored_with("writes of this file system are counted once per page"));
     }
-    let mut observer = open(&settings(true, hooks))?;
-    let (seen, _) = watch_one(&mut observer, || {
+    let mut exact = exact_observer(hooks)?;
+    let (seen, _) = watch_one(exact.observer()?, || {
         let mut file = OpenOptions::new().write(true).open(&path)?;
         for i in 0..100 {
             file.write_all_at(&[1; 300], i * 7000)?;
@@ -384,10 +384,10 @@ fn dax(hooks: Hooks) -> Outcome {
     if mounts.is_empty() {
         return Ok(Completion::ignored_with("no persistent memory is mounted as /mnt/pmemN"));
     }
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
     for (node, mount) in mounts {
         let path = Path::new(&mount).join("data");
-        let (seen, observed) = watch_one(&mut observer, || {
+        let (seen, observed) = watch_one(exact.observer()?, || {
             let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
             for at in (0..4 * MIB).step_by(10_000) {
                 file.write_all_at(&[5; 10_000], at)?;
@@ -413,10 +413,10 @@ fn tmpfs(hooks: Hooks) -> Outcome {
     if !shm.is_dir() {
         return Ok(Completion::ignored_with("/dev/shm is not there"));
     }
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
     let directory = tempfile::Builder::new().prefix("observe-").tempdir_in(shm)?;
     let path = cached_file(directory.path(), "data", 0, 4096)?;
-    let (seen, observed) = watch_one(&mut observer, || {
+    let (seen, observed) = watch_one(exact.observer()?, || {
         let file = OpenOptions::new().write(true).open(&path)?;
         for at in (0..4 * MIB).step_by(10_000) {
             file.write_all_at(&[5; 10_000], at)?;

@@ -11,12 +11,10 @@ use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![
     WithStructures: bytes_are_on_the_node_of_the_page, remote_bytes_are_those_read_from_another_node;
+    WithHooks: each_thread_has_its_own_bytes, sharing_is_seen, a_thread_that_ended_counts_for_its_node;
+    // These have observers of their own.
     WithKernels: what_is_attached, facts_about_threads, nothing_stays_behind;
-    WithHooks:
-        each_thread_has_its_own_bytes,
-        sharing_is_seen,
-        a_thread_that_ended_counts_for_its_node,
-        cpu_time_adds_up;
+    WithHooks: cpu_time_adds_up;
 ];
 
 /// With `--nocapture` this prints what `doctor` shows.
@@ -36,9 +34,10 @@ fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
     let files: Vec<_> =
         (1..=4u64).map(|i| cached_file(directory.path(), &i.to_string(), i * MIB, 4096)).collect::<Result<_, _>>()?;
     let _held: Vec<_> = files.iter().map(|path| hold(path)).collect::<Result<_, _>>()?;
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
+    let observer = exact.observer()?;
     let jobs = files.iter().map(|path| Box::new(|| pread_all(path, 8192)) as Job<'_>).collect();
-    let (seen, observed) = watch(&mut observer, jobs)?;
+    let (seen, observed) = watch(observer, jobs)?;
     for (i, seen) in seen.iter().enumerate() {
         let expected = (i as u64 + 1) * MIB;
         ensure!(seen.read(&files[i])? == expected, "thread {i}: {seen:?}");
@@ -53,7 +52,8 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let shared = cached_file(directory.path(), "shared", MIB, 4096)?;
     let own = cached_file(directory.path(), "own", MIB, 4096)?;
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
+    let observer = exact.observer()?;
     let jobs = || -> Vec<Job<'_>> {
         vec![
             Box::new(|| pread_all(&shared, 4096)),
@@ -63,12 +63,12 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
     };
     // The threads also share this program, a mapped file; the first round maps the code that they
     // need.
-    watch(&mut observer, jobs())?;
-    let (seen, _) = watch(&mut observer, jobs())?;
+    watch(observer, jobs())?;
+    let (seen, _) = watch(observer, jobs())?;
     let shares: Vec<_> = seen.iter().map(|s| s.thread.as_ref().map(|t| t.thread.shares_file)).collect();
     ensure!(shares == [Some(true), Some(true), Some(false)], "{shares:?}");
     // Sharing holds for one window: in the next, the file has one reader.
-    let (seen, _) = watch_one(&mut observer, || pread_all(&shared, 4096))?;
+    let (seen, _) = watch_one(observer, || pread_all(&shared, 4096))?;
     ensure!(seen.thread.is_some_and(|t| !t.thread.shares_file), "shared with nobody");
     Ok(Completion::Completed)
 }
@@ -76,7 +76,8 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
 fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 32 * MIB, 4096)?;
-    let mut observer = open(&settings(true, hooks))?;
+    let mut exact = exact_observer(hooks)?;
+    let observer = exact.observer()?;
     observer.window(Duration::ZERO)?;
     std::thread::scope(|scope| scope.spawn(|| pread_all(&path, 65_536)).join()).map_err(|_| "a job panicked")??;
     let observed = observer.window(Duration::ZERO)?;
@@ -158,8 +159,9 @@ fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
         on_node(&node.cpus, || cached_file(directory.path(), &format!("on-{}", node.id), 4 * MIB, 4096))??;
         let _held = hold(&path)?;
         let told = host_nodes(&path)?;
-        let mut observer = open(&settings(true, hooks))?;
-        let (seen, _) = watch_one(&mut observer, || pread_all(&path, 100_000))?;
+        let mut exact = exact_observer(hooks)?;
+        let observer = exact.observer()?;
+        let (seen, _) = watch_one(observer, || pread_all(&path, 100_000))?;
         let used = seen.of(&id(&path)?);
         for (id, bytes) in &told {
             ensure!(used.read_bytes.get(NodeId(*id)) == *bytes, "node {}: {used:?}, move_pages: {told:?}", node.id);
@@ -177,8 +179,9 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
         let path = on_node(&home.cpus, || cached_file(directory.path(), &home.id.to_string(), 8 * MIB, 4096))??;
         let _held = hold(&path)?;
         for reader in &with_both {
-            let mut observer = open(&settings(true, hooks))?;
-            let (seen, _) = watch_one(&mut observer, || {
+            let mut exact = exact_observer(hooks)?;
+            let observer = exact.observer()?;
+            let (seen, _) = watch_one(observer, || {
                 pin(&reader.cpus)?;
                 pread_all(&path, 4096)
             })?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The smallest program of each kind. If the kernel refuses it, it refuses the kind. User space loads one at a time. */
+/* The smallest program of each kind. If the kernel refuses it, it refuses the kind. User space loads those that it tries. */
 #include "intf.h"
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
