@@ -1,14 +1,15 @@
 //! The cost of observing: `homenode-bench observe DIRECTORY RESULT.json [ROUNDS]`.
 //!
-//! Four questions. How many interrupts do CPUs send each other because hooks are attached and
+//! Five questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
 //! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
 //! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s
-//! after a pause, from the first read on, also with a hook that stays attached (`--steady`). And
-//! what is used while 1,000 and 10,000 threads read a little in every window, by the observer
-//! alone, by a whole `homenode run` (the program in `HOMENODE`), and by its peers: a reader of
-//! `/proc/*/task/*/{stat,io}`, which learns who reads how much but not from where, and numad, which
-//! learns neither?
+//! after a pause, from the first read on, also with a hook that stays attached (`--steady`). What
+//! does an observed read take more where ranges of files are counted, as for policy `promote`
+//! (alone: `observe --ranges DIRECTORY ROUNDS`)? And what is used while 1,000 and 10,000 threads
+//! read a little in every window, by the observer alone, by a whole `homenode run` (the program in
+//! `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how
+//! much but not from where, and numad, which learns neither?
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,6 +35,7 @@ pub fn main(args: &[&str]) -> Result<()> {
         ["--bursts", directory, rounds, seconds] => {
             return bursts(Path::new(directory), &[(seconds.parse()?, rounds.parse()?)]).map(drop);
         }
+        ["--ranges", directory, rounds] => return ranges(Path::new(directory), rounds.parse()?).map(drop),
         ["--readers", directory, threads] => return readers(Path::new(directory), threads.parse()?),
         [directory, result] => (Path::new(directory), result, 15),
         [directory, result, rounds] => (Path::new(directory), result, rounds.parse()?),
@@ -43,9 +45,10 @@ pub fn main(args: &[&str]) -> Result<()> {
     let interrupts = interrupts(directory, rounds)?;
     let bursts = bursts(directory, &lengths(rounds))?;
     let overhead = overhead(directory, rounds)?;
+    let ranges = ranges(directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(directory, n)).collect::<Result<_, _>>()?;
     let kernel = observe::Capabilities::probe().kernel;
-    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "capacity": capacity });
+    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "ranges": ranges, "capacity": capacity });
     std::fs::write(result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
 }
@@ -212,9 +215,9 @@ const SETTLE: Duration = Duration::from_millis(2200);
 const ROUNDS_OBSERVED: u32 = 4;
 
 /// The same while an observer takes its windows in another thread, on whichever CPU.
-fn observed_ns(file: &File, exact: bool, cpus: &rustix::thread::CpuSet) -> Result<f64> {
+fn observed_ns(file: &File, settings: &Settings, cpus: &rustix::thread::CpuSet) -> Result<f64> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
-    let mut observer = Observer::open(&Settings { exact, ..Settings::default() }, &topology)?;
+    let mut observer = Observer::open(settings, &topology)?;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let windows = scope.spawn(|| -> Result<()> {
@@ -306,6 +309,58 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
 }
 
 fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
+    let (mut ratios, mut alone) = ([Vec::new(), Vec::new()], Vec::new());
+    on_one_cpu(directory, |file, all| {
+        for round in 0..rounds {
+            for (way, exact) in [(0, false), (1, true)] {
+                // An unobserved measurement before and after each observed one, so that other work
+                // on the machine is in both.
+                let before = warm_ns(file)?;
+                let with = observed_ns(file, &Settings { exact, ..Settings::default() }, all)?;
+                let after = warm_ns(file)?;
+                alone.push((before + after) / 2.0);
+                ratios[way].push(with / ((before + after) / 2.0));
+            }
+            eprint!("\rround {} of {rounds}", round + 1);
+        }
+        eprintln!();
+        Ok(())
+    })?;
+    let (sampled, exact) = (quartiles(&mut ratios[0]), quartiles(&mut ratios[1]));
+    let alone = quartiles(&mut alone);
+    println!("4 KiB cached pread         median   quartiles");
+    println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
+    println!("  sampled, ratio         {:>7.3}   {:.3} to {:.3}", sampled[1], sampled[0], sampled[2]);
+    println!("  exact, ratio           {:>7.3}   {:.3} to {:.3}", exact[1], exact[0], exact[2]);
+    Ok(json!({ "rounds": rounds, "alone_ns": alone, "sampled_ratio": sampled, "exact_ratio": exact }))
+}
+
+/// What an observed pread takes more if its range is counted, too. The hook stays attached, so that
+/// each read pays.
+fn ranges(directory: &Path, rounds: usize) -> Result<Value> {
+    let (mut ratios, mut without) = (Vec::new(), Vec::new());
+    on_one_cpu(directory, |file, all| {
+        let observed = |ranges| observed_ns(file, &Settings { ranges, steady: true, ..Settings::default() }, all);
+        let mut before = observed(false)?;
+        for _ in 0..rounds {
+            let with = observed(true)?;
+            let after = observed(false)?;
+            ratios.push(with / ((before + after) / 2.0));
+            without.push(after);
+            before = after;
+        }
+        Ok(())
+    })?;
+    let (ratio, without) = (quartiles(&mut ratios), quartiles(&mut without));
+    println!("4 KiB cached pread, observed   median   quartiles");
+    println!("  without ranges        {:>6.0} ns   {:.0} to {:.0}", without[1], without[0], without[2]);
+    println!("  with, ratio           {:>8.4}   {:.4} to {:.4}", ratio[1], ratio[0], ratio[2]);
+    Ok(json!({ "rounds": rounds, "without_ns": without, "ratio": ratio }))
+}
+
+/// Measures on one CPU; all CPUs are for observers.
+fn on_one_cpu(directory: &Path, measure: impl FnOnce(&File, &rustix::thread::CpuSet) -> Result<()>) -> Result<()> {
+    std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
@@ -316,30 +371,10 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &one)?;
-    let mut ratios = [Vec::new(), Vec::new()];
-    let mut alone = Vec::new();
-    for round in 0..rounds {
-        for (way, exact) in [(0, false), (1, true)] {
-            // An unobserved measurement before and after each observed one, so that other work on
-            // the machine is in both.
-            let before = warm_ns(&file)?;
-            let with = observed_ns(&file, exact, &all)?;
-            let after = warm_ns(&file)?;
-            alone.push((before + after) / 2.0);
-            ratios[way].push(with / ((before + after) / 2.0));
-        }
-        eprint!("\rround {} of {rounds}", round + 1);
-    }
-    eprintln!();
+    let measured = measure(&file, &all);
     rustix::thread::sched_setaffinity(None, &all)?;
     drop(keep);
-    let (sampled, exact) = (quartiles(&mut ratios[0]), quartiles(&mut ratios[1]));
-    let alone = quartiles(&mut alone);
-    println!("4 KiB cached pread         median   quartiles");
-    println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
-    println!("  sampled, ratio         {:>7.3}   {:.3} to {:.3}", sampled[1], sampled[0], sampled[2]);
-    println!("  exact, ratio           {:>7.3}   {:.3} to {:.3}", exact[1], exact[0], exact[2]);
-    Ok(json!({ "rounds": rounds, "alone_ns": alone, "sampled_ratio": sampled, "exact_ratio": exact }))
+    measured
 }
 
 /// First quartile, median, third quartile.
