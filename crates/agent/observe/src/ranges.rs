@@ -12,11 +12,13 @@
 //! [`MOST`] entries, the coldest are. A range that homenode moves takes its heat along.
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
-//! [`MOST`], and in proportion for fewer. A window lists at most [`LISTED`] entries, the hottest of
-//! those that it read, and [`LISTED_IDLE`] of each node that it did not; a machine on which more
-//! are hot is told so by the bytes of its nodes, not by its ranges. Where the kernel moved or
-//! reclaimed an idle range shows only when it is read again, or when a move of it finds nothing.
-//! Reads through a mapping are not counted: what is only mapped looks idle.
+//! [`MOST`], and in proportion for fewer. A file takes up to 84 bytes more, so a million files of
+//! one range take 140 MB. A window lists at most [`LISTED`] entries, the hottest of those that it
+//! read; a machine on which more are hot is told so by the bytes of its nodes, not by its ranges.
+//! Of those that it did not read it lists [`LISTED_IDLE`] of each node: half of them the oldest,
+//! while the others change from search to search, so that all are listed in turn. Where the kernel
+//! moved or reclaimed an idle range shows only when it is read again, or when a move of it finds
+//! nothing. Reads through a mapping are not counted: what is only mapped looks idle.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -103,6 +105,9 @@ pub(super) struct Ranges {
     idle: Vec<(FileId, Key)>,
     found: usize,
     searched: Option<u32>,
+    /// How far the searches of each node have come: when the last range of one was read, and which
+    /// it was.
+    past: FxHashMap<NodeId, (u32, Key)>,
 }
 
 impl Ranges {
@@ -133,6 +138,11 @@ impl Ranges {
         list(seen)
     }
 
+    /// Whether a file has a range that is remembered, or had one lately.
+    pub fn knows(&self, file: FileId) -> bool {
+        self.files.contains_key(&file)
+    }
+
     /// A file is of this size.
     pub fn size(&mut self, file: FileId, size: Option<u64>) {
         if let Some((number, size)) = self.files.get(&file).zip(size) {
@@ -145,8 +155,8 @@ impl Ranges {
         self.sizes.get(&key.file).is_some_and(|size| *size < (u64::from(key.range) + 1) * RANGE_BYTES)
     }
 
-    /// The ranges of these nodes that the last window did not read, by file: of each node those
-    /// that were not read for longest. Without the ends of files and small files: a copy of their
+    /// The ranges of these nodes that the last window did not read, by file: of each node some that
+    /// were not read for longest ([`Ranges::search`]). Without the ends of files and small files: a copy of their
     /// few pages brings little.
     pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
         let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
@@ -172,7 +182,9 @@ impl Ranges {
         all
     }
 
-    /// Finds the ranges of these nodes that were not read for longest.
+    /// Finds ranges of these nodes that are not read: half of them those that were not read for
+    /// longest, which a policy may have to leave there; the others from search to search the next
+    /// in that order.
     fn search(&mut self, on: &[NodeId]) {
         self.searched = Some(self.window);
         self.idle.clear();
@@ -184,27 +196,48 @@ impl Ranges {
                 self.heat.iter().filter(|(key, heat)| here(key) && heat.last < window && !self.is_tail(**key));
             let mut oldest: BinaryHeap<Reverse<(u32, Key)>> =
                 of_node.map(|(key, heat)| Reverse((heat.last, *key))).collect();
-            let mut found = 0;
-            while found < LISTED_IDLE
-                && let Some(Reverse((_, key))) = oldest.pop()
-            {
-                let (Some(of), Some(file)) = (self.on_node(key), names.get(&key.file)) else {
-                    self.heat.remove(&key);
-                    continue;
-                };
-                // What others read since is younger than what it says, and what is read elsewhere
-                // is not here. Such entries would be the oldest for good.
-                let stale = of.newest != key && self.heat.get(&key).is_some_and(|heat| heat.at(window).seen == 0);
-                if of.elsewhere || stale {
-                    self.heat.remove(&key);
-                } else if of.newest == key {
-                    found += 1;
-                    self.idle.push((*file, key));
-                }
+            self.take(&mut oldest, LISTED_IDLE / 2, &names);
+            if let Some(past) = self.past.remove(node) {
+                oldest.retain(|Reverse(entry)| *entry > past);
+            }
+            let last = self.take(&mut oldest, LISTED_IDLE / 2, &names);
+            // After the youngest, the oldest come again.
+            if let Some(last) = last.filter(|_| !oldest.is_empty()) {
+                self.past.insert(*node, last);
             }
         }
         self.idle.sort_unstable_by_key(|(file, key)| (*file, key.range, key.node));
         self.found = self.idle.len();
+    }
+
+    /// Lists so many of the oldest of these entries. Returns the last that it has taken.
+    fn take(
+        &mut self,
+        oldest: &mut BinaryHeap<Reverse<(u32, Key)>>,
+        most: usize,
+        names: &FxHashMap<u32, FileId>,
+    ) -> Option<(u32, Key)> {
+        let (mut found, mut last) = (0, None);
+        while found < most
+            && let Some(Reverse((read, key))) = oldest.pop()
+        {
+            last = Some((read, key));
+            let (Some(of), Some(file)) = (self.on_node(key), names.get(&key.file)) else {
+                self.heat.remove(&key);
+                continue;
+            };
+            // What others read since is younger than what it says, and what is read elsewhere is
+            // not here. Such entries would be the oldest for good.
+            let window = self.window;
+            let stale = of.newest != key && self.heat.get(&key).is_some_and(|heat| heat.at(window).seen == 0);
+            if of.elsewhere || stale {
+                self.heat.remove(&key);
+            } else if of.newest == key {
+                found += 1;
+                self.idle.push((*file, key));
+            }
+        }
+        last
     }
 
     /// What is known of a range on the node of this entry, whoever read it.
@@ -479,6 +512,30 @@ mod tests {
         assert_eq!((idle(&mut ranges, 0).len(), ranges.heat.len()), (1, 2));
     }
 
+    /// Ranges that must stay, such as those of a file that cannot be moved, hid all that are younger.
+    #[test]
+    fn what_is_listed_and_stays_hides_nothing() {
+        let mut ranges = Ranges::default();
+        let most = LISTED_IDLE as u32;
+        ranges.window(&(0..most).map(|range| (key(5, range, 0, 0), MIB)).collect::<Vec<_>>());
+        ranges.window(&(most..5 * most).map(|range| (key(5, range, 0, 0), MIB)).collect::<Vec<_>>());
+        let (mut seen, oldest) = (BTreeSet::new(), u64::from(most / 2));
+        for _ in 0..9 * SEARCH {
+            ranges.window(&[(key(6, 0, 0, 0), 9)]);
+            let listed = idle(&mut ranges, 0);
+            assert!(listed.len() <= LISTED_IDLE);
+            assert!((0..oldest).all(|range| listed.iter().any(|of| of.1 == range)), "{listed:?}");
+            seen.extend(listed.iter().map(|range| range.1));
+        }
+        assert_eq!(seen.len(), 5 * LISTED_IDLE);
+        // And so on from the oldest.
+        let again = (0..9 * SEARCH).flat_map(|_| {
+            ranges.window(&[(key(6, 0, 0, 0), 9)]);
+            idle(&mut ranges, 0)
+        });
+        assert_eq!(again.map(|range| range.1).collect::<BTreeSet<_>>(), seen);
+    }
+
     #[test]
     fn of_what_is_idle_the_oldest_is_listed_and_no_more_than_fits_is_kept() {
         let mut ranges = Ranges::default();
@@ -530,6 +587,24 @@ mod tests {
         assert_eq!(listed[&file(5)][0].windows, 25);
         // 16 buckets of 25 bytes for each 7 entries at the most.
         assert!(ranges.heat.capacity() * 25 * 8 / 7 <= 64_000_000, "{}", ranges.heat.capacity());
+    }
+
+    /// All that is kept of a million ranges of files of 32 MiB, each read in the last windows.
+    #[test]
+    fn a_million_ranges_take_less_than_64_megabytes() {
+        let mut ranges = Ranges::default();
+        for part in 0..16u32 {
+            let read = (0..MOST as u64 / 16).map(|ino| (key(ino, part, 0, 0), MIB));
+            ranges.window(&read.collect::<Vec<_>>());
+        }
+        (0..MOST as u64 / 16).for_each(|ino| ranges.size(file(ino), Some(16 * RANGE_BYTES)));
+        assert_eq!(ranges.heat.len(), MOST);
+        // Each bucket has a byte of control, and of eight buckets one stays empty at least.
+        fn bytes<K, V>(map: &FxHashMap<K, V>) -> usize {
+            (map.capacity() * 8 / 7).next_power_of_two() * (size_of::<(K, V)>() + 1)
+        }
+        let all = [bytes(&ranges.heat), bytes(&ranges.files), bytes(&ranges.sizes)];
+        assert!(all.iter().sum::<usize>() <= 64_000_000, "{all:?}");
     }
 
     #[test]

@@ -37,6 +37,12 @@ struct World {
     moved: u64,
     /// Pages are in use, and stay where they are.
     stuck: bool,
+    /// Windows until what has left a node shows as free there, and what does not yet: when it will,
+    /// and where.
+    late: u32,
+    hidden: Vec<(f64, NodeId)>,
+    /// Ranges of each file.
+    per_file: usize,
     policy: Promote,
 }
 
@@ -51,6 +57,9 @@ impl World {
             now_s: 0.0,
             moved: 0,
             stuck: false,
+            late: 0,
+            hidden: Vec::new(),
+            per_file: ranges,
             policy: Promote::new(settings),
         }
     }
@@ -75,8 +84,16 @@ impl World {
     }
 
     fn snapshot(&self) -> Snapshot {
+        let files = self.ranges.chunks(self.per_file).enumerate();
+        let (files, idle) = files.map(|(number, ranges)| self.file(number, ranges)).unzip();
+        let nodes = self.nodes();
+        Snapshot { version: 1, time_s: self.now_s, window_s: 1.0, nodes, files, idle, ..Snapshot::default() }
+    }
+
+    /// The file of this number, as far as it was read in the last window, and as far as it was not.
+    fn file(&self, number: usize, all: &[Range]) -> (ObservedFile, IdleFile) {
         let mut ranges = Vec::new();
-        for (i, range) in self.ranges.iter().enumerate() {
+        for (i, range) in all.iter().enumerate() {
             for ((on, by), (bytes, seen)) in &range.heat {
                 let (start, windows) = (i as u64 * RANGE_BYTES, seen.count_ones());
                 if seen & 1 == 1 {
@@ -84,31 +101,26 @@ impl World {
                 }
             }
         }
-        let size = Some(self.ranges.len() as u64 * RANGE_BYTES);
         let idle = |(i, range): (usize, &Range)| {
             let windows = (self.now_s - range.read_s?) as u32;
             let bytes = range.heat.values().map(|(bytes, _)| *bytes).sum::<f64>() as u64;
             let start = i as u64 * RANGE_BYTES;
             (windows > 0 && range.on != NodeId(2)).then_some(IdleRange { start, node: range.on, bytes, windows })
         };
-        let idle: Vec<_> = self.ranges.iter().enumerate().filter_map(idle).collect();
-        let idle = IdleFile { file: "8:1:9".into(), generation: None, ranges: idle };
-        let file = ObservedFile { file: "8:1:9".into(), size, ranges, ..ObservedFile::default() };
-        Snapshot {
-            version: 1,
-            time_s: self.now_s,
-            window_s: 1.0,
-            nodes: self.nodes(),
-            files: vec![file],
-            idle: vec![idle],
-            ..Snapshot::default()
-        }
+        let idle: Vec<_> = all.iter().enumerate().filter_map(idle).collect();
+        let (file, size) = (format!("8:1:{}", number + 9), Some(all.len() as u64 * RANGE_BYTES));
+        let idle = IdleFile { file: file.clone(), generation: None, ranges: idle };
+        (ObservedFile { file, size, ranges, ..ObservedFile::default() }, idle)
     }
 
     /// A window in which these bytes are read of these ranges, by CPUs of these nodes. The moves
     /// of the plan come true at once.
     fn window(&mut self, reads: &[(usize, u32, u64)]) -> Plan {
         self.now_s += 1.0;
+        let now_s = self.now_s;
+        for (_, node) in self.hidden.extract_if(.., |(at, _)| *at <= now_s) {
+            self.free[node.0 as usize] += RANGE_BYTES;
+        }
         for range in &mut self.ranges {
             for (bytes, seen) in range.heat.values_mut() {
                 *bytes *= (-1.0f64 / 8.0).exp2();
@@ -142,10 +154,12 @@ impl World {
         let reason = if mv.to == NodeId(2) { Reason::Demotion } else { Reason::Promotion };
         assert!(mv.subject.is_file() && mv.reason == reason && !mv.ranges.is_empty(), "{mv:?}");
         assert!(mv.ranges.windows(2).all(|pair| pair[0].end() < pair[1].start), "{:?}", mv.ranges);
+        let Subject::File { file, .. } = &mv.subject else { panic!("{mv:?}") };
+        let first = (file.strip_prefix("8:1:").unwrap().parse::<usize>().unwrap() - 9) * self.per_file;
         for part in &mv.ranges {
             assert!(part.start.is_multiple_of(RANGE_BYTES) && part.bytes.is_multiple_of(RANGE_BYTES));
             for range in part.start / RANGE_BYTES..part.end() / RANGE_BYTES {
-                let range = &mut self.ranges[range as usize];
+                let range = &mut self.ranges[first + range as usize];
                 if range.on == mv.from {
                     range.on = mv.to;
                     let heat = std::mem::take(&mut range.heat);
@@ -153,7 +167,10 @@ impl World {
                     range.moved_s.push(self.now_s);
                     self.moved += RANGE_BYTES;
                     self.free[mv.to.0 as usize] = self.free[mv.to.0 as usize].checked_sub(RANGE_BYTES).unwrap();
-                    self.free[mv.from.0 as usize] += RANGE_BYTES;
+                    match self.late {
+                        0 => self.free[mv.from.0 as usize] += RANGE_BYTES,
+                        late => self.hidden.push((self.now_s + f64::from(late), mv.from)),
+                    }
                 }
             }
         }
@@ -275,6 +292,44 @@ fn colder_cache_makes_room() {
     (0..70).for_each(|_| _ = world.window(&[]));
     (0..20).for_each(|_| _ = world.window(&reads));
     assert_eq!((world.on(0, 900..950), world.on(2, 100..400), world.on(2, 0..500)), (50, 50, 50));
+}
+
+/// What went down did not show as free at once, and window after window sent more. Now as much goes
+/// as comes, however late it shows, and what turns hot later gets its own room.
+#[test]
+fn what_is_not_shown_as_free_yet_is_not_made_again() {
+    for late in [0, 1, 2, 5, 20] {
+        let mut world = World::new(1000, [FULL, FULL], settings());
+        (world.late, world.per_file) = (late, 10);
+        world.cache(0..500, 2 * MIB);
+        (0..60).for_each(|_| _ = world.window(&[]));
+        for (more, hot) in [(0, 900..910), (1, 900..950), (2, 850..950)] {
+            let reads: Vec<_> = hot.clone().map(|range| (range, 0, 16 * MIB)).collect();
+            for window in 0..60 {
+                world.window(&reads);
+                let (down, up) = (world.on(2, 0..500), hot.len());
+                assert!(down <= up, "{late} windows late, {more}, {window}: {down} went down for {up}");
+            }
+            assert_eq!((world.on(0, hot.clone()), world.on(2, 0..500)), (hot.len(), hot.len()), "{late}, {more}");
+        }
+        assert!(world.free[0] >= FULL && world.moves_of_one() == 1);
+    }
+}
+
+/// Somebody else took what had become free: it is made again, after a while.
+#[test]
+fn room_that_others_take_is_made_again() {
+    let mut world = World::new(1000, [FULL, FULL], settings());
+    (world.late, world.per_file) = (5, 10);
+    world.cache(0..500, 2 * MIB);
+    (0..60).for_each(|_| _ = world.window(&[]));
+    let reads: Vec<_> = (900..910).map(|range| (range, 0, 16 * MIB)).collect();
+    while world.on(2, 0..500) == 0 {
+        world.window(&reads);
+    }
+    world.hidden.clear();
+    (0..90).for_each(|_| _ = world.window(&reads));
+    assert_eq!((world.on(0, 900..910), world.on(2, 0..500)), (10, 20));
 }
 
 /// A node with less free than is to stay free gets that back first.

@@ -1,14 +1,15 @@
 //! The cost of observing: `homenode-bench observe DIRECTORY RESULT.json [ROUNDS]`.
 //!
-//! Four questions. How many interrupts do CPUs send each other because hooks are attached and
+//! Five questions. How many interrupts do CPUs send each other because hooks are attached and
 //! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
-//! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled, with
-//! the heat of ranges, exact, and with read times where they can be had take turns, each ratio is
-//! of neighbours in time. The same for bursts of 0.2, 1 and 10 s after a pause, from the first read
-//! on, also with a hook that stays attached (`--steady`). And what is used while 1,000 and 10,000 threads read a little in every window, by the observer
-//! alone, by a whole `homenode run` (the program in `HOMENODE`), and by its peers: a reader of
-//! `/proc/*/task/*/{stat,io}`, which learns who reads how much but not from where, and numad, which
-//! learns neither?
+//! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
+//! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s
+//! after a pause, from the first read on, also with a hook that stays attached (`--steady`). What
+//! does an observed read take more where ranges of files are counted, as for policy `promote`
+//! (alone: `observe --ranges DIRECTORY ROUNDS`)? And what is used while 1,000 and 10,000 threads
+//! read a little in every window, by the observer alone, by a whole `homenode run` (the program in
+//! `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how
+//! much but not from where, and numad, which learns neither?
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,6 +36,7 @@ pub fn main(args: &[&str]) -> Result<()> {
         ["--bursts", directory, rounds, seconds] => {
             return bursts(Path::new(directory), &[(seconds.parse()?, rounds.parse()?)]).map(drop);
         }
+        ["--ranges", directory, rounds] => return ranges(Path::new(directory), rounds.parse()?).map(drop),
         ["--readers", directory, threads] => return readers(Path::new(directory), threads.parse()?),
         [directory, result] => (Path::new(directory), result, 15),
         [directory, result, rounds] => (Path::new(directory), result, rounds.parse()?),
@@ -44,9 +46,10 @@ pub fn main(args: &[&str]) -> Result<()> {
     let interrupts = interrupts(directory, rounds)?;
     let bursts = bursts(directory, &lengths(rounds))?;
     let overhead = overhead(directory, rounds)?;
+    let ranges = ranges(directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(directory, n)).collect::<Result<_, _>>()?;
     let kernel = observe::Capabilities::probe().kernel;
-    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "capacity": capacity });
+    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "ranges": ranges, "capacity": capacity });
     std::fs::write(result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
 }
@@ -306,7 +309,79 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
     Ok(rows.into())
 }
 
+/// What a read takes under an observer, and with read times (`trial --read-times`) where the kernel
+/// takes their programs.
 fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
+    let timed = ReadTimes::open(&Scope::All).map(drop);
+    let mut ratios = vec![("sampled", Vec::new()), ("exact", Vec::new())];
+    if timed.is_ok() {
+        ratios.push(("read times", Vec::new()));
+    }
+    let mut alone = Vec::new();
+    on_one_cpu(directory, |file, all| {
+        for round in 0..rounds {
+            for (way, ratios) in &mut ratios {
+                // An unobserved measurement before and after each observed one, so that other work
+                // on the machine is in both.
+                let before = warm_ns(file)?;
+                let with = match *way {
+                    "read times" => {
+                        let _timed = ReadTimes::open(&Scope::All)?;
+                        settled_ns(file)?
+                    }
+                    way => observed_ns(file, &Settings { exact: way == "exact", ..Settings::default() }, all)?,
+                };
+                let after = warm_ns(file)?;
+                alone.push((before + after) / 2.0);
+                ratios.push(with / ((before + after) / 2.0));
+            }
+            eprint!("\rround {} of {rounds}", round + 1);
+        }
+        eprintln!();
+        Ok(())
+    })?;
+    let alone = quartiles(&mut alone);
+    println!("4 KiB cached pread         median   quartiles");
+    println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
+    let mut json =
+        serde_json::Map::from_iter([("rounds".to_owned(), json!(rounds)), ("alone_ns".to_owned(), json!(alone))]);
+    for (way, mut ratios) in ratios {
+        let [low, median, high] = quartiles(&mut ratios);
+        println!("  {:<22} {median:>7.3}   {low:.3} to {high:.3}", format!("{way}, ratio"));
+        json.insert(format!("{}_ratio", way.replace(' ', "_")), json!([low, median, high]));
+    }
+    if let Err(why) = timed {
+        println!("  read times are left out: {why}");
+    }
+    Ok(json.into())
+}
+
+/// What an observed pread takes more if its range is counted, too. The hook stays attached, so that
+/// each read pays.
+fn ranges(directory: &Path, rounds: usize) -> Result<Value> {
+    let (mut ratios, mut without) = (Vec::new(), Vec::new());
+    on_one_cpu(directory, |file, all| {
+        let observed = |ranges| observed_ns(file, &Settings { ranges, steady: true, ..Settings::default() }, all);
+        let mut before = observed(false)?;
+        for _ in 0..rounds {
+            let with = observed(true)?;
+            let after = observed(false)?;
+            ratios.push(with / ((before + after) / 2.0));
+            without.push(after);
+            before = after;
+        }
+        Ok(())
+    })?;
+    let (ratio, without) = (quartiles(&mut ratios), quartiles(&mut without));
+    println!("4 KiB cached pread, observed   median   quartiles");
+    println!("  without ranges        {:>6.0} ns   {:.0} to {:.0}", without[1], without[0], without[2]);
+    println!("  with, ratio           {:>8.4}   {:.4} to {:.4}", ratio[1], ratio[0], ratio[2]);
+    Ok(json!({ "rounds": rounds, "without_ns": without, "ratio": ratio }))
+}
+
+/// Measures on one CPU; all CPUs are for observers.
+fn on_one_cpu(directory: &Path, measure: impl FnOnce(&File, &rustix::thread::CpuSet) -> Result<()>) -> Result<()> {
+    std::fs::create_dir_all(directory)?;
     let path = directory.join("read");
     std::fs::write(&path, vec![1; 4096 * 4096])?;
     let file = File::open(&path)?;
@@ -317,52 +392,10 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &one)?;
-    let ways = [
-        ("sampled", Settings::default()),
-        ("sampled, ranges", Settings { ranges: true, ..Settings::default() }),
-        ("exact", Settings { exact: true, ..Settings::default() }),
-    ];
-    let mut ratios: Vec<(&str, Vec<f64>)> = ways.iter().map(|(name, _)| (*name, Vec::new())).collect();
-    // Beside no observer: what it costs comes on top.
-    let timed = ReadTimes::open(&Scope::All).map(drop);
-    if timed.is_ok() {
-        ratios.push(("read times", Vec::new()));
-    }
-    let mut alone = Vec::new();
-    for round in 0..rounds {
-        for (way, (_, ratios)) in ratios.iter_mut().enumerate() {
-            // An unobserved measurement before and after each observed one, so that other work on
-            // the machine is in both.
-            let before = warm_ns(&file)?;
-            let with = match ways.get(way) {
-                Some((_, settings)) => observed_ns(&file, settings, &all)?,
-                None => {
-                    let _timed = ReadTimes::open(&Scope::All)?;
-                    settled_ns(&file)?
-                }
-            };
-            let after = warm_ns(&file)?;
-            alone.push((before + after) / 2.0);
-            ratios.push(with / ((before + after) / 2.0));
-        }
-        eprint!("\rround {} of {rounds}", round + 1);
-    }
-    eprintln!();
+    let measured = measure(&file, &all);
     rustix::thread::sched_setaffinity(None, &all)?;
     drop(keep);
-    let alone = quartiles(&mut alone);
-    println!("4 KiB cached pread         median   quartiles");
-    println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
-    let mut json = json!({ "rounds": rounds, "alone_ns": alone });
-    for (name, mut ratios) in ratios {
-        let [low, median, high] = quartiles(&mut ratios);
-        println!("  {:<22} {median:>7.3}   {low:.3} to {high:.3}", format!("{name}, ratio"));
-        json[format!("{}_ratio", name.replace(", ", "_").replace(' ', "_"))] = json!([low, median, high]);
-    }
-    if let Err(why) = timed {
-        println!("  read times are left out: {why}");
-    }
-    Ok(json)
+    measured
 }
 
 /// First quartile, median, third quartile.

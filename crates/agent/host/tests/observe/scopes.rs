@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::{Case, cases, ensure};
 
 pub const CASES: &[Case] = cases![
     // Scopes are the same with every hook.
-    Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope;
+    Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope, what_only_others_read_is_not_idle;
 ];
 
 fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
@@ -81,6 +82,29 @@ fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
         let seen = scoped.window(Duration::ZERO)?;
         let stranger = seen.threads.iter().find(|t| t.thread.pid == pid);
         ensure!(stranger.is_none(), "{scope:?}: {stranger:?} is another process");
+    }
+    Ok(Completion::Completed)
+}
+
+/// A run that is limited to some processes sent down what others had read.
+fn what_only_others_read_is_not_idle(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let own = cached_file(directory.path(), "own", 4 * MIB, 1 << 16)?;
+    let others = cached_file(directory.path(), "others", 4 * MIB, 1 << 16)?;
+    let nodes: Vec<_> = topology()?.nodes.iter().map(|node| node.id).collect();
+    for (scope, seen) in [(Scope::All, true), (Scope::Pids(vec![std::process::id()]), false)] {
+        let said = format!("{scope:?}");
+        let mut observer = open(&Settings { scope, ranges: true, ..settings(true, hooks) })?;
+        pread_all(&own, 1 << 16)?;
+        let other = Command::new("cat").arg(&others).stdout(Stdio::null()).status()?;
+        ensure!(other.success(), "cat: {other}");
+        observer.window(Duration::ZERO)?;
+        observer.window(Duration::ZERO)?;
+        let idle: BTreeSet<u64> = observer.idle(&nodes).into_keys().map(|file| file.ino).collect();
+        for (file, expected) in [(&own, true), (&others, seen)] {
+            let ino = std::fs::metadata(file)?.ino();
+            ensure!(idle.contains(&ino) == expected, "{said}: {} is not as it should be: {idle:?}", file.display());
+        }
     }
     Ok(Completion::Completed)
 }

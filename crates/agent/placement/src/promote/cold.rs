@@ -1,12 +1,12 @@
 //! Room for what is hot: which cold ranges go down for it.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use topology::NodeId;
 
 use super::nodes::Nodes;
-use super::{Hot, Promote};
+use super::{Asked, Hot, Promote};
 use crate::{RANGE_BYTES, Snapshot, Subject};
 
 /// What comes up must have been read so many times as often as what goes down for it: an exchange
@@ -36,6 +36,57 @@ impl Wanted {
             place = place.saturating_sub(*bytes);
             within.then_some(*heat)
         })
+    }
+}
+
+/// Seconds until what has left a node shows as free there. The kernel keeps freed pages on lists of
+/// each CPU, which may hold an eighth of a zone's memory together. Each second it lowers the limits
+/// of the lists by an eighth (Linux 6.7 and later), and frees what is above them: 0.03 % of a limit
+/// is left after so long.
+const SHOWS_S: f64 = 60.0;
+/// And windows: where these take longer than that, the kernel's own work is late, too.
+const SHOWS_WINDOWS: f64 = 10.0;
+
+/// What left each node to make room, and may not show as free there yet: bytes and when, the oldest
+/// first.
+#[derive(Debug, Default)]
+pub(super) struct Made(BTreeMap<NodeId, VecDeque<(f64, u64)>>);
+
+impl Made {
+    /// Of a move, so many bytes are where they should be by now.
+    pub(super) fn down(&mut self, asked: &mut Asked, done: u64, now: f64) {
+        let more = done.saturating_sub(asked.done);
+        asked.done = asked.done.max(done);
+        if asked.down && more > 0 {
+            self.0.entry(asked.from).or_default().push_back((now, more));
+        }
+    }
+
+    /// So many bytes come to a node: there was room for them, and the oldest was it.
+    pub(super) fn used(&mut self, node: NodeId, mut bytes: u64) {
+        let Some(made) = self.0.get_mut(&node) else { return };
+        while let Some((_, first)) = made.front_mut()
+            && bytes > 0
+        {
+            let part = bytes.min(*first);
+            (*first, bytes) = (*first - part, bytes - part);
+            if *first == 0 {
+                made.pop_front();
+            }
+        }
+    }
+
+    /// Forgets what shows by now, or was taken by others.
+    pub(super) fn forget(&mut self, now: f64, window_s: f64) {
+        let shows_s = SHOWS_S.max(SHOWS_WINDOWS * window_s);
+        self.0.retain(|_, made| {
+            made.retain(|(at, _)| now - *at < shows_s);
+            !made.is_empty()
+        });
+    }
+
+    fn on(&self, node: NodeId) -> u64 {
+        self.0.get(&node).into_iter().flatten().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
@@ -100,7 +151,8 @@ impl Promote {
     ) -> Room {
         let lacking = nodes.missing(node, 0);
         let going = self.asked.values().filter(|asked| asked.from == node);
-        let going = going.fold(0u64, |sum, asked| sum.saturating_add(asked.left));
+        // And what has just gone, which may not show as free yet.
+        let going = going.fold(self.made.on(node), |sum, asked| sum.saturating_add(asked.left));
         let needed = nodes.missing(node, wanted.bytes());
         // Why no more is made, if not for want of cold ranges.
         let (mut made, mut why) = (going, Room::NoneColder);

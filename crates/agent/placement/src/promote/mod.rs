@@ -25,19 +25,21 @@
 //! what comes up share one rate. A range that comes up again soon after it went down stays twice as
 //! long, and each further time twice as long again: a load that goes in circles is not followed.
 //! Where nothing is colder, promotion ends: what was promoted stays, and the plan says what is left
-//! and why. Room counts when the node has it, so a range that the kernel had reclaimed before it
-//! could go down costs nothing but a look.
+//! and why. What comes up waits until the node has the room, so a range that the kernel had
+//! reclaimed before it could go down costs nothing but a look. What is to go down is bounded by
+//! what was made already: the bytes on their way and those that have left the node count until
+//! something comes up in their place, or until they must have shown (`cold::Made`).
 //!
 //! **Limits.** Heat comes from samples: a range that a slow reader passes once can look as if it
 //! had been read twice. What programs reclaim themselves counts for every node, so promotion also
 //! pauses where it need not. What was cached before homenode began to count, and not read since,
 //! does not go down; nor do files and ends of files below 2 MiB, and pages that programs map. A
 //! range that the kernel itself sends down again stays there for its stay, an hour at most. A plane
-//! lists the oldest ranges of a node only, and where many of these are to stay, others that are
-//! colder than what comes up are not seen. Free memory shows late, so up to three times as much
-//! went down in a test as was wanted. Data on the memory of another socket is no slower memory:
-//! there, threads go to their data. Ranges that a window does not list are not known. Without a
-//! plane that tells what the kernel reclaims, nothing moves.
+//! lists some of the ranges that nobody reads, and the oldest of all may have to wait for their
+//! turn. Room that somebody else takes before it shows is made again after a minute only. Data
+//! on the memory of another socket is no slower memory: there, threads go to their data. Ranges
+//! that a window does not list are not known. Without a plane that tells what the kernel reclaims,
+//! nothing moves.
 
 mod cold;
 mod nodes;
@@ -55,7 +57,7 @@ use crate::{
     FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot,
     Subject, Traits, Wish,
 };
-use cold::{Down, Wanted};
+use cold::{Down, Made, Wanted};
 use nodes::Nodes;
 
 /// The settings of promotion.
@@ -126,8 +128,9 @@ struct Asked {
     starts: Vec<u64>,
     /// It makes room.
     down: bool,
-    /// Bytes that are not there yet.
+    /// Bytes that are not there yet, and those that are by its last outcome.
     left: u64,
+    done: u64,
     at_s: f64,
 }
 
@@ -147,6 +150,8 @@ pub struct Promote {
     /// Windows since the kernel reclaimed memory of a node.
     quiet: FxHashMap<NodeId, u32>,
     asked: FxHashMap<Subject, Asked>,
+    /// What left each node to make room there, and has not been used yet.
+    made: Made,
     /// Until when each range stays that was promoted.
     moved: FxHashMap<Subject, BTreeMap<u64, f64>>,
     /// When each range last went down, and how often without a longer stay below.
@@ -164,6 +169,7 @@ impl Promote {
             settings,
             quiet: FxHashMap::default(),
             asked: FxHashMap::default(),
+            made: Made::default(),
             moved: FxHashMap::default(),
             down: FxHashMap::default(),
             last: FxHashMap::default(),
@@ -194,11 +200,16 @@ impl Promote {
                         // Until it has counted its bytes, a copy reports none.
                         if let OutcomeState::Running { bytes: bytes @ 1.., done } = &outcome.result {
                             asked.left = bytes.saturating_sub(*done);
+                            self.made.down(asked, *done, now);
                         }
                     }
                 }
                 OutcomeState::HeldBack { .. } | OutcomeState::Failed { bytes: 0, .. } => self.not_moved(subject),
-                OutcomeState::Done { .. } | OutcomeState::Failed { .. } => _ = self.asked.remove(subject),
+                OutcomeState::Done { bytes, .. } | OutcomeState::Failed { bytes, .. } => {
+                    if let Some(mut asked) = self.asked.remove(subject) {
+                        self.made.down(&mut asked, *bytes, now);
+                    }
+                }
                 OutcomeState::Refused { .. } | OutcomeState::RolledBack { .. } => {
                     self.not_moved(subject);
                     self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
@@ -213,6 +224,7 @@ impl Promote {
         let stay_s = self.settings.stay_s;
         // A recording does not say what became of moves.
         self.asked.retain(|_, asked| now - asked.at_s <= stay_s);
+        self.made.forget(now, snapshot.window_s);
         self.moved.retain(|_, ranges| {
             ranges.retain(|_, until| now < *until);
             !ranges.is_empty()
@@ -331,6 +343,7 @@ impl Promote {
                     let (of, ranges) = chosen.entry(one.file).or_insert_with(|| ((one.from, to), Vec::new()));
                     if *of == (one.from, to) {
                         nodes.take(to, one.size);
+                        self.made.used(to, one.size);
                         budget -= one.size as f64;
                         ranges.push(one);
                         continue;
@@ -404,7 +417,8 @@ impl Promote {
             let (at, times) = down.entry(*start).or_default();
             (*at, *times) = (snapshot.time_s, (*times + 1).min(MOST_DOUBLED));
         }
-        self.asked.insert(subject.clone(), Asked { from, to, starts, down: true, left, at_s: snapshot.time_s });
+        let at_s = snapshot.time_s;
+        self.asked.insert(subject.clone(), Asked { from, to, starts, down: true, left, done: 0, at_s });
         Move { subject, pid: 0, from, to, reason: Reason::Demotion, why: why.into(), ranges }
     }
 
@@ -426,7 +440,8 @@ impl Promote {
         let until = |start: &u64| snapshot.time_s + self.settings.stay_after(times(start));
         self.moved.entry(subject.clone()).or_default().extend(starts.iter().map(|start| (*start, until(start))));
         self.last.insert(subject.clone(), snapshot.time_s);
-        self.asked.insert(subject.clone(), Asked { from, to, starts, down: false, left: size, at_s: snapshot.time_s });
+        let at_s = snapshot.time_s;
+        self.asked.insert(subject.clone(), Asked { from, to, starts, down: false, left: size, done: 0, at_s });
         let why = format!(
             "{} ranges of 2 MiB ({}) were read {:.1} times over lately, from slower memory",
             ranges.len(),
