@@ -3,7 +3,7 @@
 //! **Problem.** Data that is moved to a node whose memory is full pushes out something else, and
 //! the kernel does not say beforehand what.
 //!
-//! **Approach.** `/proc/zoneinfo` has the watermarks of each zone, and `vmstat` of each node counts
+//! **Approach.** `/proc/zoneinfo` has the watermarks of each zone and the lists of CPUs, and `vmstat` of each node counts
 //! refaults and demotions. Few kernels count there what reclaim looked at. Otherwise the machine's
 //! count (`/proc/vmstat`) is told apart by the kernel's own threads: what kswapd looked at is of the
 //! nodes whose kswapd has run ([`Kswapds`], `/proc/PID/schedstat`). What programs reclaimed
@@ -58,6 +58,8 @@ fn node_of(proc_root: &Path, pid: u32) -> Option<NodeId> {
 pub struct Counts {
     /// Pages that the kernel wants to be free: the high watermarks of all zones of the node.
     pub high: u64,
+    /// Free pages that the kernel keeps on lists of each CPU. They do not count as free memory.
+    pub on_lists: u64,
     /// Pages that kswapd looked at, of this node or of the machine.
     kswapd: u64,
     /// Pages that programs looked at when they needed memory, of this node or of the machine.
@@ -95,19 +97,20 @@ pub fn read(
     let text = |path: &Path| {
         fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
     };
-    let high = high_watermarks(&text(&proc_root.join("zoneinfo"))?);
+    let zones = zones(&text(&proc_root.join("zoneinfo"))?);
     let machine = text(&proc_root.join("vmstat"))?;
     let mut all = BTreeMap::new();
     for node in nodes {
         let own = text(&sys_root.join(format!("devices/system/node/node{node}/vmstat")))?;
         // Without a watermark nobody knows how much must stay free.
-        let Some(high) = high.get(node).copied() else { continue };
+        let Some(Zones { high: Some(high), on_lists }) = zones.get(node).copied() else { continue };
         let is_own = sum(&own, &["pgscan_kswapd"]).is_some();
         let sum = |names: &[&str]| sum(&own, names).or_else(|| sum(&machine, names)).unwrap_or(0);
         all.insert(
             *node,
             Counts {
                 high,
+                on_lists,
                 kswapd: sum(&["pgscan_kswapd"]),
                 direct: sum(&["pgscan_direct"]),
                 ran_ns: if is_own { None } else { kswapds.ran_ns(proc_root, *node) },
@@ -129,17 +132,30 @@ fn sum(text: &str, names: &[&str]) -> Option<u64> {
     values.reduce(u64::saturating_add)
 }
 
-/// The high watermarks of each node's zones, in pages.
-fn high_watermarks(zoneinfo: &str) -> BTreeMap<NodeId, u64> {
-    let mut all = BTreeMap::new();
+/// What the zones of a node have, in pages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Zones {
+    high: Option<u64>,
+    on_lists: u64,
+}
+
+fn zones(zoneinfo: &str) -> BTreeMap<NodeId, Zones> {
+    let mut all = BTreeMap::<NodeId, Zones>::new();
     let mut node = None;
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
             node = rest.split(',').next().and_then(|id| id.trim().parse().ok()).map(NodeId);
-        } else if let (Some(node), Some(value)) = (node, line.strip_prefix("        high ")) {
-            // Sets of pages of each CPU have a line `high:` further in.
-            let sum: &mut u64 = all.entry(node).or_default();
-            *sum = sum.saturating_add(value.trim().parse().unwrap_or(0));
+            continue;
+        }
+        let Some(node) = node else { continue };
+        let pages = |value: &str| value.trim().parse::<u64>().unwrap_or(0);
+        // Sets of pages of each CPU have a line `high:` further in.
+        if let Some(value) = line.strip_prefix("        high ") {
+            let high = &mut all.entry(node).or_default().high;
+            *high = Some(high.unwrap_or(0).saturating_add(pages(value)));
+        } else if let Some(value) = line.trim_start().strip_prefix("count:") {
+            let on_lists = &mut all.entry(node).or_default().on_lists;
+            *on_lists = on_lists.saturating_add(pages(value));
         }
     }
     all
@@ -198,9 +214,26 @@ Node 2, zone  Movable
         assert_eq!(kswapds, Kswapds(BTreeMap::from([(NodeId(0), 40)])));
         let read = |kswapds: &Kswapds| super::read(&proc, &sys, &[NodeId(0), NodeId(2)], kswapds).unwrap();
         let before = read(&kswapds);
-        let node0 =
-            Counts { high: 9590, kswapd: 40, direct: 2, ran_ns: Some(1000), swapped_out: 3, refaulted: 6, demoted: 0 };
-        let node2 = Counts { high: 32, kswapd: 7, direct: 1, ran_ns: None, swapped_out: 3, refaulted: 99, demoted: 9 };
+        let node0 = Counts {
+            high: 9590,
+            on_lists: 7,
+            kswapd: 40,
+            direct: 2,
+            ran_ns: Some(1000),
+            swapped_out: 3,
+            refaulted: 6,
+            demoted: 0,
+        };
+        let node2 = Counts {
+            high: 32,
+            on_lists: 0,
+            kswapd: 7,
+            direct: 1,
+            ran_ns: None,
+            swapped_out: 3,
+            refaulted: 99,
+            demoted: 9,
+        };
         assert_eq!((before[&NodeId(0)], before[&NodeId(2)]), (node0, node2));
 
         let scanned = |kswapds: &Kswapds, before: &BTreeMap<NodeId, Counts>| {

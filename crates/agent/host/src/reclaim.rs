@@ -42,6 +42,7 @@ impl Reclaimed {
                 *node,
                 Reclaim {
                     high_watermark: now.high.saturating_mul(page),
+                    free_on_lists: now.on_lists.saturating_mul(page),
                     scanned: now.scanned_since(before).saturating_mul(page),
                     swapped_out: bytes(|c| c.swapped_out),
                     refaulted: bytes(|c| c.refaulted),

@@ -113,6 +113,11 @@ pub struct Reclaim {
     /// The sum of the high watermarks of the node's zones, in bytes: the kernel makes free what is
     /// missing to it once free memory has fallen below the low watermark.
     pub high_watermark: u64,
+    /// Bytes of free pages of the node that the kernel keeps on lists of each CPU, which
+    /// `memory_free` does not count: new pages come from them first, and the pages that a move
+    /// leaves go there.
+    #[serde(default)]
+    pub free_on_lists: u64,
     /// Bytes in the pages that reclaim looked at in the window because the machine had no free
     /// memory, not because a control group had reached its limit. On kernels that do not count this
     /// by node, the sum of the machine, unless it is known that none of it was of this node.

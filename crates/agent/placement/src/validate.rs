@@ -134,6 +134,7 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
         seconds(format_args!("{at}.cpu_s"), node.cpu_s.unwrap_or(0.0))?;
         if let Some(reclaim) = &node.reclaim {
             bytes(format_args!("{at}.reclaim.high_watermark"), reclaim.high_watermark)?;
+            bytes(format_args!("{at}.reclaim.free_on_lists"), reclaim.free_on_lists)?;
             bytes(format_args!("{at}.reclaim"), reclaim.pressure().saturating_add(reclaim.after_pressure()))?;
         }
         if let Some(measured) = &node.measured {

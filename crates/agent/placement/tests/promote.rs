@@ -41,6 +41,8 @@ struct World {
     /// and where.
     late: u32,
     hidden: Vec<(f64, NodeId)>,
+    /// Free pages on lists of each CPU of node 0.
+    on_lists: u64,
     /// Ranges of each file.
     per_file: usize,
     policy: Promote,
@@ -59,6 +61,7 @@ impl World {
             stuck: false,
             late: 0,
             hidden: Vec::new(),
+            on_lists: 0,
             per_file: ranges,
             policy: Promote::new(settings),
         }
@@ -77,8 +80,9 @@ impl World {
             load.tier = Some(u32::from(id == 2));
             load.memory_free = self.free[id];
             let scanned = self.scanned.get(id).copied().unwrap_or(0);
+            let (refaulted, free_on_lists) = (self.refaulted, if id == 0 { self.on_lists } else { 0 });
             load.reclaim =
-                Some(Reclaim { high_watermark: HIGH, scanned, refaulted: self.refaulted, ..Reclaim::default() });
+                Some(Reclaim { high_watermark: HIGH, free_on_lists, scanned, refaulted, ..Reclaim::default() });
         }
         nodes
     }
@@ -313,6 +317,19 @@ fn what_is_not_shown_as_free_yet_is_not_made_again() {
             assert_eq!((world.on(0, hot.clone()), world.on(2, 0..500)), (hot.len(), hot.len()), "{late}, {more}");
         }
         assert!(world.free[0] >= FULL && world.moves_of_one() == 1);
+    }
+}
+
+/// What went down stayed on lists of CPUs for good, and was never free by the kernel's count. It
+/// counts in the reserve, but not for all of it.
+#[test]
+fn free_pages_on_lists_are_a_part_of_the_reserve() {
+    for (on_lists, near) in [(0, 0), (20 * MIB, 10), (32 * MIB, 16), (100 * MIB, 16)] {
+        let mut world = World::new(1000, [FULL, FULL], settings());
+        world.on_lists = on_lists;
+        let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
+        (0..3).for_each(|_| _ = world.window(&reads));
+        assert_eq!(world.on(0, 900..950), near, "{on_lists}");
     }
 }
 

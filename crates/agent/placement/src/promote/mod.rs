@@ -12,11 +12,12 @@
 //! a program that reads through a file is there once) and lately so many times over that a copy is
 //! cheaper than that ([`Settings::reads`]). It goes to the node with CPUs that is nearest to its
 //! readers, nearer than where it is, and has room. Room is what is free above the kernel's high
-//! watermark and a reserve, so promotion itself causes no reclaim; and a node where the kernel
-//! reclaimed or demoted in the last windows has none. Swapping and reading in again prolong that,
-//! and mean nothing else: a control group at its limit does both. The hottest come first. A range
-//! stays for a time after its move ([`Settings::stay_s`]). A file has one move at a time, its
-//! ranges in ascending order.
+//! watermark and a reserve, so promotion itself causes no reclaim; free pages that the kernel keeps
+//! on lists of each CPU count in up to half of the reserve; and a node where the kernel reclaimed
+//! or demoted in the last windows has none. Swapping and reading in again prolong that, and mean
+//! nothing else: a control group at its limit does both. The hottest come first. A range stays for
+//! a time after its move ([`Settings::stay_s`]). A file has one move at a time, its ranges in
+//! ascending order.
 //!
 //! When there is no more room, ranges that were not read for as long as that go down to slower
 //! memory, those first that were not read for longest, and only if they were read four times more

@@ -33,14 +33,18 @@ impl Nodes {
         let place = |node: &NodeLoad| {
             let kept = node.reclaim.as_ref().map(|reclaim| reclaim.high_watermark);
             let kept = kept.map(|high| high.saturating_add(settings.reserve_bytes as u64));
+            // What is on lists is part of the reserve, of half of it at most: the kernel reclaims
+            // by what is free beside them.
+            let on_lists = node.reclaim.as_ref().map_or(0, |reclaim| reclaim.free_on_lists);
+            let free = node.memory_free.saturating_add(on_lists.min(settings.reserve_bytes as u64 / 2));
             let is_quiet = quiet.get(&node.id).is_none_or(|windows| *windows >= settings.quiet_windows);
             let room = match kept {
                 None => Err(Left::Unknown),
                 Some(_) if !is_quiet => Err(Left::Pressure),
-                Some(kept) => Ok(node.memory_free.saturating_sub(kept)),
+                Some(kept) => Ok(free.saturating_sub(kept)),
             };
             let has_cpus = !node.cpus.is_empty();
-            let (free, kept) = (node.memory_free, kept.unwrap_or(0));
+            let kept = kept.unwrap_or(0);
             let tier = node.tier.unwrap_or(u32::from(!has_cpus));
             (node.id, Place { tier, has_cpus, distance: node.distance.clone(), room, free, kept })
         };
