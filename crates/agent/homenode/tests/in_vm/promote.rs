@@ -19,6 +19,7 @@ use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
     Test { name: "promote::hot_ranges_go_to_their_readers", nodes: &[2], run: hot_ranges },
+    Test { name: "promote::auto_promotes_hot_ranges_and_moves_no_file", nodes: &[2], run: auto_hot_ranges },
     Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
     Test { name: "promote::colder_cache_makes_room", nodes: &[2], run: cold_makes_room },
     Test { name: "promote::a_scan_moves_nothing", nodes: &[2], run: scan },
@@ -113,7 +114,7 @@ fn bytes_on(found: &[[u64; 3]], node: usize) -> u64 {
 }
 
 pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
-    daemon_with(bench, &format!("reserve_bytes = {reserve:.1}"), options)
+    daemon_with(bench, &format!("reserve_bytes = {reserve:.1}"), &[&["--policy", "promote"], options].concat())
 }
 
 fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
@@ -121,18 +122,27 @@ fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon
     let budget = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
     // In an emulated machine all memory is as fast: that a plan has not paid would be chance.
     fs::write(&config, format!("{budget}\n[moves]\ntrial = 0\n\n[promote]\n{settings}\n"))?;
-    bench.daemon_with(&config, "2MB/s", &[&["--policy", "promote"], options].concat())
+    bench.daemon_with(&config, "2MB/s", options)
+}
+
+fn hot_ranges() -> Outcome {
+    served_near("promote")
+}
+
+/// After the windows that `auto` has for its own plans. A whole file would be ten times as much.
+fn auto_hot_ranges() -> Outcome {
+    served_near("auto")
 }
 
 /// Readers on both nodes with CPUs read a tenth of a file that is cached on the node without.
-fn hot_ranges() -> Outcome {
+fn served_near(policy: &str) -> Outcome {
     memory_node()?;
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     cache::put(&file, RANGES * RANGE, SLOW as u32)?;
     let _readers = [0, 1].map(|node| Reader::start(&bench, node, &file, HOT[node as usize]));
     let _readers = _readers.into_iter().collect::<Result<Vec<_>>>()?;
-    let mut daemon = daemon(&bench, 2e7, &[])?;
+    let mut daemon = daemon_with(&bench, "reserve_bytes = 20000000.0", &["--policy", policy])?;
     // Share of the reads that the readers' own node serves, and of the file that has moved.
     let shares = || -> Result<(f64, f64)> {
         let found = found(&file)?;
@@ -217,7 +227,7 @@ fn cold_makes_room() -> Outcome {
     let bench = Bench::new()?;
     let hot = bench.dir().join("hot");
     cache::put(&hot, 40 * RANGE, SLOW as u32)?;
-    let mut daemon = daemon_with(&bench, &format!("reserve_bytes = {KEPT}.0\nstay_s = 6.0"), &[])?;
+    let mut daemon = daemon_with(&bench, &format!("reserve_bytes = {KEPT}.0\nstay_s = 6.0"), &["--policy", "promote"])?;
     daemon.window()?;
     let (cold, size) = fill(&bench, RANGE)?;
     let before = reclaimed()?;
