@@ -1,9 +1,10 @@
 //! DAMON, the kernel's monitor of accesses, through sysfs
-//! (Documentation/admin-guide/mm/damon/usage.rst), with its own intervals and number of regions.
+//! (Documentation/admin-guide/mm/damon/usage.rst), with its own number of regions.
 
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -30,6 +31,9 @@ pub struct MigrateHot {
     pub to: u32,
     /// Bytes per second at most.
     pub rate: u64,
+    /// Time between two samples. A page shows as accessed if it was within that time. Twenty
+    /// samples make a figure of accesses.
+    pub sample: Duration,
 }
 
 impl Damon {
@@ -60,7 +64,7 @@ impl Damon {
         Ok(Self { stat })
     }
 
-    /// Watches a process.
+    /// Watches a process, with the kernel's intervals.
     ///
     /// # Errors
     ///
@@ -87,6 +91,8 @@ impl Damon {
         set("contexts/0/targets/0/regions/nr_regions", "1")?;
         set("contexts/0/targets/0/regions/0/start", &what.from.start.to_string())?;
         set("contexts/0/targets/0/regions/0/end", &what.from.end.to_string())?;
+        set("contexts/0/monitoring_attrs/intervals/aggr_us", &(20 * what.sample).as_micros().to_string())?;
+        set("contexts/0/monitoring_attrs/intervals/sample_us", &what.sample.as_micros().to_string())?;
         set("contexts/0/schemes/nr_schemes", "1")?;
         let scheme = |file: &str, value: &str| set(&format!("contexts/0/schemes/0/{file}"), value);
         scheme("action", "migrate_hot")?;

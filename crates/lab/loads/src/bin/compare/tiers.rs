@@ -48,6 +48,9 @@ const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
 const RESERVE: u64 = 10_000_000;
 /// Bytes per second that DAMON may migrate at most: homenode's default.
 const RATE: u64 = 250_000_000;
+/// DAMON's sampling interval: ten times its default, with which it saw no access at all. A reader of
+/// an emulated machine needs longer than 5 ms until it comes back to a page.
+const SAMPLE: Duration = Duration::from_millis(50);
 
 /// Who may move pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +165,18 @@ enum Mover {
     None,
     Homenode(Daemon),
     Damon(Damon),
+}
+
+impl Mover {
+    /// CPU seconds so far, of homenode or of DAMON's thread in the kernel.
+    fn cpu_s(&self) -> Result<Option<f64>> {
+        Ok(match self {
+            Self::None => None,
+            // With its copies, each of which ends with its thread.
+            Self::Homenode(daemon) => Some(threads::cpu_ticks(daemon.pid())? as f64 / 100.0),
+            Self::Damon(damon) => Some(damon.cpu_s()?),
+        })
+    }
 }
 
 impl Run {
@@ -295,9 +310,10 @@ fn damon_target(machine: &Machine) -> Result<u32> {
 fn about_damon(machine: &Machine) -> Result<String> {
     let to = damon_target(machine)?;
     Ok(format!(
-        "watches the physical memory of the slow node with the kernel's default intervals and regions; once a second \
+        "samples the physical memory of the slow node every {} ms, with the kernel's default regions; once a second \
          what was accessed goes to node {to}, at most {} MB/s, without pages that were not accessed since the last time (`young`) \
          and, where the kernel knows that filter (6.15), without mapped ones (`unmapped`)",
+        SAMPLE.as_millis(),
         RATE / 1_000_000
     ))
 }
@@ -307,16 +323,16 @@ fn addresses(node: u32) -> Result<Range<u64>> {
     let blocks = "/sys/devices/system/memory/block_size_bytes";
     let size = u64::from_str_radix(&read(blocks)?, 16).context(blocks)?;
     let dir = format!("/sys/devices/system/node/node{node}");
-    let mut range = u64::MAX..0;
+    let (mut start, mut end) = (u64::MAX, 0);
     for entry in fs::read_dir(&dir).with_context(|| dir.clone())? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("memory")).and_then(|n| n.parse::<u64>().ok());
         if let Some(number) = number {
-            range = range.start.min(number * size)..range.end.max((number + 1) * size);
+            (start, end) = (start.min(number * size), end.max((number + 1) * size));
         }
     }
-    ensure!(!range.is_empty(), "{dir}: no memory");
-    Ok(range)
+    ensure!(start < end, "{dir}: no memory");
+    Ok(start..end)
 }
 
 /// A node with memory and without CPUs.
@@ -475,14 +491,17 @@ fn look(
         }
         Way::Damon => {
             let damon = Damon::free()?;
-            damon.migrate_hot(&MigrateHot { from: addresses(slow)?, to: damon_target(machine)?, rate: RATE })?;
+            let (from, to) = (addresses(slow)?, damon_target(machine)?);
+            damon.migrate_hot(&MigrateHot { from, to, rate: RATE, sample: SAMPLE })?;
             Mover::Damon(damon)
         }
         Way::Kernel | Way::Tiering => Mover::None,
     };
+    let cpu_before = mover.cpu_s()?;
     let (began, before, seconds) = (Instant::now(), migrated()?, load.seconds(args));
     let mut looks = Vec::new();
-    let mut counted: Vec<Vec<u64>> = readers.iter().map(|reader| vec![0; reader.counts.len()]).collect();
+    let counts = |reader: &Reader| reader.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    let mut counted: Vec<Vec<u64>> = readers.iter().map(counts).collect();
     while began.elapsed().as_secs_f64() < seconds {
         part.store((began.elapsed().as_secs_f64() / seconds * load.parts() as f64) as usize, Ordering::Relaxed);
         let until = Instant::now() + PERIOD;
@@ -525,16 +544,10 @@ fn look(
         }
         looks.push(look);
     }
-    let cpu_s = match mover {
-        Mover::Homenode(daemon) => {
-            // Its copies end, each with its thread.
-            let ticks = threads::cpu_ticks(daemon.pid())?;
-            daemon.rest(Signal::TERM)?;
-            Some(ticks as f64 / 100.0)
-        }
-        Mover::Damon(damon) => Some(damon.cpu_s()?),
-        Mover::None => None,
-    };
+    let cpu_s = mover.cpu_s()?.zip(cpu_before).map(|(now, before)| now - before);
+    if let Mover::Homenode(daemon) = mover {
+        daemon.rest(Signal::TERM)?;
+    }
     Ok(Run { way, looks, cpu_s })
 }
 
