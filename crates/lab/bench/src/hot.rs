@@ -21,6 +21,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use lab::damon::Damon;
 use observe::mapped::Mapped;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::time::{ClockId, clock_gettime};
@@ -132,7 +133,7 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     let per_gib_ms = median(costs) * 1e3 / (bytes as f64 / f64::from(1 << 30));
     let damon = Damon::free();
     if let Err(why) = &damon {
-        println!("DAMON is left out: {why}");
+        println!("DAMON is left out: {why:#}");
     }
     let sleep = |until: Instant| std::thread::sleep(until.saturating_duration_since(Instant::now()));
     let (mut ours, mut theirs, mut our_cpu, mut their_cpu) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -150,11 +151,11 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
         let mut line =
             format!("round {round}: {:.1} M reads in a CPU second alone, homenode {:.4}", alone / 1e6, sampled / alone);
         if let Ok(damon) = &damon {
-            damon.on(pid);
-            let before = damon.cpu_s();
+            damon.watch(pid).unwrap();
+            let before = damon.cpu_s().unwrap();
             let watched = program.rate(sleep);
-            their_cpu.push((damon.cpu_s() - before) / SPELL.as_secs_f64());
-            damon.off();
+            their_cpu.push((damon.cpu_s().unwrap() - before) / SPELL.as_secs_f64());
+            damon.off().unwrap();
             theirs.push(watched / alone);
             line.push_str(&format!(", DAMON {:.4}", watched / alone));
         }
@@ -170,51 +171,4 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     }
     println!("{figures:#}");
     fs::write(out, format!("{figures:#}\n")).unwrap();
-}
-
-const KDAMOND: &str = "/sys/kernel/mm/damon/admin/kdamonds/0";
-
-/// DAMON through sysfs (Documentation/admin-guide/mm/damon/usage.rst), with its own intervals and
-/// number of regions.
-struct Damon;
-
-impl Damon {
-    /// If the kernel has it and nobody uses it.
-    fn free() -> Result<Self, String> {
-        let number = "/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
-        let had = fs::read_to_string(number).map_err(|e| format!("{number}: {e}"))?;
-        if had.trim() == "0" {
-            fs::write(number, "1").map_err(|e| format!("{number}: {e}"))?;
-        }
-        match fs::read_to_string(format!("{KDAMOND}/state")) {
-            Ok(state) if state.trim() == "off" && had.trim().parse::<u32>().is_ok_and(|n| n <= 1) => Ok(Self),
-            Ok(state) => Err(format!("it is in use ({} kdamonds, {})", had.trim(), state.trim())),
-            Err(e) => Err(format!("{KDAMOND}/state: {e}")),
-        }
-    }
-
-    fn set(file: &str, value: &str) {
-        fs::write(format!("{KDAMOND}/{file}"), value).unwrap_or_else(|e| panic!("{KDAMOND}/{file}: {e}"));
-    }
-
-    fn on(&self, pid: u32) {
-        Self::set("contexts/nr_contexts", "1");
-        Self::set("contexts/0/operations", "vaddr");
-        Self::set("contexts/0/targets/nr_targets", "1");
-        Self::set("contexts/0/targets/0/pid_target", &pid.to_string());
-        Self::set("state", "on");
-    }
-
-    fn off(&self) {
-        Self::set("state", "off");
-        Self::set("contexts/nr_contexts", "0");
-    }
-
-    /// CPU time of the kernel's thread: utime and stime of its stat, in hundredths of a second.
-    fn cpu_s(&self) -> f64 {
-        let pid = fs::read_to_string(format!("{KDAMOND}/pid")).unwrap();
-        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
-        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
-    }
 }

@@ -46,7 +46,7 @@ pub fn write(path: &Path, bytes: u64, node: u32) -> Result<()> {
 }
 
 /// Binds the calling thread's memory to one node.
-fn bind_memory(node: u32) -> io::Result<()> {
+pub fn bind_memory(node: u32) -> io::Result<()> {
     const MPOL_BIND: libc::c_int = 2;
     let bits = libc::c_ulong::BITS;
     let mut mask = vec![0 as libc::c_ulong; (node / bits) as usize + 1];

@@ -7,9 +7,9 @@
 //! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls
 //! `move_pages(2)`, [`cache`] puts a file's pages on a node, [`load`] reads files with a controlled
 //! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
-//! homenode and its mounts, [`filebench`] works as filebench does, [`plot`] draws the results. No
-//! instrument uses another crate of homenode; [`filebench`] has its operations and sizes from the
-//! simulator, so that both run the same load.
+//! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`filebench`] works as
+//! filebench does, [`plot`] draws the results. No instrument uses another crate of homenode;
+//! [`filebench`] has its operations and sizes from the simulator, so that both run the same load.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
@@ -33,6 +33,7 @@ pub fn exit(result: Result<()>) -> ExitCode {
 
 pub mod cache;
 pub mod daemon;
+pub mod damon;
 pub mod filebench;
 pub mod fio;
 pub mod hung;

@@ -29,6 +29,11 @@ pub fn each(path: &Path) -> Result<Vec<i32>> {
 
 /// The number and the node of each cached page of a file. Reads in none.
 pub fn cached(path: &Path) -> Result<Vec<(u64, i32)>> {
+    cached_among(path, |_| true)
+}
+
+/// The same of those pages whose numbers are wanted; the others are not touched.
+pub fn cached_among(path: &Path, wanted: impl Fn(u64) -> bool) -> Result<Vec<(u64, i32)>> {
     mapped(path, |base, len| {
         let pages = len.div_ceil(page_size());
         let mut cached = vec![0u8; pages];
@@ -39,7 +44,8 @@ pub fn cached(path: &Path) -> Result<Vec<(u64, i32)>> {
         // SAFETY: the range is a mapping. Without readahead a touch reads in nothing else.
         unsafe { madvise(base, len, Advice::Random) }.context("madvise")?;
         let mut found = Vec::new();
-        for page in (0..pages).filter(|page| cached.get(*page).is_some_and(|c| c & 1 == 1)) {
+        let is_cached = |page: &usize| cached.get(*page).is_some_and(|c| c & 1 == 1);
+        for page in (0..pages).filter(|page| wanted(*page as u64)).filter(is_cached) {
             let at = base.cast::<u8>().wrapping_add(page * page_size()).cast();
             populate(at, page_size()).with_context(|| format!("populate {}", path.display()))?;
             found.push(page);
