@@ -26,7 +26,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use lab::daemon::Daemon;
+use lab::daemon::{Daemon, last_notes};
 use lab::damon::{Damon, MigrateHot};
 use lab::machine::Machine;
 use lab::plot::{self, Series};
@@ -225,7 +225,8 @@ pub fn compare(args: &Args, machine: &Machine, dir: &Path) -> Result<()> {
     write!(
         text,
         "\n- kernel, as it booted: `numa_balancing` {balancing}, `demotion_enabled` {demotion}; so it is beside DAMON and \
-         homenode, too.\n- DAMON: {}.\n- homenode: the time begins with its first window; at least {} MB of each node stay free.\n- CPU: seconds \
+         homenode, too.\n- DAMON: {}.\n- homenode: the time begins with its first window; at least {} MB of each node stay free; it does not \
+         judge its moves by the load's speed (`moves.trial` 0).\n- CPU: seconds \
          of homenode, or of DAMON's thread in the kernel.\n- Made by `make bench` (`compare`).\n",
         match Damon::exists() {
             true => about_damon(machine)?,
@@ -389,8 +390,10 @@ struct Held {
 }
 
 impl Held {
-    /// Locks memory of a node until only so much is free.
+    /// Locks memory of a node until only so much is free above the high watermark, below which the
+    /// kernel makes room.
     fn all_but(node: u32, free: u64) -> Result<Self> {
+        let free = free + high_watermark(node)?;
         let len = usize::try_from(free_bytes(node)?.saturating_sub(free))? / page_size() * page_size();
         ensure!(len > 0, "node {node} has less than {free} bytes of free memory");
         let hold = || -> Result<usize> {
@@ -479,7 +482,8 @@ fn look(
     readers: &[Reader],
     part: &AtomicUsize,
 ) -> Result<Run> {
-    let config = args.config(&format!("[promote]\nreserve_bytes = {RESERVE}.0\n"))?;
+    // Moves that do not pay are taken back by the load's speed, and an emulated machine has none.
+    let config = args.config(&format!("[promote]\nreserve_bytes = {RESERVE}.0\n\n[moves]\ntrial = 0\n"))?;
     let mut mover = match way {
         Way::Homenode => {
             let options = ["--policy", "promote"].into_iter().chain(args.options.split_ascii_whitespace());
@@ -508,7 +512,17 @@ fn look(
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             match &mut mover {
                 // Its output is read, or it would wait for us.
-                Mover::Homenode(daemon) => _ = daemon.window()?,
+                Mover::Homenode(daemon) => {
+                    for made in daemon.window()?.moves {
+                        let (at_s, from, to) = (began.elapsed().as_secs_f64(), made.from, made.to);
+                        println!(
+                            "  {at_s:.0} s: {} from {from} to {to}, {}: {}",
+                            made.subject(),
+                            made.reason,
+                            made.why
+                        );
+                    }
+                }
                 Mover::Damon(_) | Mover::None => sleep(left),
             }
         }
@@ -545,7 +559,8 @@ fn look(
         looks.push(look);
     }
     let cpu_s = mover.cpu_s()?.zip(cpu_before).map(|(now, before)| now - before);
-    if let Mover::Homenode(daemon) = mover {
+    if let Mover::Homenode(mut daemon) = mover {
+        println!("  at the end: {}", last_notes(&[daemon.window()?]));
         daemon.rest(Signal::TERM)?;
     }
     Ok(Run { way, looks, cpu_s })
@@ -565,4 +580,18 @@ fn free_bytes(node: u32) -> Result<u64> {
     let line = text.lines().find(|line| line.contains("MemFree:")).context("MemFree")?;
     let kib = line.split_whitespace().rev().nth(1).context("a size")?;
     Ok(kib.parse::<u64>()? * 1024)
+}
+
+/// The high watermarks of a node's zones, in bytes.
+fn high_watermark(node: u32) -> Result<u64> {
+    let text = fs::read_to_string("/proc/zoneinfo").context("/proc/zoneinfo")?;
+    let (mut here, mut pages) = (false, 0);
+    for line in text.lines() {
+        if let Some(zone) = line.strip_prefix("Node ") {
+            here = zone.split(',').next().is_some_and(|id| id.trim().parse() == Ok(node));
+        } else if let Some(high) = line.trim_start().strip_prefix("high ").filter(|_| here) {
+            pages += high.trim().parse::<u64>().context("/proc/zoneinfo: high")?;
+        }
+    }
+    Ok(pages * page_size() as u64)
 }
