@@ -44,12 +44,15 @@ const BLOCK: u64 = 16 << 10;
 const PERIOD: Duration = Duration::from_secs(3);
 /// Whether the kernel demotes what it would reclaim.
 const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
+/// The multi-generational LRU. While it is on, `read()` does not clear the idle flag of a page
+/// (`folio_mark_accessed`), by which DAMON sees accesses to pages that nobody has mapped.
+const GENERATIONS: &str = "/sys/kernel/mm/lru_gen/enabled";
 /// Bytes of each node that homenode leaves free.
 const RESERVE: u64 = 10_000_000;
 /// Bytes per second that DAMON may migrate at most: homenode's default.
 const RATE: u64 = 250_000_000;
-/// DAMON's sampling interval: ten times its default, with which it saw no access at all. A reader of
-/// an emulated machine needs longer than 5 ms until it comes back to a page.
+/// DAMON's sampling interval: ten times its default, as a reader of an emulated machine needs longer
+/// than 5 ms until it comes back to a page.
 const SAMPLE: Duration = Duration::from_millis(50);
 
 /// Who may move pages.
@@ -263,9 +266,17 @@ fn table(
         };
         fs::write(AUTONUMA, mode).context(AUTONUMA)?;
         fs::write(DEMOTION, demote).context(DEMOTION)?;
+        let generations = (way == Way::Damon).then(|| read(GENERATIONS).ok()).flatten();
+        if generations.is_some() {
+            fs::write(GENERATIONS, "n").context(GENERATIONS)?;
+        }
         let file = dir.join("tiers");
         cache::put(&file, args.size << 20, slow)?;
-        let run = one(args, machine, slow, load, way, &file)?;
+        let run = one(args, machine, slow, load, way, &file);
+        if let Some(generations) = generations {
+            fs::write(GENERATIONS, generations).context(GENERATIONS)?;
+        }
+        let run = run?;
         fs::remove_file(&file).with_context(|| file.display().to_string())?;
         let percent = |share: Option<f64>| share.map_or("–".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let mut row = String::new();
@@ -313,7 +324,8 @@ fn about_damon(machine: &Machine) -> Result<String> {
     Ok(format!(
         "samples the physical memory of the slow node every {} ms, with the kernel's default regions; once a second \
          what was accessed goes to node {to}, at most {} MB/s, without pages that were not accessed since the last time (`young`) \
-         and, where the kernel knows that filter (6.15), without mapped ones (`unmapped`)",
+         and, where the kernel knows that filter (6.15), without mapped ones (`unmapped`). The multi-generational LRU is off, as \
+         with it the kernel does not tell DAMON of pages that are accessed by `read()`, and nothing moved",
         SAMPLE.as_millis(),
         RATE / 1_000_000
     ))
