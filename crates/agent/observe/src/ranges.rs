@@ -8,8 +8,8 @@
 //! last 32 windows. Both are brought up to date when the range is read or asked for, so a window
 //! costs nothing for what it did not read. What 32 windows have not read is *idle*: it is kept,
 //! because what is to go down to slower memory is what was not read for longest. Every [`SWEEP`]
-//! windows all but the latest [`MOST_IDLE`] of these are forgotten; and whenever there are more than
-//! [`MOST`] entries, the coldest are. A range that homenode moves takes its heat along.
+//! windows all but the latest [`MOST_IDLE`] of these are forgotten; and whenever there are more
+//! than [`MOST`] entries, the coldest are. A range that homenode moves takes its heat along.
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
 //! [`MOST`], and in proportion for fewer. A file takes up to 84 bytes more, so a million files of
@@ -156,8 +156,8 @@ impl Ranges {
     }
 
     /// The ranges of these nodes that the last window did not read, by file: of each node some that
-    /// were not read for longest ([`Ranges::search`]). Without the ends of files and small files: a copy of their
-    /// few pages brings little.
+    /// were not read for longest ([`Ranges::search`]). Without the ends of files and small files: a
+    /// copy of their few pages brings little.
     pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
         let due = self.searched.is_none_or(|searched| self.window >= searched + SEARCH);
         // More may be there for what has gone down.
@@ -512,7 +512,8 @@ mod tests {
         assert_eq!((idle(&mut ranges, 0).len(), ranges.heat.len()), (1, 2));
     }
 
-    /// Ranges that must stay, such as those of a file that cannot be moved, hid all that are younger.
+    /// Ranges that must stay, such as those of a file that cannot be moved, hid all that are
+    /// younger.
     #[test]
     fn what_is_listed_and_stays_hides_nothing() {
         let mut ranges = Ranges::default();

@@ -8,8 +8,8 @@
 //! does an observed read take more where ranges of files are counted, as for policy `promote`
 //! (alone: `observe --ranges DIRECTORY ROUNDS`)? And what is used while 1,000 and 10,000 threads
 //! read a little in every window, by the observer alone, by a whole `homenode run` (the program in
-//! `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads how
-//! much but not from where, and numad, which learns neither?
+//! `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads
+//! how much but not from where, and numad, which learns neither?
 
 use std::collections::BTreeMap;
 use std::fs::File;

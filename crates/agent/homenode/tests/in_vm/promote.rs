@@ -273,9 +273,9 @@ fn cold_makes_room() -> Outcome {
     Ok(())
 }
 
-/// Readers of a small file are promoted. Then a program reads once through a file that is four times
-/// as large as what is free for promotion, all of it on the slow node: nothing of it goes up for
-/// that, and nothing that is hot goes down. What is free is small because a file fills node 0.
+/// Readers of a small file are promoted. Then a program reads once through a file that is four
+/// times as large as what is free for promotion, all of it on the slow node: nothing of it goes up
+/// for that, and nothing that is hot goes down. What is free is small because a file fills node 0.
 fn scan() -> Outcome {
     const ROOM: u64 = RANGES * RANGE / 4;
     memory_node()?;
@@ -319,8 +319,8 @@ fn scan() -> Outcome {
 }
 
 /// The load goes to other ranges of the file. As long as there is room, what it left stays; then
-/// that goes down, the oldest first, for what comes; and then the load goes round. With the settings
-/// that users have, but for the reserve, and no trial.
+/// that goes down, the oldest first, for what comes; and then the load goes round. With the
+/// settings that users have, but for the reserve, and no trial.
 fn moving() -> Outcome {
     const A: std::ops::Range<u64> = 0..8;
     const B: std::ops::Range<u64> = 20..28;
@@ -439,8 +439,8 @@ fn fill(bench: &Bench, free: u64) -> Result<(PathBuf, u64)> {
     Ok((file, size))
 }
 
-/// Free memory of a node, with the pages that the kernel keeps on lists of each CPU: these are a part
-/// of the reserve, and in a small machine they can hold tens of megabytes for minutes.
+/// Free memory of a node, with the pages that the kernel keeps on lists of each CPU: these are a
+/// part of the reserve, and in a small machine they can hold tens of megabytes for minutes.
 fn free_bytes(node: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/sys/devices/system/node/node{node}/meminfo"))?;
     let line = text.lines().find(|line| line.contains("MemFree:")).context("MemFree")?;

@@ -51,8 +51,8 @@ const GENERATIONS: &str = "/sys/kernel/mm/lru_gen/enabled";
 const RESERVE: u64 = 10_000_000;
 /// Bytes per second that DAMON may migrate at most: homenode's default.
 const RATE: u64 = 250_000_000;
-/// DAMON's sampling interval: ten times its default, as a reader of an emulated machine needs longer
-/// than 5 ms until it comes back to a page.
+/// DAMON's sampling interval: ten times its default, as a reader of an emulated machine needs
+/// longer than 5 ms until it comes back to a page.
 const SAMPLE: Duration = Duration::from_millis(50);
 
 /// Who may move pages.

@@ -43,7 +43,8 @@ impl Order {
     }
 }
 
-/// Refuses what is no trial: a load without *off* or without a policy, and runs that no lot ordered.
+/// Refuses what is no trial: a load without *off* or without a policy, and runs that no lot
+/// ordered.
 pub fn check(args: &Args, figures: &[Figure], keys: &[Key], done: usize) -> Result<()> {
     ensure!(
         args.add.is_empty() && done == 0,
