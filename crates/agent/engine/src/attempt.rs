@@ -243,7 +243,10 @@ impl<P: Plane> Engine<P> {
             Gone => self.rails.gone(subject),
             Applied | Started => {
                 left_alone = self.rails.made(subject, from, to);
-                self.settled.made(subject.clone());
+                match mv.is_of_parts() {
+                    true => self.settled.parts_made(subject),
+                    false => self.settled.made(subject.clone()),
+                }
             }
             Unpaid { .. } => self.rails.did_not_pay(subject),
             Queued | Dropped { .. } | Progress(_) | Ended { .. } => {}

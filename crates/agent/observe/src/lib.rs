@@ -273,7 +273,8 @@ impl Observer {
             let mut read = self.programs.drain_ranges()?;
             // Nodes that came since, which nobody knows yet.
             read.retain(|(key, _)| self.places.knows(key.node.into()) && self.places.knows(key.here.into()));
-            // Files that only others use are none of ours: nothing of them may go down.
+            // Files that only others use are none of ours: nothing of them may go down. Of one that
+            // the scope has used, what others read counts, too.
             if !matches!(self.filter, Filter::All) {
                 let touched: FxHashSet<FileId> = files.iter().map(|file| file.id).collect();
                 read.retain(|(key, _)| touched.contains(&key.file) || ranges.knows(key.file));

@@ -13,12 +13,13 @@
 //!
 //! **Limits.** An entry takes 25 bytes and the table has room for up to 2^21 of them: 52 MB for
 //! [`MOST`], and in proportion for fewer. A file takes up to 84 bytes more, so a million files of
-//! one range take 140 MB. A window lists at most [`LISTED`] entries, the hottest of those that it
-//! read; a machine on which more are hot is told so by the bytes of its nodes, not by its ranges.
-//! Of those that it did not read it lists [`LISTED_IDLE`] of each node: half of them the oldest,
-//! while the others change from search to search, so that all are listed in turn. Where the kernel
-//! moved or reclaimed an idle range shows only when it is read again, or when a move of it finds
-//! nothing. Reads through a mapping are not counted: what is only mapped looks idle.
+//! one range take 140 MB, and 80 MB more for a moment when idle ones are searched. A window lists
+//! at most [`LISTED`] entries, the hottest of those that it read; a machine on which more are hot
+//! is told so by the bytes of its nodes, not by its ranges. Of those that it did not read it lists
+//! [`LISTED_IDLE`] of each node: half of them the oldest, while the others change from search to
+//! search, so that all are listed in turn. Where the kernel moved or reclaimed an idle range shows
+//! only when it is read again, or when a move of it finds nothing. Reads through a mapping are not
+//! counted: what is only mapped looks idle.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

@@ -311,6 +311,14 @@ impl Detector {
         self.moved.insert(subject, self.window);
     }
 
+    /// Parts of this file move, now and then: what its readers read of it comes from elsewhere. All
+    /// other threads are watched as ever.
+    pub fn data_moves(&mut self, subject: &Subject) {
+        if let Subject::File { file, .. } = subject {
+            self.files.insert(file_hash(file));
+        }
+    }
+
     /// This was not moved after all.
     pub fn not_moved(&mut self, subject: &Subject) {
         if let Subject::File { file, .. } = subject {

@@ -127,6 +127,13 @@ impl Settled {
         self.detector.moved(subject);
     }
 
+    /// Parts of a file were moved.
+    pub fn parts_made(&mut self, file: &Subject) {
+        if self.settings.windows > 0 {
+            self.detector.data_moves(file);
+        }
+    }
+
     /// A moved thread has ended. It is not just idle.
     pub fn ended(&mut self, subject: &Subject) {
         self.detector.ended(subject);

@@ -117,6 +117,10 @@ impl History {
         self.locks.retain(|pid, _| pids.contains(pid));
         self.locks.extend(demands.processes.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
         let under_way = copies || !again.is_empty();
+        // The engine begins to judge a plan when its copies are done.
+        if under_way {
+            self.without_plan = 0;
+        }
         let back = snapshot.outcomes.iter().any(|o| matches!(o.result, OutcomeState::RolledBack { .. }));
         if self.windows == 1 || self.planned_for() || under_way || back || self.waits == AFTER_PLAN {
             self.recent.clear();
@@ -177,7 +181,7 @@ impl History {
 
     /// Parts of files are to move: threads that read them there do not turn to other data.
     pub fn parts(&mut self, moves: &[Move]) {
-        moves.iter().for_each(|mv| self.load.moved(mv.subject.clone()));
+        moves.iter().for_each(|mv| self.load.data_moves(&mv.subject));
     }
 
     /// The node where the last plan for this load left a thread.

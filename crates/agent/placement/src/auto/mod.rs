@@ -28,9 +28,10 @@
 //! much as the one before. Later, threads only return to where they were. What was refused or taken
 //! back is left alone for ten minutes.
 //!
-//! **Limits.** The model assumes that the load continues as it was. It infers locks from sleep.
-//! Memory constants come from the papers. Controller traffic of threads that are not listed is
-//! unknown.
+//! **Limits.** The model assumes that the load continues as it was. A load that always changes is
+//! planned for again and again, and as long no parts move. A plan that comes while parts copy or
+//! are judged ends their trial if it has readers of theirs. It infers locks from sleep. Memory
+//! constants come from the papers. Controller traffic of threads that are not listed is unknown.
 
 mod assignment;
 mod changes;
@@ -159,8 +160,7 @@ impl Auto {
         assignment::fit(&hardware, &demands, &mut classes, &self.settings, &mut self.scratch);
         let model = Model::new(&hardware, &demands, &classes, &self.settings, busy);
         let history = &self.history;
-        let parts = window.files.iter().any(|file| !file.ranges.is_empty());
-        let may = |change: &Change| allowed(&model, snapshot, history, parts, change);
+        let may = |change: &Change| allowed(&model, snapshot, history, change);
         let found = model.search(&mut self.scratch, &may);
         let least = self.settings.min_gain * strictness * found.stays.net;
         if found.worth.net - found.stays.net > least {
@@ -183,15 +183,15 @@ impl Auto {
 }
 
 /// Whether a change may be tried: nothing that is pinned, was refused or has moved before, only
-/// files that the plane can move, where `parts` may move none on memory without CPUs, and in a load
+/// files that the plane can move, none on memory without CPUs whose parts may move, and in a load
 /// that has been planned for, only returns.
-fn allowed(model: &Model, snapshot: &Snapshot, history: &History, parts: bool, change: &Change) -> bool {
+fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
         let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
         let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
         let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
-        file.movable == Some(true) && !(parts && slow) && history.may_move(&subject, 0)
+        file.movable == Some(true) && !(slow && !file.ranges.is_empty()) && history.may_move(&subject, 0)
     };
     let data = history.data_may_move();
     if history.planned_for() {

@@ -54,7 +54,8 @@ impl Recent {
         let pids: FxHashSet<u32> = last.threads.iter().map(|t| t.pid).collect();
         let process = |p: &Process| (p.pid, p.start_ns);
         let mapped: FxHashMap<_, usize> = all.processes.iter().enumerate().map(|(i, p)| (process(p), i)).collect();
-        let mut known: FxHashSet<&str> = last.files.iter().map(|f| f.file.as_str()).collect();
+        let mut known: FxHashMap<&str, usize> =
+            last.files.iter().enumerate().map(|(i, f)| (f.file.as_str(), i)).collect();
         for window in before {
             all.window_s += window.window_s;
             for load in &window.nodes {
@@ -73,8 +74,14 @@ impl Recent {
                 }
             }
             for file in &window.files {
-                if known.insert(&file.file) {
-                    all.files.push(file.clone());
+                match known.get(file.file.as_str()) {
+                    None => {
+                        known.insert(&file.file, all.files.len());
+                        all.files.push(file.clone());
+                    }
+                    // Whether its ranges are counted at all.
+                    Some(i) if all.files[*i].ranges.is_empty() => all.files[*i].ranges.clone_from(&file.ranges),
+                    Some(_) => {}
                 }
             }
             for more in &window.processes {

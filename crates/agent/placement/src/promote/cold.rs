@@ -54,16 +54,18 @@ pub(super) struct Made(BTreeMap<NodeId, VecDeque<(f64, u64)>>);
 
 impl Made {
     /// Of a move, so many bytes are where they should be by now.
-    pub(super) fn down(&mut self, asked: &mut Asked, done: u64, now: f64) {
+    pub(super) fn arrived(&mut self, asked: &mut Asked, done: u64, now: f64) {
         let more = done.saturating_sub(asked.done);
         asked.done = asked.done.max(done);
-        if asked.down && more > 0 {
-            self.0.entry(asked.from).or_default().push_back((now, more));
+        match asked.down {
+            true if more > 0 => self.0.entry(asked.from).or_default().push_back((now, more)),
+            true => {}
+            false => self.used(asked.to, more),
         }
     }
 
-    /// So many bytes come to a node: there was room for them, and the oldest was it.
-    pub(super) fn used(&mut self, node: NodeId, mut bytes: u64) {
+    /// So many bytes have come to a node: there was room for them, and the oldest was it.
+    fn used(&mut self, node: NodeId, mut bytes: u64) {
         let Some(made) = self.0.get_mut(&node) else { return };
         while let Some((_, first)) = made.front_mut()
             && bytes > 0

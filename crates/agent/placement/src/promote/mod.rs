@@ -103,6 +103,9 @@ impl Settings {
     }
 }
 
+/// Rails that hold a file back for longer than a few windows.
+const LONG_RAILS: [&str; 3] = ["left_alone", "backoff", "bytes_per_day"];
+
 /// How often the stay of a range is doubled: to about an hour.
 const MOST_DOUBLED: u32 = 6;
 
@@ -201,14 +204,21 @@ impl Promote {
                         // Until it has counted its bytes, a copy reports none.
                         if let OutcomeState::Running { bytes: bytes @ 1.., done } = &outcome.result {
                             asked.left = bytes.saturating_sub(*done);
-                            self.made.down(asked, *done, now);
+                            self.made.arrived(asked, *done, now);
                         }
                     }
                 }
-                OutcomeState::HeldBack { .. } | OutcomeState::Failed { bytes: 0, .. } => self.not_moved(subject),
+                OutcomeState::HeldBack { rail, .. } => {
+                    self.not_moved(subject);
+                    // Asked for in each window, it would take the rate of all others.
+                    if LONG_RAILS.contains(&rail.as_str()) {
+                        self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
+                    }
+                }
+                OutcomeState::Failed { bytes: 0, .. } => self.not_moved(subject),
                 OutcomeState::Done { bytes, .. } | OutcomeState::Failed { bytes, .. } => {
                     if let Some(mut asked) = self.asked.remove(subject) {
-                        self.made.down(&mut asked, *bytes, now);
+                        self.made.arrived(&mut asked, *bytes, now);
                     }
                 }
                 OutcomeState::Refused { .. } | OutcomeState::RolledBack { .. } => {
@@ -344,7 +354,6 @@ impl Promote {
                     let (of, ranges) = chosen.entry(one.file).or_insert_with(|| ((one.from, to), Vec::new()));
                     if *of == (one.from, to) {
                         nodes.take(to, one.size);
-                        self.made.used(to, one.size);
                         budget -= one.size as f64;
                         ranges.push(one);
                         continue;
