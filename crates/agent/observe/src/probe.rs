@@ -91,8 +91,8 @@ pub struct Capabilities {
     pub tracepoints: Fact,
     /// Whether a program can iterate over all tasks (iter/task).
     pub task_pass: Fact,
-    /// Whether `generic_perform_write` advances the file position before it returns, or why that is not
-    /// known.
+    /// Whether `generic_perform_write` advances the file position before it returns, or why that is
+    /// not known.
     #[serde(skip)]
     pub(super) pos_advanced: Result<bool, String>,
     /// Whether the kernel records which affinity was asked for (since 6.2), so that one set by a

@@ -71,15 +71,16 @@ pub(super) struct Trials {
     pub tracepoint: Result<(), String>,
     pub function: Result<(), String>,
     pub pass: Result<(), String>,
-    /// Whether `generic_perform_write` advances the file position before it returns. The version does
-    /// not tell, as long-term kernels have adopted the change.
+    /// Whether `generic_perform_write` advances the file position before it returns. The version
+    /// does not tell, as long-term kernels have adopted the change.
     pub pos_advanced: Result<bool, String>,
 }
 
 impl Trials {
     /// Loads, attaches and removes each program: [`Trial::Function`] at `function`, and
-    /// [`Trial::Write`] if `write` (the kernel has its function). All are in one object, because each
-    /// object reads all types of the kernel anew; where that does not load, each is in its own.
+    /// [`Trial::Write`] if `write` (the kernel has its function). All are in one object, because
+    /// each object reads all types of the kernel anew; where that does not load, each is in its
+    /// own.
     pub fn run(function: Option<&str>, write: bool) -> Self {
         let mut trials = vec![Trial::Tracepoint, Trial::Pass];
         trials.extend(function.map(|_| Trial::Function));
