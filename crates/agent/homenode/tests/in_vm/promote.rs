@@ -222,7 +222,7 @@ fn too_hot() -> Outcome {
 /// Node 0 is full of what was read once. What is hot takes its place, and the kernel reclaims
 /// nothing.
 fn cold_makes_room() -> Outcome {
-    const OTHERS: u64 = 8 * RANGE;
+    const OTHERS: u64 = 12 * RANGE;
     memory_node()?;
     let bench = Bench::new()?;
     let hot = bench.dir().join("hot");
