@@ -191,7 +191,7 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
         let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
         let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
-        file.movable == Some(true) && !(slow && !file.ranges.is_empty()) && history.may_move(&subject, 0)
+        file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject, 0)
     };
     let data = history.data_may_move();
     if history.planned_for() {
