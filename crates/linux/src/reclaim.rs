@@ -3,13 +3,13 @@
 //! **Problem.** Data that is moved to a node whose memory is full pushes out something else, and
 //! the kernel does not say beforehand what.
 //!
-//! **Approach.** `/proc/zoneinfo` has the watermarks of each zone and the lists of CPUs, and `vmstat` of each node counts
-//! refaults and demotions. Few kernels count there what reclaim looked at. Otherwise the machine's
-//! count (`/proc/vmstat`) is told apart by the kernel's own threads: what kswapd looked at is of the
-//! nodes whose kswapd has run ([`Kswapds`], `/proc/PID/schedstat`). What programs reclaimed
-//! themselves (`pgscan_direct`) can be of any node and is of all. The machine's counts of pages
-//! looked at are without the reclaim of control groups that have reached their limit; refaults and
-//! swap are not.
+//! **Approach.** `/proc/zoneinfo` has the watermarks of each zone and the lists of CPUs, and
+//! `vmstat` of each node counts refaults and demotions. Few kernels count there what reclaim looked
+//! at. Otherwise the machine's count (`/proc/vmstat`) is told apart by the kernel's own threads:
+//! what kswapd looked at is of the nodes whose kswapd has run ([`Kswapds`], `/proc/PID/schedstat`).
+//! What programs reclaimed themselves (`pgscan_direct`) can be of any node and is of all. The
+//! machine's counts of pages looked at are without the reclaim of control groups that have reached
+//! their limit; refaults and swap are not.
 //!
 //! **Limits.** The kernel counts on each CPU and adds up once a second (`vm.stat_interval`), so
 //! what happened at the end of a window can show in the next. Where kernel threads are not visible
