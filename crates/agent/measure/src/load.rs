@@ -10,11 +10,8 @@ use topology::CpuSet;
 
 use crate::kernels::{Chase, combine, fence, load, store};
 
-/// Words that are read or written between two looks at what comes next.
-const PIECE: usize = 512;
-
-/// Pieces between two looks at the clock.
-const PIECES: usize = 8;
+/// Words that are read or written between two looks at the clock.
+const PIECE: usize = 4096;
 
 /// Loads of the chain between two looks at the clock.
 const LOADS: u32 = 64;
@@ -166,26 +163,24 @@ fn one(step: &Step<'_>, rate: Option<f64>, read: &[u64], write: &mut [u64]) -> f
     let mut at = (step.turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) % pieces as u64) as usize;
     let (start, mut bytes) = (Instant::now(), 0_u64);
     loop {
-        for _ in 0..PIECES {
-            let words = at * PIECE..((at + 1) * PIECE).min(longest);
-            at = if at + 1 < pieces { at + 1 } else { 0 };
-            let piece = 8 * words.len() as u64;
-            bytes += match step.mix {
-                Mix::Reads => {
-                    black_box(load(read.get(words).unwrap_or_default()));
-                    piece
-                }
-                Mix::Writes => {
-                    store(write.get_mut(words).unwrap_or_default(), step.turn);
-                    piece
-                }
-                Mix::Reads2Writes1 => {
-                    let (a, b) = (left.get(words.clone()), right.get(words.clone()));
-                    combine(a.unwrap_or_default(), b.unwrap_or_default(), write.get_mut(words).unwrap_or_default());
-                    3 * piece
-                }
-            };
-        }
+        let words = at * PIECE..((at + 1) * PIECE).min(longest);
+        at = if at + 1 < pieces { at + 1 } else { 0 };
+        let piece = 8 * words.len() as u64;
+        bytes += match step.mix {
+            Mix::Reads => {
+                black_box(load(read.get(words).unwrap_or_default()));
+                piece
+            }
+            Mix::Writes => {
+                store(write.get_mut(words).unwrap_or_default(), step.turn);
+                piece
+            }
+            Mix::Reads2Writes1 => {
+                let (a, b) = (left.get(words.clone()), right.get(words.clone()));
+                combine(a.unwrap_or_default(), b.unwrap_or_default(), write.get_mut(words).unwrap_or_default());
+                3 * piece
+            }
+        };
         let mut elapsed = start.elapsed();
         while rate.is_some_and(|rate| bytes as f64 > rate * elapsed.as_secs_f64()) && elapsed < step.length {
             std::hint::spin_loop();
@@ -237,7 +232,7 @@ mod tests {
         step.rate = Some(1e6);
         step.latency = Some(cpu);
         let slow = run(&step, &mut memory).unwrap();
-        let most = (PIECES * PIECE * 8) as f64 / step.length.as_secs_f64() + 1e6;
+        let most = (PIECE * 8) as f64 / step.length.as_secs_f64() + 1e6;
         assert!(slow.bytes_per_s <= most, "{} of {most}", slow.bytes_per_s);
         assert!(slow.latency_s.is_some_and(|s| s > 0.0));
         for mix in Mix::ALL {
