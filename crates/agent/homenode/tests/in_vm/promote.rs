@@ -1,10 +1,12 @@
 //! `homenode run --policy promote`: what is read often leaves the memory without CPUs for the nodes
 //! of its readers, and nothing else does. Judged by `move_pages(2)` from outside.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use lab::daemon::Daemon;
@@ -21,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
     Test { name: "promote::colder_cache_makes_room", nodes: &[2], run: cold_makes_room },
     Test { name: "promote::a_scan_moves_nothing", nodes: &[2], run: scan },
+    Test { name: "promote::what_the_load_left_makes_room_when_it_is_wanted", nodes: &[2], run: moving },
 ];
 
 /// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
@@ -313,6 +316,101 @@ fn scan() -> Outcome {
     let after = reclaimed()?;
     ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
     Ok(())
+}
+
+/// The load goes to other ranges of the file. As long as there is room, what it left stays; then
+/// that goes down, the oldest first, for what comes; and then the load goes round. With the
+/// settings that users have, but for the reserve, and no trial.
+fn moving() -> Outcome {
+    const A: std::ops::Range<u64> = 0..8;
+    const B: std::ops::Range<u64> = 20..28;
+    memory_node()?;
+    let bench = Bench::new()?;
+    let file = bench.dir().join("file");
+    cache::put(&file, RANGES * RANGE, SLOW as u32)?;
+    let mut daemon = daemon(&bench, KEPT as f64, &[])?;
+    daemon.window()?;
+    // Room for A and B, and some more.
+    fill(&bench, 24 * RANGE)?;
+    let before = reclaimed()?;
+    let mut trips = Trips::default();
+    // Reads a part of the file until all of it is near.
+    let read = |part: std::ops::Range<u64>, trips: &mut Trips, daemon: &mut Daemon| -> Result<Reader> {
+        let wanted: Vec<u64> = part.collect();
+        let reader = Reader::start(&bench, 0, &file, wanted.iter().copied())?;
+        windows_until(daemon, 150, &format!("promotion of {wanted:?}"), |_| {
+            trips.look(&file)?;
+            Ok(near(&file, &wanted)? >= 0.99)
+        })?;
+        Ok(reader)
+    };
+    let is_near = |part: std::ops::Range<u64>| near(&file, &part.collect::<Vec<_>>());
+    drop(read(A, &mut trips, &mut daemon)?);
+    let of_b = read(B, &mut trips, &mut daemon)?;
+    // Nobody has read A for longer than what is cold needs.
+    let since = Instant::now();
+    while since.elapsed().as_secs() < 75 {
+        daemon.window()?;
+        trips.look(&file)?;
+    }
+    ensure!(is_near(A)? >= 0.99, "A went down, and nothing wanted its place: {:?}", found(&file)?);
+    drop(of_b);
+    // C takes what is free and half of A.
+    let free = room()?;
+    let c = 40..40 + free / RANGE + 4;
+    let of_c = read(c.clone(), &mut trips, &mut daemon)?;
+    let (a, b) = (is_near(A)?, is_near(B)?);
+    say!("{free} bytes were free for the ranges {c:?}: {a:.2} of A and {b:.2} of B are near now");
+    ensure!(a <= 0.7, "{a} of A is near, and C is, too");
+    ensure!(b >= 0.99, "B went down, and A was older: {b}");
+    drop(of_c);
+    // It goes round, faster than anything turns cold.
+    for part in [A, B, c.clone(), A, B] {
+        let _reader = Reader::start(&bench, 0, &file, part)?;
+        let since = Instant::now();
+        while since.elapsed().as_secs() < 8 {
+            daemon.window()?;
+            trips.look(&file)?;
+        }
+    }
+    let most = trips.in_a_minute();
+    say!("{} moves of ranges; of one, {most} within a minute at most", trips.all());
+    // A, B and C came up, and A went down at least in part.
+    ensure!(trips.all() as u64 >= 8 + 8 + (c.end - c.start) + 3, "{} moves: they were not seen", trips.all());
+    ensure!(most <= 2, "a range moved {most} times within a minute: {trips:?}");
+    let after = reclaimed()?;
+    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    Ok(())
+}
+
+/// When each range of a file was seen on another side than before: most of it on DRAM, or not.
+#[derive(Debug, Default)]
+struct Trips(BTreeMap<usize, (bool, Vec<Instant>)>);
+
+impl Trips {
+    fn look(&mut self, file: &Path) -> Result<()> {
+        for (number, range) in found(file)?.iter().enumerate() {
+            let fast = range[0] + range[1] > range[SLOW as usize];
+            let (before, at) = self.0.entry(number).or_insert((fast, Vec::new()));
+            if *before != fast {
+                *before = fast;
+                at.push(Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    fn all(&self) -> usize {
+        self.0.values().map(|(_, at)| at.len()).sum()
+    }
+
+    /// The most moves of one range within a minute.
+    fn in_a_minute(&self) -> usize {
+        let within = |at: &[Instant], first: &Instant| {
+            at.iter().filter(|later| *later >= first && later.duration_since(*first).as_secs() < 60).count()
+        };
+        self.0.values().filter_map(|(_, at)| at.iter().map(|first| within(at, first)).max()).max().unwrap_or(0)
+    }
 }
 
 /// Share of the pages of these ranges that are on node 0.
