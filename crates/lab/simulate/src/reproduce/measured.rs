@@ -140,10 +140,22 @@ impl Measured<'_> {
     }
 
     /// The groups that a point of the paper's is over, in its own words: one, a list of them, the
-    /// average, or the average without one. None if one was not measured.
-    fn groups_of(&self, point: &str) -> Option<Vec<usize>> {
+    /// average, the average without one, or the best or worst of those whose names begin so. None
+    /// if one was not measured.
+    fn groups_of(&self, point: &str, ratio: impl Fn(usize) -> f64) -> Option<Vec<usize>> {
         let published = 0..self.published;
         let at = |name: &str| published.clone().find(|g| self.groups[*g] == name);
+        let named = |names: &str| -> Vec<usize> {
+            let begins = |g: &usize| names.split(", ").any(|name| self.groups[*g].starts_with(&format!("{name}_")));
+            published.clone().filter(begins).filter(|g| ratio(*g).is_finite()).collect()
+        };
+        let by = |a: &usize, b: &usize| ratio(*a).total_cmp(&ratio(*b));
+        if let Some(names) = point.strip_suffix(", best") {
+            return named(names).into_iter().max_by(by).map(|g| vec![g]);
+        }
+        if let Some(names) = point.strip_suffix(", worst") {
+            return named(names).into_iter().min_by(by).map(|g| vec![g]);
+        }
         match point.strip_prefix("average without ") {
             Some(other) => Some(published.clone().filter(|g| self.groups[*g] != other).collect()),
             None if point == "average" => Some(published.collect()),
@@ -180,7 +192,9 @@ impl Measured<'_> {
                 row(group, &[g], stated.iter().find(|p| p.point == *group).copied());
             }
             for point in stated.iter().filter(|p| !self.groups.contains(&p.point)) {
-                let Some(groups) = self.groups_of(&point.point).filter(|groups| !groups.is_empty()) else { continue };
+                let mean = |g| Spread::of(&self.by_round(of, over, &[g])).map_or(f64::NAN, |spread| spread.mean);
+                let groups = self.groups_of(&point.point, mean);
+                let Some(groups) = groups.filter(|groups| !groups.is_empty()) else { continue };
                 let fewer = point.point.starts_with("average") && self.published < self.of_published;
                 let part = if fewer { format!(", {} of {}", self.published, self.of_published) } else { String::new() };
                 row(&format!("{}{part}", point.point), &groups, Some(point));
@@ -418,5 +432,31 @@ mod tests {
         for text in ["data:image/png;base64,", "1.13", "1.62", "1.25 … 2.00", "Two nodes."] {
             assert!(page.contains(text), "{text} is missing");
         }
+    }
+
+    #[test]
+    fn the_best_and_the_worst_bar_are_of_those_whose_names_begin_so() {
+        let mut draft = Draft::new(Paper::NThread, "4", "fio", "threads moved");
+        draft.point("moved / stayed", "1 KB, best", "x", 1.1);
+        draft.point("moved / stayed", "4 KB, 16 KB, worst", "x", 0.9);
+        let simulated = draft.plot(Bars::new(["1 KB_8 rw80"]).plot("x"));
+        let of = |name: &str, values: [f64; 5]| (name.to_owned(), values.map(|value| vec![value]).to_vec());
+        let measured = Measured {
+            simulated: &simulated,
+            setup: String::new(),
+            unit: "MB/s",
+            groups: ["1 KB_8 rw80", "1 KB_16 rw80", "4 KB_8 rw80", "16 KB_8 rw80", "16 KB_8 rw20"]
+                .map(str::to_owned)
+                .to_vec(),
+            published: 5,
+            of_published: 5,
+            series: vec![of("stayed", [2.0; 5]), of("moved", [2.2, 2.6, 3.0, 1.8, 1.2])],
+            base: "stayed",
+            ratios: vec![Ratio { of: "moved", over: "stayed" }],
+            counted: Vec::new(),
+        };
+        let found = |at: &str| measured.rows().into_iter().find(|row| row.at == at).unwrap().measured.mean;
+        assert_eq!(found("1 KB, best"), 1.3);
+        assert_eq!(found("4 KB, 16 KB, worst"), 0.6);
     }
 }

@@ -8,9 +8,9 @@
 //! data, and its writes are no faster than those of the real software on a real module, divided by
 //! the scale.
 //!
-//! **Limits.** RocksDB's own software is not slowed down otherwise. NThread's Fig. 4 and 8 pin
-//! threads to single CPUs, of which there are none to pin to; they are not here.
+//! **Limits.** RocksDB's own software is not slowed down otherwise.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -30,7 +30,7 @@ const FIO_FILE: f64 = 4e9;
 /// Of no paper: four readers that rest long enough to leave each controller less than half full.
 /// The papers say what a policy does where none is overloaded, but each of their loads fills an
 /// emulated module.
-const LIGHT: Load = Load::new("light", Program::Light(4, 1000));
+const LIGHT: Program = Program::Light(4, 1000);
 
 /// RocksDB's defaults for data of any size, in bytes: write buffer and tables, level 1, cache of
 /// blocks. With 256 MB for a level 1 and the data divided by 200, each compaction rewrote all of
@@ -50,8 +50,8 @@ const LARGEST_CALL: f64 = 1048576.0;
 /// A load.
 #[derive(Clone, Copy, Debug)]
 pub enum Program {
-    /// fio: threads, and per cent of operations that read.
-    Fio(u32, u32),
+    /// fio, for its bandwidth.
+    Fio(Fio),
     /// fio: as many threads that read and rest for so many microseconds after each operation.
     Light(u32, u32),
     /// db_bench with this benchmark.
@@ -60,11 +60,23 @@ pub enum Program {
     Filebench(Filebench),
 }
 
+/// A job of fio.
+#[derive(Clone, Copy, Debug)]
+pub struct Fio {
+    pub threads: u32,
+    /// Per cent of the operations.
+    pub reads: u32,
+    /// Bytes of an operation.
+    pub block: u32,
+    /// Seconds of rest after each operation, on a machine as fast as the paper's.
+    pub rest_s: f64,
+}
+
 /// One group of bars.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// As the figure calls it.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub program: Program,
     /// How many instances run at once.
     pub applications: u32,
@@ -81,8 +93,8 @@ pub struct Load {
 
 impl Load {
     /// A load with all data on node 0, its threads where the kernel puts them.
-    const fn new(name: &'static str, program: Program) -> Self {
-        Self { name, program, applications: 1, spread: false, placed: false, length: 1.0, window_s: 6.0 }
+    fn new(name: impl Into<Cow<'static, str>>, program: Program) -> Self {
+        Self { name: name.into(), program, applications: 1, spread: false, placed: false, length: 1.0, window_s: 6.0 }
     }
 
     /// Whether a paper has it.
@@ -119,7 +131,8 @@ impl Figure {
     pub fn cores(&self) -> u32 {
         match (self.paper, self.id) {
             // V-C: all others are offline.
-            (Paper::NThread, "5a" | "5b") => 4,
+            // III-B and V-G, too.
+            (Paper::NThread, "4" | "5a" | "5b" | "8") => 4,
             // Table I.
             (Paper::Dragonfly, _) => 28,
             // 4.1.
@@ -146,6 +159,25 @@ const FIO: &[(&str, &str)] = &[
     ("nthread", "NThread"),
     ("dragonfly", "Dragonfly"),
     ("auto", "auto"),
+];
+/// Fig. 4: the threads stay at the data, or half of them run on the other node. Nobody decides.
+const PINNED: &[(&str, &str)] = &[("pinned", "stayed"), ("split", "moved")];
+const PINNED_RATIOS: &[Ratio] = &[ratio("moved", "stayed")];
+/// Fig. 8: NThread_cpu with different limits for CPUs.
+const LIMITS: &[(&str, &str)] = &[
+    ("limit-0.80", "80 %"),
+    ("limit-0.90", "90 %"),
+    ("limit-1.00", "100 %"),
+    ("limit-1.10", "110 %"),
+    ("limit-1.30", "130 %"),
+    ("limit-inf", "no limit"),
+];
+const LIMIT_RATIOS: &[Ratio] = &[
+    ratio("80 %", "100 %"),
+    ratio("90 %", "100 %"),
+    ratio("110 %", "100 %"),
+    ratio("130 %", "100 %"),
+    ratio("no limit", "100 %"),
 ];
 const NTHREAD_RATIOS: &[Ratio] = &[
     ratio("NThread_rl", "NOVA"),
@@ -192,10 +224,17 @@ const SIX_MODULES: (&str, f64) = ("optane-6", 2.0);
 /// All figures that can be measured. Memory is `scale` times as slow, and a run of the papers takes
 /// `seconds`.
 pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
-    let fio = |threads| {
-        let mixes = [("read-only", 100), ("rw80", 80), ("rw60", 60), ("rw40", 40), ("rw20", 20), ("write-only", 0)];
-        mixes.map(|(name, reads)| Load::new(name, Program::Fio(threads, reads))).to_vec()
-    };
+    let job = |threads, reads, block| Program::Fio(Fio { threads, reads, block, rest_s: 0.0 });
+    let mixes = [("read-only", 100), ("rw80", 80), ("rw60", 60), ("rw40", 40), ("rw20", 20), ("write-only", 0)];
+    let fio = |threads| mixes.map(|(name, reads)| Load::new(name, job(threads, reads, 4096))).to_vec();
+    let pinned = [(1, 8), (1, 16), (4, 8), (4, 16), (16, 8), (16, 16)].iter().flat_map(|(kb, threads)| {
+        mixes.map(|(mix, reads)| {
+            // Nothing has to settle.
+            let name = format!("{kb} KB_{threads} {mix}");
+            Load { length: 1.0 / 6.0, ..Load::new(name, job(*threads, reads, kb << 10)) }
+        })
+    });
+    let busy = Fio { threads: 16, reads: 100, block: 1024, rest_s: Constants::CALIBRATED.fig8_think_s };
     let databases = |applications| {
         let all = [("W", Benchmark::FillSeq), ("R", Benchmark::ReadRandom), ("RW", Benchmark::ReadWhileWriting)];
         let one = |(name, benchmark)| Load { applications, spread: true, ..Load::new(name, Program::Db(benchmark)) };
@@ -213,7 +252,7 @@ pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
         Load { applications: rows.applications, placed: true, ..Load::new(what.personality.name(), program) }
     };
     let dragonfly = |heavy| DRAGONFLY.map(|rows| application(heavy, rows)).to_vec();
-    let webserver = |name| Load { name, ..application(true, DRAGONFLY[0]) };
+    let webserver = |name: &'static str| Load { name: name.into(), ..application(true, DRAGONFLY[0]) };
     let windows = [("2 s", 2.0), ("4 s", 4.0), ("6 s", 6.0), ("12 s", 12.0), ("30 s", 30.0)];
     let lengths = [("10 s", 10.0), ("30 s", 30.0), ("60 s", 60.0), ("120 s", 120.0), ("180 s", 180.0)];
     let figure = |paper, id, loads: Vec<Load>, unit| {
@@ -221,6 +260,8 @@ pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
             (Paper::Dragonfly, "6a" | "6b") => (SIX_MODULES, DRAGONFLY_SERIES, "baseline", DRAGONFLY_RATIOS),
             (Paper::Dragonfly, _) => (SIX_MODULES, COURSE_SERIES, "NThread", COURSE_RATIOS),
             (Paper::Arc, _) => (ONE_MODULE, READ_SERIES, "off", READ_RATIOS),
+            (Paper::NThread, "4") => (ONE_MODULE, PINNED, "stayed", PINNED_RATIOS),
+            (Paper::NThread, "8") => (ONE_MODULE, LIMITS, "100 %", LIMIT_RATIOS),
             _ => (ONE_MODULE, FIO, "NOVA_n", NTHREAD_RATIOS),
         };
         let course = std::ptr::eq(series, COURSE_SERIES);
@@ -235,14 +276,16 @@ pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
     let simpleread = Load { placed: true, ..Load::new(SIMPLEREAD, Program::Filebench(read)) };
     let ops = "operations/s";
     vec![
+        figure(Paper::NThread, "4", pinned.collect(), "MB/s by Eq. 1"),
         figure(Paper::NThread, "5a", fio(4), "MB/s by Eq. 1"),
         figure(Paper::NThread, "5b", fio(8), "MB/s by Eq. 1"),
         figure(Paper::NThread, "6a", nthread(1), ops),
         figure(Paper::NThread, "6b", nthread(2), ops),
         figure(Paper::NThread, "7a", databases(1), ops),
         figure(Paper::NThread, "7b", databases(2), ops),
+        figure(Paper::NThread, "8", vec![Load::new("1 KB", Program::Fio(busy))], "MB/s by Eq. 1"),
         figure(Paper::Dragonfly, "6a", dragonfly(true), ops),
-        figure(Paper::Dragonfly, "6b", [dragonfly(false), vec![LIGHT]].concat(), ops),
+        figure(Paper::Dragonfly, "6b", [dragonfly(false), vec![Load::new("light", LIGHT)]].concat(), ops),
         figure(
             Paper::Dragonfly,
             "6c",
@@ -273,7 +316,11 @@ pub fn configuration(policy: &str, window_s: f64) -> String {
     }
     let c = Constants::CALIBRATED;
     // Dragonfly IV-A leaves NThread's rule for CPUs out.
-    let cpu_limit = if matches!(policy, "dragonfly" | "no-data") { f64::INFINITY } else { c.cpu_limit };
+    let cpu_limit = match (policy, policy.strip_prefix("limit-")) {
+        ("dragonfly" | "no-data", _) => f64::INFINITY,
+        (_, Some(limit)) => limit.parse().unwrap_or(f64::INFINITY),
+        _ => c.cpu_limit,
+    };
     let bytes = if policy == "no-data" { "bytes_per_day = 0.0\nburst_bytes = 0.0\n" } else { "" };
     format!(
         "[nthread]\ncpu_limit = {cpu_limit:.2}\n\
@@ -285,7 +332,12 @@ pub fn configuration(policy: &str, window_s: f64) -> String {
 
 /// The name of the policy for the command line.
 pub fn policy(key: &str) -> &str {
-    if key == "no-data" { "dragonfly" } else { key }
+    match key {
+        "no-data" => "dragonfly",
+        // V-G names no variant; this one moves threads for CPUs, not for controllers.
+        key if key.starts_with("limit-") => "nthread-cpu",
+        key => key,
+    }
 }
 
 fn scaled(what: Filebench, factor: f64) -> Filebench {
@@ -352,11 +404,18 @@ impl Runner<'_> {
     /// Bytes of the data of one application.
     pub fn bytes(&self, load: &Load) -> f64 {
         match load.program {
-            Program::Fio(threads, _) | Program::Light(threads, _) => f64::from(threads) * FIO_FILE / self.factor(),
+            Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
+                f64::from(threads) * FIO_FILE / self.factor()
+            }
             // The log has every value once more.
             Program::Db(_) => 2.0 * self.keys() * rocksdb::NTHREAD.1,
             Program::Filebench(what) => what.files * what.file_size,
         }
+    }
+
+    /// One CPU of each node.
+    fn first(&self) -> String {
+        self.cpus.each_ref().map(|cpus| cpus.split(',').next().unwrap_or_default()).join(",")
     }
 
     fn keys(&self) -> f64 {
@@ -366,7 +425,7 @@ impl Runner<'_> {
     /// Makes the files of one application.
     pub fn fill(&self, load: &Load, dir: &Path) -> Result<()> {
         match load.program {
-            Program::Fio(threads, _) | Program::Light(threads, _) => {
+            Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
                 let file_size = (FIO_FILE / self.factor()).round();
                 let personality = Personality::Videoserver;
                 let files = f64::from(threads);
@@ -404,9 +463,9 @@ impl Runner<'_> {
     }
 
     /// The command of application `i`.
-    fn command(&self, load: &Load, i: u32, dir: &Path) -> Command {
+    fn command(&self, load: &Load, policy: &str, i: u32, dir: &Path) -> Command {
         match load.program {
-            Program::Fio(threads, _) | Program::Light(threads, _) => {
+            Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
                 let mut fio = Command::new("fio");
                 fio.args(["--output-format=json", "--name=job", "--thread", "--ioengine=psync", "--time_based"]);
                 fio.args([
@@ -416,10 +475,20 @@ impl Runner<'_> {
                     "--randrepeat=0",
                     "--norandommap",
                 ]);
-                fio.args(["--filename_format=file$jobnum", "--rw=randrw", "--bs=4k"]);
-                match load.program {
-                    Program::Fio(_, reads) => fio.arg(format!("--rwmixread={reads}")),
-                    Program::Light(_, rest_us) => fio.args(["--rwmixread=100", &format!("--thinktime={rest_us}")]),
+                fio.args(["--filename_format=file$jobnum", "--rw=randrw"]);
+                let (reads, block, rest_us) = match load.program {
+                    Program::Fio(job) => (job.reads, job.block, (job.rest_s * self.scale * 1e6) as u32),
+                    Program::Light(_, rest_us) => (100, 4096, rest_us),
+                    _ => (100, 4096, 0),
+                };
+                fio.arg(format!("--rwmixread={reads}")).arg(format!("--bs={block}"));
+                if rest_us > 0 {
+                    fio.arg(format!("--thinktime={rest_us}"));
+                }
+                match policy {
+                    "pinned" => fio.arg(format!("--cpus_allowed={}", self.cpus[0])),
+                    // The threads in turn.
+                    "split" => fio.args(["--cpus_allowed_policy=split", &format!("--cpus_allowed={}", self.first())]),
                     _ => &mut fio,
                 };
                 fio.arg(format!("--runtime={}", self.seconds(load)));
@@ -464,9 +533,9 @@ impl Runner<'_> {
     }
 
     /// Runs all applications of a load at once; the sum of their values, in the figure's unit.
-    pub fn run(&self, load: &Load, dir: impl Fn(u32) -> std::path::PathBuf) -> Result<f64> {
+    pub fn run(&self, load: &Load, policy: &str, dir: impl Fn(u32) -> std::path::PathBuf) -> Result<f64> {
         let start = |i| {
-            let mut command = self.command(load, i, &dir(i));
+            let mut command = self.command(load, policy, i, &dir(i));
             let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
             child
                 .with_context(|| format!("{} could not be started (is it installed?)", command.get_program().display()))
@@ -549,7 +618,7 @@ mod tests {
         let load = |program| Load::new("", program);
         let webserver = program_s(&load(Program::Filebench(scaled(NTHREAD[1], 1000.0))));
         assert!((webserver * 32.0 - FLOWOP_S * 31.0).abs() < 1e-12, "{webserver}");
-        assert_eq!(program_s(&load(Program::Fio(4, 80))), 0.0);
+        assert_eq!(program_s(&load(LIGHT)), 0.0);
         assert!((program_s(&load(Program::Db(Benchmark::ReadRandom))) * DB_GET_BLOCKS - DB_GET_S).abs() < 1e-12);
     }
 
@@ -560,7 +629,7 @@ mod tests {
         let runner =
             Runner { built: Path::new("/"), seconds: 60.0, scale: 200.0, cpus: Default::default(), slow: None };
         let load = Load::new("RW", Program::Db(Benchmark::ReadWhileWriting));
-        let command = runner.command(&load, 0, Path::new("/db"));
+        let command = runner.command(&load, "off", 0, Path::new("/db"));
         let args: Vec<&str> = command.get_args().filter_map(|arg| arg.to_str()).collect();
         let wanted = ["--num=50000", "--threads=9", "--write_buffer_size=335544", "--target_file_size_base=335544"];
         for wanted in
@@ -569,7 +638,7 @@ mod tests {
             assert!(args.contains(wanted), "{wanted}: {args:?}");
         }
         assert!(args.iter().any(|arg| arg.starts_with("--benchmark_write_rate_limit=2")), "{args:?}");
-        let write = runner.command(&Load::new("W", Program::Db(Benchmark::FillSeq)), 0, Path::new("/db"));
+        let write = runner.command(&Load::new("W", Program::Db(Benchmark::FillSeq)), "off", 0, Path::new("/db"));
         let args: Vec<&str> = write.get_args().filter_map(|arg| arg.to_str()).collect();
         assert!(args.contains(&"--threads=10") && args.contains(&"--num=5000"), "{args:?}");
         assert!(!args.iter().any(|arg| arg.starts_with("--rate_limiter")), "{args:?}");
@@ -578,7 +647,7 @@ mod tests {
     #[test]
     fn every_load_has_a_name_of_its_own_and_dragonflys_machine_six_modules() {
         for figure in figures(200.0, 60.0) {
-            let names: std::collections::BTreeSet<&str> = figure.loads.iter().map(|load| load.name).collect();
+            let names: std::collections::BTreeSet<&str> = figure.loads.iter().map(|load| &*load.name).collect();
             assert_eq!(names.len(), figure.loads.len(), "{}", figure.id);
             assert_eq!(figure.memory.0 == "optane-6", figure.paper == Paper::Dragonfly);
             let series: Vec<&str> = figure.series.iter().map(|series| series.1).collect();

@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use loads::{Figure, Load, Program, Runner};
+use loads::{Figure, Fio, Load, Program, Runner};
 use place::{Line, Place};
 use simulate::papers::Paper;
 use simulate::reproduce::measured::{Measured, Spread, page, table};
@@ -208,7 +208,7 @@ fn keys(args: &Args, figures: &[Figure]) -> Vec<Key> {
 /// Paper, figure, load and policy, as in runs.jsonl.
 fn name(figures: &[Figure], (f, l, s): Key) -> [String; 4] {
     let figure = &figures[f];
-    [figure.paper.name(), figure.id, figure.loads[l].name, figure.series[s].0].map(str::to_owned)
+    [figure.paper.name(), figure.id, &figure.loads[l].name, figure.series[s].0].map(str::to_owned)
 }
 
 /// The figures that the user wants.
@@ -219,7 +219,7 @@ fn chosen(args: &Args, figures: Vec<Figure>) -> Vec<Figure> {
     };
     let mut figures: Vec<Figure> = figures.into_iter().filter(wanted).collect();
     for figure in &mut figures {
-        figure.loads.retain(|load| args.load.is_empty() || args.load.iter().any(|wanted| wanted == load.name));
+        figure.loads.retain(|load| args.load.is_empty() || args.load.iter().any(|wanted| *wanted == load.name));
     }
     figures
 }
@@ -239,7 +239,7 @@ fn one(place: &Place, runner: &Runner<'_>, figure: &Figure, (load, cores): (&Loa
     };
     let placements: Vec<String> = (0..load.applications).map(placement).collect();
     let data = match load.program {
-        Program::Fio(threads, _) | Program::Light(threads, _) => format!("fio{threads}"),
+        Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => format!("fio{threads}"),
         Program::Db(Benchmark::FillSeq) => "empty".to_owned(),
         Program::Db(_) => "db".to_owned(),
         Program::Filebench(what) => format!("{}-{}-{:.0}", what.personality.name(), what.files, what.file_size),
@@ -260,6 +260,7 @@ fn one(place: &Place, runner: &Runner<'_>, figure: &Figure, (load, cores): (&Loa
     match policy {
         "off" => {}
         "random" | "node0" => options.extend(["--placement", policy]),
+        "pinned" | "split" => options.extend(["--placement", "node0"]),
         "observed" => options.extend(["--policy", "nthread", "--dry-run"]),
         _ => {
             let policy = loads::policy(policy);
@@ -267,7 +268,7 @@ fn one(place: &Place, runner: &Runner<'_>, figure: &Figure, (load, cores): (&Loa
         }
     }
     let server = place.serve(&options)?;
-    let value = runner.run(load, |i| place.of(i));
+    let value = runner.run(load, policy, |i| place.of(i));
     let lines = server.stop()?;
     let windows: Vec<&Line> = lines.iter().filter(|line| line.kind == "window").collect();
     let busy: Vec<&&Line> =
@@ -404,7 +405,7 @@ fn measured<'a>(
             let Some(elsewhere) = share(|run| run.elsewhere) else { continue };
             let remote = share(|run| run.remote).unwrap_or_default();
             let moved = [count(|run| run.threads_moved), count(|run| run.files_moved)];
-            let names = [load.name.to_owned(), figure.series[*s].1.to_owned()];
+            let names = [load.name.to_string(), figure.series[*s].1.to_owned()];
             let rates = [rate(0), rate(1)];
             counted.push(names.into_iter().chain([remote, elsewhere]).chain(rates).chain(moved).collect());
         }
@@ -413,7 +414,7 @@ fn measured<'a>(
         simulated: simulated.iter().find(|s| s.paper == figure.paper && s.id == figure.id)?,
         setup: loads.iter().map(|l| setup(&figure.loads[*l])).collect::<Vec<_>>().join("; ") + ".",
         unit: figure.unit,
-        groups: loads.iter().map(|l| figure.loads[*l].name.to_owned()).collect(),
+        groups: loads.iter().map(|l| figure.loads[*l].name.to_string()).collect(),
         published: loads.iter().filter(|l| figure.loads[**l].published()).count().min(figure.of_published),
         of_published: figure.of_published,
         base: figure.series[*shown.iter().find(|s| figure.series[**s].1 == figure.base).or(shown.first())?].1,
@@ -426,7 +427,11 @@ fn measured<'a>(
 /// The loads of this run.
 fn setup(load: &Load) -> String {
     let what = match load.program {
-        Program::Fio(threads, reads) => format!("fio, {threads} threads with a file each, {reads} % reads of 4 KiB"),
+        Program::Fio(Fio { threads, reads, block, rest_s }) => {
+            let rest =
+                if rest_s > 0.0 { format!(", {:.0} µs of rest after each", rest_s * 1e6) } else { String::new() };
+            format!("fio, {threads} threads with a file each, {reads} % reads of {} KiB{rest}", block >> 10)
+        }
         Program::Light(threads, rest_us) => {
             format!(
                 "fio, {threads} threads with a file each, reads of 4 KiB, {rest_us} µs of rest after each (of no paper)"
