@@ -4,7 +4,12 @@
 //! generation tells a file from a later one with its inode number. Each is a small value; text is
 //! for JSON and for people.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,7 +37,8 @@ impl ProcessId {
     }
 }
 
-/// A file, as the kernel names it. As text: `major:minor:inode`, without the generation.
+/// A file, as the kernel names it. As text, which JSON has, too: `major:minor:inode`, without the
+/// generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The superblock's device: major << 20 | minor.
@@ -69,6 +75,34 @@ impl fmt::Display for FileId {
     }
 }
 
+impl Serialize for FileId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FileId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <Cow<'de, str>>::deserialize(deserializer)?;
+        let wrong = || D::Error::invalid_value(Unexpected::Str(&text), &"a file id, `major:minor:inode`");
+        Self::parse(&text).ok_or_else(wrong)
+    }
+}
+
+impl JsonSchema for FileId {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "FileId".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string" })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +112,8 @@ mod tests {
         for text in ["8:1:1234", "0:43:18446744073709551615", "4095:1048575:0"] {
             let id = FileId::parse(text).unwrap();
             assert_eq!((id.to_string().as_str(), id.generation), (text, 0));
+            let json = serde_json::to_string(&FileId { generation: 7, ..id }).unwrap();
+            assert_eq!((json.trim_matches('"'), serde_json::from_str(&json).unwrap()), (text, id));
         }
         for text in ["", "8:1", "8:1:", "a:1:2", "8:1:2:3", "08:1:2", "8:1:+2", "4096:0:1", "8:1048576:1", "8:1:-1"] {
             assert_eq!(FileId::parse(text), None, "{text}");

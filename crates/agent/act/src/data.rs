@@ -223,7 +223,7 @@ impl DataMoves {
                 let start_ns = Some(*start).filter(|start| *start > 0);
                 let process = process::prepare(mover, topology, (*pid, start_ns), to, true)?;
                 let undo = process.ready().to_vec();
-                self.processes.insert((mv.subject.clone(), to), process);
+                self.processes.insert((mv.subject, to), process);
                 Ok(undo)
             }
             Subject::File { file, generation } => {
@@ -234,7 +234,7 @@ impl DataMoves {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
                 pages::target(topology, to).map_err(|e| error(&e))?;
-                self.files.insert((mv.subject.clone(), to), seen);
+                self.files.insert((mv.subject, to), seen);
                 Ok(Vec::new())
             }
         }
@@ -244,7 +244,7 @@ impl DataMoves {
     /// file that is to go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
         let Subject::File { file, .. } = &mv.subject else { return None };
-        let now = FileId::parse(file).and_then(|file| self.seen.get(&file));
+        let now = self.seen.get(file);
         if now.is_some_and(|now| now.path.is_some() || !now.readers.is_empty()) {
             return now;
         }
@@ -255,7 +255,7 @@ impl DataMoves {
 
     /// The process whose move was prepared.
     pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
-        self.processes.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))
+        self.processes.remove(&(mv.subject, mv.to)).ok_or_else(|| not_prepared(mv))
     }
 
     /// Lets the memory of a process follow its threads.
@@ -284,9 +284,9 @@ impl DataMoves {
     }
 
     fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
-        let seen = self.files.remove(&(mv.subject.clone(), mv.to)).ok_or_else(|| not_prepared(mv))?;
+        let seen = self.files.remove(&(mv.subject, mv.to)).ok_or_else(|| not_prepared(mv))?;
         let (id, ranged) = (seen.id, !mv.ranges.is_empty());
-        let moved = Copied { subject: mv.subject.clone(), file: Some((seen.clone(), mv.from)), ranged };
+        let moved = Copied { subject: mv.subject, file: Some((seen.clone(), mv.from)), ranged };
         let kept = seen.clone();
         // Once a move is taken back, its data is where it was: there is nothing to remember.
         let taken_back = back.is_some();
@@ -551,7 +551,7 @@ mod tests {
     }
 
     fn mv(from: u32, to: u32) -> Move {
-        let subject = Subject::File { file: "8:1:9".into(), generation: 0 };
+        let subject = Subject::File { file: FileId::parse("8:1:9").unwrap(), generation: 0 };
         let ranges = vec![range(3, 2), range(9, 1)];
         Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason: Reason::Demotion, why: "".into(), ranges }
     }

@@ -116,7 +116,7 @@ impl Attempt {
     /// It copies, as the state file has it.
     pub fn job(&self) -> Job {
         let Move { subject, from, to, .. } = &self.mv;
-        Job { comm: self.about.comm.clone(), subject: subject.clone(), from: *from, to: *to }
+        Job { comm: self.about.comm.clone(), subject: *subject, from: *from, to: *to }
     }
 }
 
@@ -199,7 +199,7 @@ impl MoveEvent {
 
 /// What the policy is told of a move.
 pub(crate) fn outcome(mv: &Move, result: OutcomeState) -> Outcome {
-    Outcome { subject: mv.subject.clone(), from: mv.from, to: mv.to, result }
+    Outcome { subject: mv.subject, from: mv.from, to: mv.to, result }
 }
 
 /// The word that a unit variant has in JSON.
@@ -229,23 +229,23 @@ impl<P: Plane> Engine<P> {
                     self.rails.not_tried();
                 }
                 if attempt.passed || matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
-                    self.settled.owe(subject.clone());
+                    self.settled.owe(*subject);
                 }
             }
             Refused { .. } => {
                 self.rails.refused(subject);
-                self.settled.owe(subject.clone());
+                self.settled.owe(*subject);
             }
             NotWritten { .. } => {
                 self.rails.not_tried();
-                self.settled.owe(subject.clone());
+                self.settled.owe(*subject);
             }
             Gone => self.rails.gone(subject),
             Applied | Started => {
                 left_alone = self.rails.made(subject, from, to);
                 match mv.is_of_parts() {
                     true => self.settled.parts_made(subject),
-                    false => self.settled.made(subject.clone()),
+                    false => self.settled.made(*subject),
                 }
             }
             Unpaid { .. } => self.rails.did_not_pay(subject),
@@ -271,7 +271,7 @@ impl<P: Plane> Engine<P> {
 
         // What it brings: the audit, and the trial of its plan.
         if let Applied | Ended { .. } = event {
-            self.audit.moved(subject.clone(), about.clone(), attempt.remote_share);
+            self.audit.moved(*subject, about.clone(), attempt.remote_share);
         }
         if made {
             self.trials.made(attempt);
@@ -284,7 +284,7 @@ impl<P: Plane> Engine<P> {
         let news = match &event {
             // Once, and moves that wait for the rate are counted in a note.
             HeldBack { rail, .. } => {
-                self.waiting.insert(subject.clone(), (*rail, to));
+                self.waiting.insert(*subject, (*rail, to));
                 *rail != Rail::Rate && self.waited.get(subject) != Some(&(*rail, to))
             }
             _ => true,
@@ -313,7 +313,7 @@ impl<P: Plane> Engine<P> {
         let Some(undo) = &attempt.undo else { return };
         self.records.extend(undo.iter().map(if made { Record::made } else { Record::not_made }));
         if attempt.copies() && !(made && attempt.job.is_some()) {
-            self.records.push(Record::JobOver { subject: attempt.mv.subject.clone(), from: attempt.mv.from });
+            self.records.push(Record::JobOver { subject: attempt.mv.subject, from: attempt.mv.from });
         }
     }
 }
@@ -368,7 +368,7 @@ mod tests {
     fn thread() -> Attempt {
         let subject = Subject::Thread { tid: 5, start: 1 };
         let masks = Masks { before: "0-3".parse().unwrap(), ours: "0-1".parse().unwrap(), unbound: true };
-        let undo = Undo { subject: subject.clone(), pid: 5, masks: Some(masks), payload: None };
+        let undo = Undo { subject, pid: 5, masks: Some(masks), payload: None };
         let (reason, why) = (Reason::ReadLocality, "x".into());
         let mv = Move { subject, pid: 5, from: NodeId(1), to: NodeId(0), reason, why, ranges: Vec::new() };
         Attempt { undo: Some(vec![undo]), ..Attempt::new(mv.clone(), About::new(&mv.subject, 5, "fio")) }
@@ -376,7 +376,7 @@ mod tests {
 
     /// A file's move; `job`: it copies already.
     fn file(job: Option<JobId>) -> Attempt {
-        let subject = Subject::File { file: "8:1:9".into(), generation: 0 };
+        let subject = Subject::File { file: placement::testing::file(9), generation: 0 };
         let about = About::new(&subject, 0, "");
         let mv = Move { subject, pid: 0, reason: Reason::OverloadedHome, ..thread().mv };
         Attempt { undo: Some(Vec::new()), job, ..Attempt::new(mv, about) }

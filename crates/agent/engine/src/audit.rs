@@ -6,6 +6,7 @@
 
 use placement::{FileUse, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
+use topology::FileId;
 
 use crate::Subject;
 use crate::journal::{About, Event};
@@ -52,13 +53,13 @@ pub fn remote_share(subject: &Subject, snapshot: &Snapshot) -> Option<f64> {
 /// File bytes read by each of these threads and processes, or of each of these files.
 fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subject, Bytes> {
     // A thread names its process by the id, and a use its file.
-    let mut processes: FxHashMap<u32, &Subject> = FxHashMap::default();
-    let mut files: FxHashMap<&str, &Subject> = FxHashMap::default();
+    let mut processes: FxHashMap<u32, Subject> = FxHashMap::default();
+    let mut files: FxHashMap<FileId, Subject> = FxHashMap::default();
     for subject in subjects.iter().copied() {
         match subject {
             Subject::Thread { .. } => {}
-            Subject::Process { pid, .. } => _ = processes.insert(*pid, subject),
-            Subject::File { file, .. } => _ = files.insert(file, subject),
+            Subject::Process { pid, .. } => _ = processes.insert(*pid, *subject),
+            Subject::File { file, .. } => _ = files.insert(*file, *subject),
         }
     }
     let mut sums: FxHashMap<Subject, Bytes> = FxHashMap::default();
@@ -70,11 +71,11 @@ fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subje
     for thread in &snapshot.threads {
         add(Subject::thread(thread), Bytes::of_thread(thread));
         if let Some(process) = processes.get(&thread.pid) {
-            add((*process).clone(), Bytes::of_thread(thread));
+            add(*process, Bytes::of_thread(thread));
         }
         for used in thread.files.iter().filter(|_| !files.is_empty()) {
-            if let Some(file) = files.get(used.file.as_str()) {
-                add((*file).clone(), Bytes::of_file(thread, used));
+            if let Some(file) = files.get(&used.file) {
+                add(*file, Bytes::of_file(thread, used));
             }
         }
     }

@@ -38,7 +38,7 @@ impl Batch {
     fn push(&mut self, attempt: Attempt) {
         let itself = Some(&attempt.mv.subject).filter(|subject| !subject.is_file());
         let bound = attempt.undo.iter().flatten().map(|undo| &undo.subject);
-        self.claimed.extend(itself.into_iter().chain(bound).cloned());
+        self.claimed.extend(itself.into_iter().chain(bound).copied());
         self.attempts.push(attempt);
     }
 

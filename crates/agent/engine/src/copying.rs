@@ -280,7 +280,7 @@ impl<P: Plane> Engine<P> {
                 if mv.subject.is_file() {
                     let to_back = format!("moved back: {why}").into();
                     let mv = Move { from: mv.to, to: mv.from, why: to_back, ..mv };
-                    let (stays, node) = (mv.subject.clone(), mv.from);
+                    let (stays, node) = (mv.subject, mv.from);
                     if self.jobs.enqueue(Attempt { mv, back: true, ..attempt.clone() }, self.now).is_none() {
                         let why = format!("{stays} stays on node {node}: too many moves wait already");
                         self.say(why.clone());

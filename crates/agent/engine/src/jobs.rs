@@ -227,7 +227,7 @@ impl Jobs {
         if self.queue.len() >= QUEUE_MAX {
             return None;
         }
-        *self.of.entry(attempt.mv.subject.clone()).or_default() += 1;
+        *self.of.entry(attempt.mv.subject).or_default() += 1;
         let attempt = Attempt { place: None, passed: false, ..attempt };
         self.queue.insert(place.min(self.queue.len()), Queued { attempt, since_s: now });
         Some(replaced)
@@ -260,7 +260,7 @@ impl Jobs {
     /// The jobs that run, as a report.
     pub fn report(&self) -> Vec<JobReport> {
         let report = |r: &Running| JobReport {
-            subject: r.attempt.mv.subject.clone(),
+            subject: r.attempt.mv.subject,
             name: r.attempt.about.comm.clone(),
             from: r.attempt.mv.from,
             to: r.attempt.mv.to,

@@ -43,7 +43,7 @@ impl OwnedTable {
         match self.index.get(&undo.subject) {
             Some(i) => self.undos[*i] = undo,
             None => {
-                self.index.insert(undo.subject.clone(), self.undos.len());
+                self.index.insert(undo.subject, self.undos.len());
                 self.undos.push(undo);
                 self.entries.push(Entry { about, order: self.next });
                 self.next += 1;
@@ -57,7 +57,7 @@ impl OwnedTable {
         self.undos.swap_remove(i);
         let entry = self.entries.swap_remove(i);
         if let Some(moved) = self.undos.get(i) {
-            self.index.insert(moved.subject.clone(), i);
+            self.index.insert(moved.subject, i);
         }
         Some(entry.about)
     }

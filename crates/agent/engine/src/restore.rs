@@ -136,7 +136,7 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                 Err(error) => {
                     finished.failed += 1;
                     finished.note(format!("cannot restore the inherited affinity of {}: {error}", thread.subject));
-                    given_up.insert(thread.subject.clone());
+                    given_up.insert(thread.subject);
                     left.push(Owned { comm: String::new(), candidates: vec![thread] });
                 }
             }

@@ -322,12 +322,11 @@ fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
         match &mv.subject {
             Subject::Thread { tid, .. } => _ = tids.insert(*tid),
             Subject::Process { pid, .. } => _ = pids.insert(*pid),
-            Subject::File { file, .. } => _ = files.insert(file.as_str()),
+            Subject::File { file, .. } => _ = files.insert(*file),
         }
     }
-    let about = |t: &&Thread| {
-        tids.contains(&t.tid) || pids.contains(&t.pid) || t.files.iter().any(|f| files.contains(f.file.as_str()))
-    };
+    let about =
+        |t: &&Thread| tids.contains(&t.tid) || pids.contains(&t.pid) || t.files.iter().any(|f| files.contains(&f.file));
     let of = |pinned: bool| snapshot.threads.iter().filter(move |t| t.pinned.is_some() == pinned).filter(about);
     let free: FxHashSet<Subject> = of(false).map(Subject::thread).collect();
     if free.is_empty() { of(true).map(Subject::thread).collect() } else { free }
@@ -367,7 +366,7 @@ mod tests {
 
     /// One thread that reads this many MB in one CPU second, from node 1.
     fn window(mb: u64) -> Snapshot {
-        let files = vec![FileUse { file: "a".into(), ..FileUse::default() }];
+        let files = vec![FileUse { file: testing::file(1), ..FileUse::default() }];
         let thread = Thread { cpu_s: 1.0, files, ..testing::thread(7, 0, &[(1, mb)], 0) };
         Snapshot { window_s: 1.0, threads: vec![thread], ..Snapshot::default() }
     }
@@ -375,7 +374,7 @@ mod tests {
     /// Tries a move of a file, which copies as this job.
     fn begin(trials: &mut Trials, job: Option<JobId>, snapshot: &Snapshot) {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
-        let subject = Subject::File { file: "a".into(), generation: 0 };
+        let subject = Subject::File { file: testing::file(1), generation: 0 };
         let about = About::new(&subject, 0, "");
         let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why, ranges: Vec::new() };
         trials.made(&Attempt { job, ..Attempt::new(mv, about) });
@@ -477,7 +476,7 @@ mod tests {
 
     /// Tries a move of a part of a file.
     fn begin_part(trials: &mut Trials, part: u64, job: u64, snapshot: &Snapshot) {
-        let subject = Subject::File { file: "a".into(), generation: 0 };
+        let subject = Subject::File { file: testing::file(1), generation: 0 };
         let about = About::new(&subject, 0, "");
         let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
         let reason = Reason::Promotion;
@@ -511,8 +510,8 @@ mod tests {
     /// room.
     #[test]
     fn a_plan_that_shares_a_file_or_has_no_readers_joins() {
-        let mv = |file: &str, part: u64, (from, to): (u32, u32)| {
-            let subject = Subject::File { file: file.into(), generation: 0 };
+        let mv = |ino: u64, part: u64, (from, to): (u32, u32)| {
+            let subject = Subject::File { file: testing::file(ino), generation: 0 };
             let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
             let (from, to, reason) = (NodeId(from), NodeId(to), Reason::Promotion);
             Move { subject, pid: 0, from, to, reason, why: "".into(), ranges }
@@ -525,7 +524,7 @@ mod tests {
             trials.begin(&window(100));
         };
         (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
-        let (first, down, up, cold) = (mv("a", 0, (2, 0)), mv("c", 0, (0, 2)), mv("a", 1, (2, 0)), mv("c", 1, (0, 2)));
+        let (first, down, up, cold) = (mv(1, 0, (2, 0)), mv(3, 0, (0, 2)), mv(1, 1, (2, 0)), mv(3, 1, (0, 2)));
         plan(&mut trials, std::slice::from_ref(&first));
         assert_eq!(trials.window(&window(50)), []);
         plan(&mut trials, &[down.clone(), up.clone()]);

@@ -76,7 +76,8 @@ impl Crowd {
     fn thread(n: u32, tid: u32, node: u32) -> Thread {
         let data = 1 - n % 2;
         let thread = testing::thread(tid, node, &[(data, 400)], 0);
-        let used = FileUse { file: format!("8:1:{tid}"), read_bytes: thread.read_bytes.clone(), ..FileUse::default() };
+        let used =
+            FileUse { file: testing::file(tid.into()), read_bytes: thread.read_bytes.clone(), ..FileUse::default() };
         Thread { pid: tid, cpu_s: 0.3, files: vec![used], ..thread }
     }
 
@@ -127,7 +128,7 @@ impl Plane for Crowd {
         self.window += 1;
         let threads = self.threads();
         let files = threads.iter().map(|t| ObservedFile {
-            file: t.files[0].file.clone(),
+            file: t.files[0].file,
             generation: Some(u64::from(t.tid)),
             size: Some(1 << 30),
             bytes: t.read_bytes.clone(),
@@ -173,7 +174,7 @@ impl Plane for Crowd {
         if mv.tid().is_some_and(|tid| tid % 7 == 0) {
             return Err(PlaneError::refused("eperm", "the kernel says no"));
         }
-        let undo = Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: None };
+        let undo = Undo { subject: mv.subject, pid: mv.pid, masks, payload: None };
         Ok(Some(undo).filter(|_| !mv.subject.is_file()).into_iter().collect())
     }
 

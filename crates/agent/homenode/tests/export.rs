@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use engine::{Cost, Tally, WindowReport};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Plan, Snapshot, Thread};
+use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Plan, Snapshot, Thread, testing};
 use serde_json::Value;
 use session::totals::Totals;
 use topology::NodeId;
@@ -111,7 +111,7 @@ impl Machine {
         let thread = |n: u32| {
             let node = n % 2;
             let uses = |k| FileUse {
-                file: format!("8:1:{}", (n * 10 + k) % self.files),
+                file: testing::file(u64::from((n * 10 + k) % self.files)),
                 read_bytes: read(node),
                 ..FileUse::default()
             };
@@ -128,7 +128,7 @@ impl Machine {
             }
         };
         let file = |n: u32| ObservedFile {
-            file: format!("8:1:{n}"),
+            file: testing::file(n.into()),
             path: Some(format!("/secret/path/{n}")),
             ..ObservedFile::default()
         };

@@ -288,7 +288,7 @@ impl Plane for HostPlane {
         self.actor.moves().seen(all, &threads);
         let idle = idle.into_iter().map(|(id, ranges)| {
             let generation = (id.generation != 0).then_some(u64::from(id.generation));
-            IdleFile { file: id.to_string(), generation, ranges }
+            IdleFile { file: id.any_generation(), generation, ranges }
         });
         let idle = idle.collect();
         let files = files.into_iter().map(|file| self.identified(file)).collect();
@@ -300,9 +300,9 @@ impl Plane for HostPlane {
         let prepared = self.actor.prepare(mv);
         // Another file has its inode number now.
         if let (Err(PlaneError::Gone { .. }), Subject::File { file, generation }) = (&prepared, &mv.subject)
-            && let (Some(id), Ok(generation @ 1..)) = (FileId::parse(file), u32::try_from(*generation))
+            && let Ok(generation @ 1..) = u32::try_from(*generation)
         {
-            self.observer().into_iter().for_each(|observer| observer.gone(FileId { generation, ..id }));
+            self.observer().into_iter().for_each(|observer| observer.gone(FileId { generation, ..*file }));
         }
         prepared
     }

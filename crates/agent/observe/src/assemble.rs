@@ -115,7 +115,6 @@ pub(super) fn assemble(
 
     let (shared, unlisted) = sort_files(&entries, MOST_FILES);
     out.unlisted = unlisted.len();
-    let mut names = Names::default();
     let mut readers: BTreeMap<FileId, Touched> = BTreeMap::new();
     let mut masks = Masks::default();
     let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
@@ -155,7 +154,7 @@ pub(super) fn assemble(
             }
             thread.shares_file |= shared.contains(&id);
             if unlisted.is_empty() || !unlisted.contains(&id) {
-                used.file = names.of(id);
+                used.file = id;
                 thread.files.push(used);
                 readers.entry(id).or_default().add(task.tid, file);
             }
@@ -177,7 +176,7 @@ pub(super) fn assemble(
             id: FileId { generation: touched.generation, ..id },
             bytes: touched.bytes,
             file: ObservedFile {
-                file: names.of(id),
+                file: id,
                 opens: (touched.opens > 0).then_some(touched.opens),
                 readers: touched.readers,
                 ..ObservedFile::default()
@@ -348,16 +347,6 @@ fn calls(entries: &[(Key, Usage)]) -> (Option<u64>, Option<bool>) {
     (Some(mean), (2 * placed >= calls).then(|| 2 * sum(|u| u.continued) > placed))
 }
 
-/// File ids as text, each formatted once.
-#[derive(Default)]
-struct Names(FxHashMap<FileId, String>);
-
-impl Names {
-    fn of(&mut self, id: FileId) -> String {
-        self.0.entry(id).or_insert_with(|| id.to_string()).clone()
-    }
-}
-
 /// Affinities: most threads share a few values.
 #[derive(Default)]
 struct Masks(FxHashMap<Vec<u64>, (CpuSet, Vec<NodeId>)>);
@@ -438,7 +427,7 @@ mod tests {
         assert_eq!((thread.node, thread.remote_read_bytes, thread.cpu_s), (NodeId(0), Some(4296), 0.5));
         assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 4296));
         assert_eq!(thread.write_bytes.get(NodeId(0)), 50);
-        assert_eq!(thread.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["8:1:1", "8:1:2"]);
+        assert_eq!(thread.files.iter().map(|f| f.file).collect::<Vec<_>>(), [file(1), file(2)]);
         assert_eq!((out.node_read.get(NodeId(8)), out.node_write.get(NodeId(0))), (4296, 50));
         // Mask 0b1101: CPUs 0, 2, 3.
         assert_eq!(out.threads[0].mask, "0,2-3".parse().unwrap());
@@ -485,7 +474,7 @@ mod tests {
         let out = all(&pass(&[(7, 0, EARLY), (9, 0, EARLY)]), entries);
         let (one, two) = (&out.threads[0].thread, &out.threads[1].thread);
         assert_eq!((out.files.len(), one.files.len(), out.unlisted), (MOST_FILES, MOST_FILES, 1));
-        assert!(out.files.iter().all(|file| file.id.ino != 5) && one.files.iter().all(|file| file.file != "8:1:5"));
+        assert!(out.files.iter().all(|file| file.id.ino != 5) && one.files.iter().all(|file| file.file.ino != 5));
         assert_eq!((one.read_bytes.total(), two.files.len()), (11 * files - 1, 1));
         assert!(one.shares_file && two.shares_file);
     }

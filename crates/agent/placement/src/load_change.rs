@@ -24,10 +24,9 @@
 //! **Limits.** Threads that were moved and have gone are remembered for up to 300 windows.
 
 use std::cmp::Reverse;
-use std::hash::{BuildHasher, BuildHasherDefault};
 
-use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
-use topology::NodeId;
+use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{FileId, NodeId};
 
 use crate::{Snapshot, Subject, Thread};
 
@@ -98,14 +97,14 @@ struct Doing {
     /// Where most of its reads come from, where that is clear.
     home: Option<NodeId>,
     /// The file it reads most of.
-    file: Option<u64>,
+    file: Option<FileId>,
 }
 
 impl Doing {
-    fn of(t: &Thread, window_s: f64, least: f64, moved: &FxHashSet<u64>) -> Self {
+    fn of(t: &Thread, window_s: f64, least: f64, moved: &FxHashSet<FileId>) -> Self {
         let (bytes, read) = (t.file_bytes() as f64, t.read_bytes.total() as f64);
-        let most = t.files.iter().max_by_key(|f| (f.read_bytes.total(), Reverse(&f.file)));
-        let file = most.map(|f| file_hash(&f.file));
+        let most = t.files.iter().max_by_key(|f| (f.read_bytes.total(), Reverse(f.file)));
+        let file = most.map(|f| f.file);
         // Data that we move comes from elsewhere when its copy is done.
         let ours = file.is_some_and(|file| moved.contains(&file));
         let clear = |home: &NodeId| !ours && t.read_bytes.get(*home) as f64 >= CLEAR * read;
@@ -119,10 +118,6 @@ impl Doing {
         let times = self.rate / then.rate;
         1.0 / factor < times && times < factor
     }
-}
-
-fn file_hash(file: &str) -> u64 {
-    BuildHasherDefault::<FxHasher>::default().hash_one(file)
 }
 
 /// A thread of the load.
@@ -203,8 +198,8 @@ pub struct Detector {
     other_machine: bool,
     /// Moved subjects and the window: threads may appear at their new place some windows later.
     moved: FxHashMap<Subject, u64>,
-    /// Files that were moved since the load began, as [`Doing::file`].
-    files: FxHashSet<u64>,
+    /// Files that were moved since the load began.
+    files: FxHashSet<FileId>,
     last_move: u64,
     window: u64,
 }
@@ -305,9 +300,7 @@ impl Detector {
     /// We have moved this thread, process or file, or still do.
     pub fn moved(&mut self, subject: Subject) {
         self.last_move = self.window;
-        if let Subject::File { file, .. } = &subject {
-            self.files.insert(file_hash(file));
-        }
+        self.data_moves(&subject);
         self.moved.insert(subject, self.window);
     }
 
@@ -315,14 +308,14 @@ impl Detector {
     /// other threads are watched as ever.
     pub fn data_moves(&mut self, subject: &Subject) {
         if let Subject::File { file, .. } = subject {
-            self.files.insert(file_hash(file));
+            self.files.insert(*file);
         }
     }
 
     /// This was not moved after all.
     pub fn not_moved(&mut self, subject: &Subject) {
         if let Subject::File { file, .. } = subject {
-            self.files.remove(&file_hash(file));
+            self.files.remove(file);
         }
         self.moved.remove(subject);
     }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use crate::{ObservedFile, Subject, Thread, Why};
 
@@ -168,7 +168,7 @@ enum Form {
     /// Moves a file's data.
     File {
         /// File id: `major:minor:inode`.
-        file: String,
+        file: FileId,
         /// Generation of the inode, as in the snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         generation: Option<u64>,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::{CpuSet, Node, NodeId, Topology};
+use topology::{CpuSet, FileId, Node, NodeId, Topology};
 
 use crate::{NodeBytes, Outcome, Pace};
 
@@ -223,7 +223,7 @@ pub struct Thread {
 #[serde(deny_unknown_fields)]
 pub struct FileUse {
     /// File id: `major:minor:inode`.
-    pub file: String,
+    pub file: FileId,
     /// Bytes read, by node.
     #[serde(default)]
     pub read_bytes: NodeBytes,
@@ -243,7 +243,7 @@ pub struct FileUse {
 #[serde(deny_unknown_fields)]
 pub struct ObservedFile {
     /// File id: `major:minor:inode`.
-    pub file: String,
+    pub file: FileId,
     /// Generation of the inode, if known. It tells this file from a later one with the same inode
     /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -308,7 +308,7 @@ pub struct RangeHeat {
 #[serde(deny_unknown_fields)]
 pub struct IdleFile {
     /// File id: `major:minor:inode`.
-    pub file: String,
+    pub file: FileId,
     /// Generation of the inode, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,

@@ -5,11 +5,12 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use topology::FileId;
 
 use crate::{IdleFile, ObservedFile, Thread};
 
 /// A thread, a process or a file.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Subject {
     /// A thread.
@@ -31,7 +32,7 @@ pub enum Subject {
     /// A file's data.
     File {
         /// File id: `major:minor:inode`.
-        file: String,
+        file: FileId,
         /// Generation of the inode, as in the snapshot; 0 if unknown.
         #[serde(default)]
         generation: u64,
@@ -51,12 +52,12 @@ impl Subject {
 
     /// Identifies this file.
     pub fn file(file: &ObservedFile) -> Self {
-        Self::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) }
+        Self::File { file: file.file, generation: file.generation.unwrap_or(0) }
     }
 
     /// A file that was not read in a window.
     pub fn idle_file(file: &IdleFile) -> Self {
-        Self::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) }
+        Self::File { file: file.file, generation: file.generation.unwrap_or(0) }
     }
 
     /// The thread's id, if it is a thread.

@@ -1,6 +1,6 @@
 //! Snapshots for tests, built by hand. For the tests of other crates: feature `testing`.
 
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use crate::{NodeBytes, NodeLoad, Snapshot, Subject, Thread};
 
@@ -44,6 +44,11 @@ pub fn thread(tid: u32, node: u32, reads: &[(u32, u64)], writes: u64) -> Thread 
         write_bytes: bytes(&[(node, writes)]),
         ..Thread::default()
     }
+}
+
+/// A file by the number of its inode: `8:1:9`.
+pub const fn file(ino: u64) -> FileId {
+    FileId { dev: FileId::device(8, 1), ino, generation: 0 }
 }
 
 /// A thread by its id and start time.

@@ -180,7 +180,7 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
     for (i, file) in files.iter().enumerate() {
         // `size` has no bound: a sparse file may claim any length up to 2^64 − 1.
         let at = format!("files[{i}] (file {})", file.file);
-        if !ids.insert(file.file.as_str()) {
+        if !ids.insert(file.file) {
             wrong(&at, "listed twice")?;
         }
         known.check_bytes(format_args!("{at}.bytes"), &file.bytes)?;

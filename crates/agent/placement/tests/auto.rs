@@ -13,7 +13,7 @@ use placement::{
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 use toy::Toy;
 
 fn auto() -> Auto {
@@ -450,9 +450,9 @@ fn slow_node(id: u32, [read_bytes, write_bytes]: [u64; 2], cpu_s: f64) -> NodeLo
 }
 
 /// A thread that started 5 s after the machine and uses one file at random, 4 KiB at a time.
-fn on_volume(tid: u32, node: u32, cpu_s: f64, file: &str, read: &[(u32, u64)], written: &[(u32, u64)]) -> Thread {
+fn on_volume(tid: u32, node: u32, cpu_s: f64, file: FileId, read: &[(u32, u64)], written: &[(u32, u64)]) -> Thread {
     let used = FileUse {
-        file: file.to_owned(),
+        file,
         read_bytes: on(read),
         write_bytes: on(written),
         read_size: Some(4096),
@@ -468,9 +468,9 @@ fn on_volume(tid: u32, node: u32, cpu_s: f64, file: &str, read: &[(u32, u64)], w
     }
 }
 
-fn file_on_volume(file: &str, bytes: &[(u32, u64)]) -> ObservedFile {
+fn file_on_volume(file: FileId, bytes: &[(u32, u64)]) -> ObservedFile {
     ObservedFile {
-        file: file.to_owned(),
+        file,
         bytes: on(bytes),
         writes: Some(Writes::Follow),
         movable: Some(true),
@@ -486,13 +486,13 @@ fn file_on_volume(file: &str, bytes: &[(u32, u64)]) -> ObservedFile {
 fn memory_time_of_a_volumes_server_is_no_cpu_time_of_its_users() {
     let reader = |tid: u32, node: u32, cpu_s: f64, wait_s: f64, read: &[(u32, u64)], written: &[(u32, u64)]| Thread {
         wait_s: Some(wait_s),
-        ..on_volume(tid, node, cpu_s, &format!("0:43:{tid}"), read, written)
+        ..on_volume(tid, node, cpu_s, testing::file(tid.into()), read, written)
     };
     let file = |tid: u32, bytes: &[(u32, u64)]| ObservedFile {
         size: Some(4_194_304),
         opens: Some(1),
         readers: vec![tid],
-        ..file_on_volume(&format!("0:43:{tid}"), bytes)
+        ..file_on_volume(testing::file(tid.into()), bytes)
     };
     let threads = vec![
         reader(1, 0, 0.034, 0.122, &[(0, 3_063_808)], &[(0, 790_528)]),
@@ -526,14 +526,14 @@ fn ten_remote_readers(cpu_s: [f64; 2], served_s: Option<f64>, movable: bool) -> 
         wait_s: Some(0.01),
         served_s,
         shares_file: true,
-        ..on_volume(tid, 1, 0.015, "0:43:9", &[(0, 2_200_000)], &[])
+        ..on_volume(tid, 1, 0.015, testing::file(9), &[(0, 2_200_000)], &[])
     };
     let file = ObservedFile {
         size: Some(40_000_000),
         movable: Some(movable),
         opens: Some(10),
         readers: (1..=10).collect(),
-        ..file_on_volume("0:43:9", &[(0, 40_000_000)])
+        ..file_on_volume(testing::file(9), &[(0, 40_000_000)])
     };
     let nodes = vec![slow_node(0, [22_000_000, 0], cpu_s[0]), slow_node(1, [0, 0], cpu_s[1])];
     Snapshot { time_s: 10.0, files: vec![file], ..snapshot(nodes, (1..=10).map(reader).collect()) }
@@ -567,18 +567,18 @@ fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
 #[test]
 fn threads_that_wait_for_emulated_cores_do_not_sleep() {
     let plan = |cores: Option<u32>| {
-        let name = |tid: u32| format!("0:43:{}", tid / 14);
+        let id = |tid: u32| testing::file((tid / 14).into());
         let thread = |tid: u32| Thread {
             pid: tid / 14 + 1,
             wait_s: Some(0.93 / 56.0),
             served_s: Some(0.95),
             shares_file: true,
-            ..on_volume(tid, 0, 0.95 / 56.0, &name(tid), &[(0, 1_140_000)], &[])
+            ..on_volume(tid, 0, 0.95 / 56.0, id(tid), &[(0, 1_140_000)], &[])
         };
         let file = |program: u32| ObservedFile {
             size: Some(4_000_000),
             readers: (14 * program..14 * program + 14).collect(),
-            ..file_on_volume(&name(14 * program), &[(0, 4_000_000)])
+            ..file_on_volume(id(14 * program), &[(0, 4_000_000)])
         };
         let node = |id, read, cpu_s| NodeLoad {
             cores,
@@ -637,7 +637,7 @@ fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
     let window = |tids: std::ops::RangeInclusive<u32>, mb: u64, i: u32| {
         let reader = |tid: u32| Thread {
             wait_s: Some(0.0),
-            ..on_volume(tid, 1, 0.3, &format!("0:43:{tid}"), &[(0, mb * MB)], &[])
+            ..on_volume(tid, 1, 0.3, testing::file(tid.into()), &[(0, mb * MB)], &[])
         };
         let nodes = [0, 1].map(|id| NodeLoad {
             cpus: vec![2 * id, 2 * id + 1],
@@ -662,11 +662,11 @@ fn a_thread_without_a_use_in_the_last_window_is_not_moved() {
 /// A window on a machine whose node 1 has no CPUs: a thread on node 0 reads the first 10 of 100
 /// ranges of a file there, and the plane tells which if `ranges`.
 fn reader_of_slow_memory(second: u32, ranges: bool) -> Snapshot {
-    let (file, place) = ("8:1:9".to_owned(), NodeId(1));
+    let (file, place) = (testing::file(9), NodeId(1));
     let heat = |start| RangeHeat { start, node: place, by: NodeId(0), bytes: 50 * MB, windows: second.min(32) };
     let ranges = if ranges { (0..10).map(|i| heat(i * RANGE_BYTES)).collect() } else { Vec::new() };
     let bytes: NodeBytes = [(place, 100 * RANGE_BYTES)].into_iter().collect();
-    let used = FileUse { file: file.clone(), read_bytes: testing::bytes(&[(1, 500)]), ..FileUse::default() };
+    let used = FileUse { file, read_bytes: testing::bytes(&[(1, 500)]), ..FileUse::default() };
     let observed = ObservedFile {
         file,
         size: Some(100 * RANGE_BYTES),

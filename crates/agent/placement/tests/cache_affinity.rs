@@ -3,40 +3,37 @@
 
 mod common;
 
-use common::{bytes, node, snapshot, thread};
+use common::{bytes, file, node, snapshot, thread};
 use placement::cache_affinity::{CacheAffinity, Settings, Variant};
 use placement::{
     FileUse, Move, NodeBytes, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Reason, Snapshot, Subject,
     Thread,
 };
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 const GB: u64 = 1_000_000_000;
 const KIB: u64 = 1 << 10;
+const F: FileId = file(1);
+const G: FileId = file(2);
+const TINY: FileId = file(3);
 
 /// A thread of process `pid` on `node` that reads the given MB per node of each file, sequentially,
 /// 1 MiB at a time.
-fn reader(pid: u32, node: u32, files: &[(&str, &[(u32, u64)])]) -> Thread {
+fn reader(pid: u32, node: u32, files: &[(FileId, &[(u32, u64)])]) -> Thread {
     let mut all = NodeBytes::default();
     let uses = files.iter().map(|(file, reads)| {
         let read_bytes = bytes(reads);
         read_bytes.iter().for_each(|(node, n)| all.add(node, n));
-        FileUse {
-            file: (*file).into(),
-            read_bytes,
-            read_size: Some(1024 * KIB),
-            sequential: Some(true),
-            ..FileUse::default()
-        }
+        FileUse { file: *file, read_bytes, read_size: Some(1024 * KIB), sequential: Some(true), ..FileUse::default() }
     });
     let files = uses.collect();
     let allowed_nodes = (0..3).map(NodeId).collect();
     Thread { pid, read_bytes: all, files, cpu_s: 0.5, allowed_nodes, ..thread(pid, node, &[], 0) }
 }
 
-fn file(name: &str, size: u64, on: u32) -> ObservedFile {
+fn on_node(file: FileId, size: u64, on: u32) -> ObservedFile {
     let bytes = [(NodeId(on), size)].into_iter().collect();
-    ObservedFile { file: name.into(), size: Some(size), bytes, ..ObservedFile::default() }
+    ObservedFile { file, size: Some(size), bytes, ..ObservedFile::default() }
 }
 
 fn memory(pid: u32, node: u32, resident: u64) -> Process {
@@ -70,7 +67,7 @@ fn declined(plan: &Plan) -> &str {
 
 /// simpleread: a small process on node 0 reads a 16 GB file on node 1.
 fn simpleread() -> Snapshot {
-    window(vec![reader(7, 0, &[("f", &[(1, 500)])])], vec![file("f", 16 * GB, 1)], vec![memory(7, 0, GB / 1000)])
+    window(vec![reader(7, 0, &[(F, &[(1, 500)])])], vec![on_node(F, 16 * GB, 1)], vec![memory(7, 0, GB / 1000)])
 }
 
 #[test]
@@ -170,13 +167,13 @@ fn greedy_moves_on_any_remote_block() {
     // One block of a tiny file, whatever the size of the process and however it reads.
     let mut t = reader(7, 0, &[]);
     t.files = vec![FileUse {
-        file: "tiny".into(),
+        file: TINY,
         read_bytes: [(NodeId(2), 4096)].into_iter().collect(),
         read_size: Some(4096),
         sequential: Some(false),
         ..FileUse::default()
     }];
-    let w = window(vec![t], vec![file("tiny", 8192, 2)], vec![memory(7, 0, 100 * GB)]);
+    let w = window(vec![t], vec![on_node(TINY, 8192, 2)], vec![memory(7, 0, 100 * GB)]);
     assert_eq!(moves(&decide(Variant::Greedy, &w)), [(7, 0, 2)]);
     assert_eq!(moves(&decide(Variant::Guarded, &w)), []);
 }
@@ -188,16 +185,16 @@ fn each_guard_declines_with_its_reason() {
         ("small_reads", |w| w.threads[0].files[0].read_size = Some(128 * KIB - 1)),
         ("read_size_unknown", |w| w.threads[0].files[0].read_size = None),
         ("not_sequential", |w| w.threads[0].files[0].sequential = None),
-        ("small_file", |w| w.files[0] = file("f", (1 << 30) - 1, 1)),
+        ("small_file", |w| w.files[0] = on_node(F, (1 << 30) - 1, 1)),
         ("file_size_unknown", |w| w.files.clear()),
         ("process_size_unknown", |w| w.processes.clear()),
         // It reads 1.1 times as much there as here: M counts for a twentieth.
         ("no_gain", |w| {
-            w.threads[0] = reader(7, 0, &[("f", &[(0, 100), (1, 130)])]);
+            w.threads[0] = reader(7, 0, &[(F, &[(0, 100), (1, 130)])]);
             w.processes[0] = memory(7, 0, 5 * GB);
         }),
         // It reads as much on its own node.
-        ("below_margin", |w| w.threads[0] = reader(7, 0, &[("f", &[(0, 401), (1, 500)])])),
+        ("below_margin", |w| w.threads[0] = reader(7, 0, &[(F, &[(0, 401), (1, 500)])])),
         ("held", |w| w.threads[0].pinned = Some("has an affinity of its own: 0-3".into())),
     ];
     for (reason, change) in guards {
@@ -223,7 +220,7 @@ fn a_random_reader_that_read_more_than_the_file_is_repeated() {
     // 1.2 GB file, 500 MB per window at random: after three windows it has read more bytes than the
     // file has.
     let mut w = simpleread();
-    w.files[0] = file("f", 1_200_000_000, 1);
+    w.files[0] = on_node(F, 1_200_000_000, 1);
     w.threads[0].files[0].sequential = Some(false);
     let mut p = policy(Variant::Guarded);
     for (second, expected) in [(1.0, 0), (2.0, 0), (3.0, 1)] {
@@ -236,11 +233,11 @@ fn a_random_reader_that_read_more_than_the_file_is_repeated() {
 fn a_first_pass_that_is_nearly_over_moves_nothing() {
     // At 15.9 GB of 16 GB: its memory costs more than it gains, and so would another node with it.
     let mut w = simpleread();
-    w.threads[0] = reader(7, 0, &[("f", &[(1, 14_000)])]);
+    w.threads[0] = reader(7, 0, &[(F, &[(1, 14_000)])]);
     w.processes[0] = memory(7, 0, GB);
     let plan = decide(Variant::Guarded, &w);
     assert!(plan.moves.iter().all(|mv| mv.subject.is_thread()), "{plan:?}");
-    w.threads[0] = reader(7, 0, &[("f", &[(1, 16_000)])]);
+    w.threads[0] = reader(7, 0, &[(F, &[(1, 16_000)])]);
     let plan = decide(Variant::Guarded, &w);
     assert_eq!(plan.moves, [], "nothing is left to read");
 }
@@ -283,23 +280,22 @@ fn run(variant: Variant, w: &mut Snapshot, windows: u32, mut change: impl FnMut(
 fn a_file_on_both_nodes_is_not_followed_back_and_forth() {
     // The thesis's rule would move it to node 1, back to node 0, and so on, with every block.
     let both: &[(u32, u64)] = &[(0, 600), (1, 400)];
-    let mut w = window(vec![reader(7, 0, &[("f", both)])], vec![], vec![]);
+    let mut w = window(vec![reader(7, 0, &[(F, both)])], vec![], vec![]);
     assert_eq!(run(Variant::Greedy, &mut w, 20, |_, _| {}), [&[1, 1][..], &[0; 18]].concat());
     assert_eq!(w.threads[0].node, NodeId(0), "back where most is read");
-    let mut w = window(vec![reader(7, 0, &[("f", both)])], vec![file("f", 16 * GB, 0)], vec![memory(7, 0, 1)]);
+    let mut w = window(vec![reader(7, 0, &[(F, both)])], vec![on_node(F, 16 * GB, 0)], vec![memory(7, 0, 1)]);
     assert_eq!(run(Variant::Guarded, &mut w, 20, |_, _| {}), [0; 20]);
 }
 
 #[test]
 fn a_new_file_unsettles_a_process_and_noise_does_not() {
-    let mut w = window(vec![reader(7, 0, &[("f", &[(0, 550), (1, 450)])])], vec![], vec![]);
+    let mut w = window(vec![reader(7, 0, &[(F, &[(0, 550), (1, 450)])])], vec![], vec![]);
     let noisy = |second: u32, w: &mut Snapshot| {
         // Node 1's share swings between 30 % and 60 %, around 45 %.
         let there = [450, 300, 600, 400, 500][second as usize % 5];
         let shares: &[(u32, u64)] = &[(0, 1000 - there), (1, there)];
         let at = w.threads[0].node.0;
-        w.threads[0] =
-            if second <= 30 { reader(7, at, &[("f", shares)]) } else { reader(7, at, &[("g", &[(2, 500)])]) };
+        w.threads[0] = if second <= 30 { reader(7, at, &[(F, shares)]) } else { reader(7, at, &[(G, &[(2, 500)])]) };
     };
     let made = run(Variant::Greedy, &mut w, 40, noisy);
     assert!(made[..10].iter().sum::<usize>() <= 2, "{made:?}");

@@ -5,12 +5,12 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{MB, declined, node_with_bandwidth, snapshot, thread};
+use common::{MB, declined, file, node_with_bandwidth, snapshot, thread};
 use placement::dragonfly::mtp::Mtp;
 use placement::dragonfly::{Dragonfly, Settings};
 use placement::{FileUse, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, nthread};
 use proptest::prelude::*;
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 /// IV-B, Webserver heavy, with O_m as printed.
 const PRINTED: Mtp = Mtp { local_bw: 20.7e9, remote_bw: 13.5e9, overhead: 30.6e9, migration_s: 3.5 };
@@ -78,7 +78,7 @@ proptest! {
 
 /// A thread that reads `mb` of its own file on `data` per window.
 fn reader(tid: u32, node: u32, data: u32, mb: u64) -> Thread {
-    let used = FileUse { file: format!("f{tid}"), read_bytes: common::bytes(&[(data, mb)]), ..FileUse::default() };
+    let used = FileUse { file: file(tid.into()), read_bytes: common::bytes(&[(data, mb)]), ..FileUse::default() };
     let allowed_nodes = (0..2).map(NodeId).collect();
     Thread { pid: tid, files: vec![used], cpu_s: 0.1, allowed_nodes, ..thread(tid, node, &[(data, mb)], 0) }
 }
@@ -88,7 +88,7 @@ fn reader(tid: u32, node: u32, data: u32, mb: u64) -> Thread {
 struct World {
     snapshot: Snapshot,
     copy_bw: f64,
-    moving: BTreeMap<String, NodeId>,
+    moving: BTreeMap<FileId, NodeId>,
     made: Vec<(u32, Move)>,
     windows: u32,
 }
@@ -101,7 +101,7 @@ impl World {
         nodes.iter_mut().for_each(|n| n.memory_free = 1 << 40);
         let files = (threads.iter())
             .map(|t| ObservedFile {
-                file: format!("f{}", t.tid),
+                file: file(t.tid.into()),
                 bytes: t.read_bytes.iter().map(|(node, _)| (node, file_mb * MB)).collect(),
                 readers: vec![t.tid],
                 ..ObservedFile::default()
@@ -126,7 +126,7 @@ impl World {
                     self.snapshot.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = mv.to;
                 }
                 Subject::File { file, .. } => {
-                    self.moving.insert(file.clone(), mv.to);
+                    self.moving.insert(*file, mv.to);
                 }
                 Subject::Process { .. } => panic!("no process moves"),
             }
@@ -159,14 +159,14 @@ impl World {
         }
     }
 
-    fn files_moved(&self) -> Vec<(u32, &str, u32)> {
-        let one = |(window, mv): &'_ (u32, Move)| match &mv.subject {
-            Subject::File { file, .. } => Some((*window, file.clone(), mv.to.0)),
+    fn files_moved(&self) -> Vec<(u32, u64, u32)> {
+        let one = |(window, mv): &(u32, Move)| match mv.subject {
+            Subject::File { file, .. } => Some((*window, file.ino, mv.to.0)),
             _ => None,
         };
         let mut moved: Vec<_> = self.made.iter().filter_map(one).collect();
         moved.sort();
-        moved.into_iter().map(|(w, f, to)| (w, &*f.leak(), to)).collect()
+        moved
     }
 }
 
@@ -199,7 +199,7 @@ fn data_of_threads_that_cannot_go_home_moves_to_them() {
     for _ in 0..30 {
         world.step(&mut policy);
     }
-    assert_eq!(world.files_moved(), [(6, "f5", 1), (6, "f6", 1)]);
+    assert_eq!(world.files_moved(), [(6, 5, 1), (6, 6, 1)]);
     assert_eq!(world.made.len(), 2, "{:?}", world.made);
     assert!(world.snapshot.threads.iter().all(|t| t.read_bytes.get(t.node) == t.read_bytes.total()));
 }
@@ -224,7 +224,7 @@ fn files_that_do_not_pay_back_within_the_longest_window_stay() {
     for _ in 0..40 {
         world.step(&mut policy);
     }
-    assert_eq!(world.files_moved(), [(33, "f5", 1)]);
+    assert_eq!(world.files_moved(), [(33, 5, 1)]);
     // 40 GB: no file pays back.
     let mut world = overloaded(40_000, 468e6);
     let mut policy = self::policy();
@@ -261,7 +261,7 @@ fn after_a_slow_copy_the_next_one_waits_longer() {
     assert_eq!(world.files_moved().len(), 2);
     world.snapshot.threads.push(reader(7, 1, 0, 1000));
     let bytes = common::bytes(&[(0, 500)]);
-    world.snapshot.files.push(ObservedFile { file: "f7".into(), bytes, readers: vec![7], ..ObservedFile::default() });
+    world.snapshot.files.push(ObservedFile { file: file(7), bytes, readers: vec![7], ..ObservedFile::default() });
     // Node 0 counts as overloaded only if node 1 is below half of it, so node 1's readers slow
     // down.
     let quiet = |w: &mut World| {
@@ -280,9 +280,9 @@ fn after_a_slow_copy_the_next_one_waits_longer() {
 fn files_with_equal_local_reads_stay() {
     let mut world = overloaded(500, 468e6);
     // Threads 1 and 2 read the files of 5 and 6, too.
-    for (tid, file) in [(1, "f5"), (2, "f6")] {
+    for (tid, ino) in [(1, 5), (2, 6)] {
         let t = world.snapshot.threads.iter_mut().find(|t| t.tid == tid).unwrap();
-        t.files[0].file = file.into();
+        t.files[0].file = file(ino);
     }
     let mut policy = policy();
     for _ in 0..30 {
@@ -294,13 +294,13 @@ fn files_with_equal_local_reads_stay() {
 #[test]
 fn data_that_cannot_move_is_not_asked_to() {
     let mut world = overloaded(500, 468e6);
-    for file in world.snapshot.files.iter_mut().filter(|f| f.file == "f5") {
+    for file in world.snapshot.files.iter_mut().filter(|f| f.file == self::file(5)) {
         (file.movable, file.pinned) = (Some(false), Some("is on DAX".into()));
     }
     let mut policy = policy();
     let notes: Vec<_> = (0..30).flat_map(|_| world.step(&mut policy).notes).collect();
     let moved: Vec<_> = world.files_moved().into_iter().map(|(_, file, _)| file).collect();
-    assert_eq!(moved, ["f6"]);
+    assert_eq!(moved, [6]);
     assert!(notes.iter().any(|note| note == "1 files on node 0 cannot be moved"), "{notes:?}");
 }
 
@@ -314,7 +314,7 @@ fn a_moved_file_that_was_not_looked_at_since_is_not_moved_again() {
     for _ in 0..30 {
         world.step(&mut policy);
         let made = |mv: &(u32, Move)| Outcome {
-            subject: mv.1.subject.clone(),
+            subject: mv.1.subject,
             from: NodeId(0),
             to: NodeId(1),
             result: OutcomeState::Done { bytes: 500 * MB, failed: 0 },
@@ -323,7 +323,7 @@ fn a_moved_file_that_was_not_looked_at_since_is_not_moved_again() {
         world.snapshot.outcomes = world.made.iter().filter(|mv| mv.0 == now).map(made).collect();
         world.snapshot.files = before.clone();
     }
-    assert_eq!(world.files_moved(), [(6, "f5", 1), (6, "f6", 1)]);
+    assert_eq!(world.files_moved(), [(6, 5, 1), (6, 6, 1)]);
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn rarely_read_files_and_files_of_unknown_size_stay() {
     world.snapshot.files.truncate(4);
     let few = reader(105, 1, 0, 5);
     world.snapshot.files.push(ObservedFile {
-        file: "f105".into(),
+        file: file(105),
         bytes: common::bytes(&[(0, 500)]),
         ..ObservedFile::default()
     });
@@ -395,11 +395,11 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
         world.step(&mut policy);
     }
     assert_eq!(world.files_moved().len(), 2);
-    // Now four more threads read f5 and f6 from node 0, and none reads from node 1: remote readers
+    // Now four more threads read files 5 and 6 from node 0, and none reads from node 1: remote readers
     // overload node 1.
     for t in &mut world.snapshot.threads {
         t.node = NodeId(0);
-        t.files[0].file = if t.tid % 2 == 0 { "f6".into() } else { "f5".into() };
+        t.files[0].file = file(if t.tid % 2 == 0 { 6 } else { 5 });
         t.pinned = Some("has an affinity of its own".into());
     }
     world.read();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Case, Size, case};
+use common::{Case, Size, case, file};
 use placement::{
     FileUse, MappedMemory, Move, NodeBytes, ObservedFile, POLICIES, Plan, Policy, Process, Snapshot, Subject, nthread,
     policy,
@@ -64,7 +64,7 @@ fn complete(case: &Case, f: Files) -> Snapshot {
     for (i, t) in s.threads.iter_mut().enumerate() {
         t.pid = 1000 + (i / f.threads_per_process) as u32;
         t.files = vec![FileUse {
-            file: format!("8:1:{}", i / f.sharing),
+            file: file((i / f.sharing) as u64),
             read_bytes: t.read_bytes.clone(),
             write_bytes: t.write_bytes.clone(),
             read_size: Some(f.read_size),
@@ -87,7 +87,7 @@ fn complete(case: &Case, f: Files) -> Snapshot {
             }
         }
         s.files.push(ObservedFile {
-            file: format!("8:1:{file}"),
+            file: common::file(file as u64),
             size: Some(f.file_mb * 1_000_000),
             bytes,
             readers: users().map(|i| s.threads[i].tid).collect(),
@@ -183,7 +183,7 @@ fn check(topology: &Topology, s: &Snapshot, plan: &Plan) -> Result<(), TestCaseE
         match &mv.subject {
             Subject::Thread { tid, .. } => {
                 let t = s.threads.iter().find(|t| t.tid == *tid).unwrap();
-                prop_assert_eq!((t.pid, t.node, Subject::thread(t)), (mv.pid, from, mv.subject.clone()));
+                prop_assert_eq!((t.pid, t.node, Subject::thread(t)), (mv.pid, from, mv.subject));
                 prop_assert!(from != to);
                 free(t, to)?;
             }
@@ -265,8 +265,8 @@ proptest! {
             let plan = policy.decide(&case.topology, &s);
             for mv in &plan.moves {
                 if mv.subject.is_file() {
-                    prop_assert!(!left.contains(&(mv.subject.clone(), mv.to)), "{mv:?} goes back");
-                    left.insert((mv.subject.clone(), mv.from));
+                    prop_assert!(!left.contains(&(mv.subject, mv.to)), "{mv:?} goes back");
+                    left.insert((mv.subject, mv.from));
                 }
             }
             s = next(&case.topology, &s, &plan);

@@ -2,21 +2,22 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use placement::load_change::{Changes, Detector};
+use placement::testing::file;
 use placement::{FileUse, NodeBytes, NodeLoad, Snapshot, Subject, Thread};
 use topology::NodeId;
 
-/// A thread on `node` that reads so many MiB of `file` from nodes 0 and 1, and writes as many.
-fn thread(tid: u32, node: u32, file: &str, [read, far]: [u64; 2], written: u64) -> Thread {
+/// A thread on `node` that reads so many MiB of file `ino` from nodes 0 and 1, and writes as many.
+fn thread(tid: u32, node: u32, ino: u64, [read, far]: [u64; 2], written: u64) -> Thread {
     let bytes = |of: &[(u32, u64)]| of.iter().map(|(n, mib)| (NodeId(*n), mib << 20)).collect::<NodeBytes>();
     let read_bytes = bytes(&[(0, read), (1, far)]);
-    let files = vec![FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..FileUse::default() }];
+    let files = vec![FileUse { file: file(ino), read_bytes: read_bytes.clone(), ..FileUse::default() }];
     let (node, write_bytes) = (NodeId(node), bytes(&[(0, written)]));
     Thread { tid, pid: tid, node, cpu_s: 0.5, read_bytes, write_bytes, files, ..Thread::default() }
 }
 
 /// One that reads so many MiB from node 0.
 fn reader(tid: u32, mib: u64) -> Thread {
-    thread(tid, 0, "a", [mib, 0], 0)
+    thread(tid, 0, 1, [mib, 0], 0)
 }
 
 fn window(detector: &mut Detector, threads: &[Thread]) -> Vec<(Subject, NodeId)> {
@@ -57,10 +58,10 @@ fn threads_come_go_and_do_something_else() {
     assert_eq!(after(1, &load, &with(reader(2, 12))), other);
     assert_eq!(after(1, &load, &with(reader(2, 0))), other);
     // As much as before, but from another node, or written.
-    assert_eq!(after(1, &load, &with(thread(2, 0, "a", [0, 100], 0))), other);
-    assert_eq!(after(1, &load, &with(thread(2, 0, "a", [50, 0], 50))), other);
+    assert_eq!(after(1, &load, &with(thread(2, 0, 1, [0, 100], 0))), other);
+    assert_eq!(after(1, &load, &with(thread(2, 0, 1, [50, 0], 50))), other);
     // Half of it from elsewhere is no other node.
-    assert_eq!(after(1, &load, &with(thread(2, 0, "a", [50, 50], 0))), NONE);
+    assert_eq!(after(1, &load, &with(thread(2, 0, 1, [50, 50], 0))), NONE);
 }
 
 #[test]
@@ -88,10 +89,10 @@ fn what_is_little_depends_on_the_machine() {
 fn what_drifts_is_no_change_and_what_grows_is_one_in_the_end() {
     let mut detector = begun(&[reader(1, 100), reader(2, 100)]);
     for share in 0..=100 {
-        window(&mut detector, &[reader(1, 100), thread(2, 0, "a", [100 - share, share], 0)]);
+        window(&mut detector, &[reader(1, 100), thread(2, 0, 1, [100 - share, share], 0)]);
         assert!(!detector.changes().any(), "{share} % on node 1");
     }
-    window(&mut detector, &[reader(1, 100), thread(2, 0, "b", [0, 100], 0)]);
+    window(&mut detector, &[reader(1, 100), thread(2, 0, 2, [0, 100], 0)]);
     assert_eq!(detector.changes().other, 1, "another file, on another node");
     let mut detector = begun(&[reader(1, 100), reader(2, 100)]);
     for mib in 100..1600 {
@@ -160,13 +161,13 @@ fn what_stands_still_is_gone_when_nothing_copies() {
 #[test]
 fn a_file_that_was_not_moved_hides_no_change() {
     let load = [reader(1, 100), reader(2, 100)];
-    let file = Subject::File { file: "a".into(), generation: 0 };
+    let file = Subject::File { file: file(1), generation: 0 };
     let mut detector = begun(&load);
-    detector.moved(file.clone());
+    detector.moved(file);
     window(&mut detector, &load);
     detector.not_moved(&file);
     (0..20).for_each(|_| _ = window(&mut detector, &load));
-    window(&mut detector, &[thread(1, 0, "b", [0, 100], 0), reader(2, 100)]);
+    window(&mut detector, &[thread(1, 0, 2, [0, 100], 0), reader(2, 100)]);
     assert_eq!(detector.changes().other, 1);
 }
 
@@ -216,20 +217,20 @@ fn effects_of_our_own_moves_are_no_changes() {
     // The data of a file that we move comes from elsewhere when its copy is done.
     for ours in [true, false] {
         let mut detector = begun(&load);
-        detector.moved(Subject::File { file: if ours { "a" } else { "b" }.into(), generation: 0 });
+        detector.moved(Subject::File { file: file(if ours { 1 } else { 2 }), generation: 0 });
         (0..20).for_each(|_| _ = window(&mut detector, &load));
-        window(&mut detector, &[thread(1, 0, "a", [0, 100], 0), reader(2, 100)]);
+        window(&mut detector, &[thread(1, 0, 1, [0, 100], 0), reader(2, 100)]);
         assert_eq!(detector.changes().any(), !ours);
     }
 }
 
 #[test]
 fn threads_that_something_else_moves_are_named_once() {
-    let (load, there) = ([reader(1, 100), reader(2, 100)], thread(2, 1, "a", [100, 0], 0));
+    let (load, there) = ([reader(1, 100), reader(2, 100)], thread(2, 1, 1, [100, 0], 0));
     let mut detector = begun(&load);
     let subject = Subject::Thread { tid: 2, start: 0 };
     let moved = [load[0].clone(), there];
-    assert_eq!(window(&mut detector, &moved), [(subject.clone(), NodeId(0))]);
+    assert_eq!(window(&mut detector, &moved), [(subject, NodeId(0))]);
     assert_eq!(window(&mut detector, &moved), []);
     detector.moved(subject);
     assert_eq!(window(&mut detector, &load), []);

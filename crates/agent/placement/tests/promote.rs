@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use placement::promote::{Promote, Settings};
-use placement::testing::node;
+use placement::testing::{self, node};
 use placement::{
     FileRange, IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, RANGE_BYTES,
     RangeHeat, Reason, Reclaim, Snapshot, Subject,
@@ -112,8 +112,8 @@ impl World {
             (windows > 0 && range.on != NodeId(2)).then_some(IdleRange { start, node: range.on, bytes, windows })
         };
         let idle: Vec<_> = all.iter().enumerate().filter_map(idle).collect();
-        let (file, size) = (format!("8:1:{}", number + 9), Some(all.len() as u64 * RANGE_BYTES));
-        let idle = IdleFile { file: file.clone(), generation: None, ranges: idle };
+        let (file, size) = (testing::file(number as u64), Some(all.len() as u64 * RANGE_BYTES));
+        let idle = IdleFile { file, generation: None, ranges: idle };
         (ObservedFile { file, size, ranges, ..ObservedFile::default() }, idle)
     }
 
@@ -144,7 +144,7 @@ impl World {
             plan.moves.iter().for_each(|mv| self.make(mv));
         }
         let done = plan.moves.iter().map(|mv| Outcome {
-            subject: mv.subject.clone(),
+            subject: mv.subject,
             from: mv.from,
             to: mv.to,
             result: OutcomeState::Done { bytes: mv.range_bytes(), failed: 0 },
@@ -158,8 +158,8 @@ impl World {
         let reason = if mv.to == NodeId(2) { Reason::Demotion } else { Reason::Promotion };
         assert!(mv.subject.is_file() && mv.reason == reason && !mv.ranges.is_empty(), "{mv:?}");
         assert!(mv.ranges.windows(2).all(|pair| pair[0].end() < pair[1].start), "{:?}", mv.ranges);
-        let Subject::File { file, .. } = &mv.subject else { panic!("{mv:?}") };
-        let first = (file.strip_prefix("8:1:").unwrap().parse::<usize>().unwrap() - 9) * self.per_file;
+        let Subject::File { file, .. } = mv.subject else { panic!("{mv:?}") };
+        let first = file.ino as usize * self.per_file;
         for part in &mv.ranges {
             assert!(part.start.is_multiple_of(RANGE_BYTES) && part.bytes.is_multiple_of(RANGE_BYTES));
             for range in part.start / RANGE_BYTES..part.end() / RANGE_BYTES {
@@ -599,7 +599,7 @@ fn what_did_not_pay_or_was_refused_is_left_alone() {
         let reads = zipf(0..1, 0, 64 * MIB);
         while world.window(&reads).moves.is_empty() {}
         world.ranges[0].on = NodeId(2);
-        let subject = Subject::File { file: "8:1:9".into(), generation: 0 };
+        let subject = Subject::File { file: testing::file(0), generation: 0 };
         let outcome = Outcome { subject, from: NodeId(2), to: NodeId(0), result };
         let told = Snapshot { outcomes: vec![outcome], ..world.snapshot() };
         world.policy.decide(&told.topology(), &told);

@@ -99,6 +99,8 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
         ),
         ("{\"0\":300000000}", "{\"0\":18446744073709551616}", "threads[0].read_bytes"),
         ("\"version\":1,", "\"version\":1,\"version\":1,", "duplicate field `version`"),
+        ("\"8:1:1234\",\"read", "\"db\",\"read", "threads[0].files[0].file: invalid value: string \"db\", expected"),
+        ("\"8:1:1234\",\"bytes", "\"08:1:9\",\"bytes", "expected a file id, `major:minor:inode`"),
     ] {
         let error = refused(from, to);
         assert!(error.starts_with("not a snapshot: ") && error.contains(message), "{from} -> {to}: {error}");

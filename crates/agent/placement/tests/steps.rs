@@ -6,7 +6,7 @@
 mod common;
 
 use common::{
-    MB, bytes, decide, decide_with, declined, moves, moves_for, next_window, node, node_with_bandwidth, snapshot,
+    MB, bytes, decide, decide_with, declined, file, moves, moves_for, next_window, node, node_with_bandwidth, snapshot,
     thread, why,
 };
 use placement::nthread::{MAX_DECLINED, Settings};
@@ -521,11 +521,10 @@ fn step_5_sharers_get_their_initial_target_and_keep_it() {
 fn step_5_skips_a_sharer_and_the_plan_says_what_it_shares() {
     let mut threads = crowd();
     threads[3].shares_file = true;
-    threads[3].files = vec![placement::FileUse { file: "8:1:1".into(), ..Default::default() }];
+    threads[3].files = vec![placement::FileUse { file: file(1), ..Default::default() }];
     let mut window = two_nodes(threads);
     let readers = vec![1, 2, 3, 4];
-    window.files =
-        vec![ObservedFile { file: "8:1:1".into(), path: Some("/db/2619".into()), readers, ..Default::default() }];
+    window.files = vec![ObservedFile { file: file(1), path: Some("/db/2619".into()), readers, ..Default::default() }];
     let plan = decide("nthread", &window);
     // Thread 3 is next: 400 MB.
     assert_eq!(moves(&plan), [(3, 1, Reason::CpuContention)]);
@@ -542,10 +541,10 @@ fn a_file_that_somebody_else_has_open_and_does_not_touch_is_shared() {
     let window = |opens, mb: u64| {
         let mut threads = crowd();
         let read_bytes = common::bytes(&[(0, mb)]);
-        threads[3].files = vec![placement::FileUse { file: "8:1:1".into(), read_bytes, ..Default::default() }];
+        threads[3].files = vec![placement::FileUse { file: file(1), read_bytes, ..Default::default() }];
         let mut window = two_nodes(threads);
         let path = Some("/db/2619".into());
-        window.files = vec![ObservedFile { file: "8:1:1".into(), path, opens, readers: vec![4], ..Default::default() }];
+        window.files = vec![ObservedFile { file: file(1), path, opens, readers: vec![4], ..Default::default() }];
         window
     };
     let plan = decide("nthread", &window(Some(2), 300));

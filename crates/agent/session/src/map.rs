@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use placement::{NodeBytes, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 /// Rows of each kind that are kept between windows.
 pub const MOST: usize = 10_000;
@@ -152,7 +152,7 @@ pub struct Map {
     units: BTreeMap<String, (Unit, BTreeSet<(u32, u64)>)>,
     /// With the window in which its group was asked last.
     processes: BTreeMap<(u32, u64), (Process, u32)>,
-    files: BTreeMap<String, File>,
+    files: BTreeMap<FileId, File>,
     /// The last note on each subject, which stands before its colon.
     notes: BTreeMap<String, String>,
 }
@@ -217,7 +217,7 @@ impl Map {
                 seen.insert(id);
             }
             for used in &thread.files {
-                let file = self.files.entry(used.file.clone()).or_default();
+                let file = self.files.entry(used.file).or_default();
                 file.bytes.add(thread.node, &used.read_bytes, &used.write_bytes);
                 let local = used.read_bytes.get(thread.node);
                 let remote = used.read_bytes.total().saturating_sub(local);
@@ -245,7 +245,7 @@ impl Map {
             processes: seen.len(),
             bytes: unit.bytes.clone(),
         });
-        let files = self.files.iter().map(|(id, file)| File { file: id.clone(), ..file.clone() });
+        let files = self.files.iter().map(|(id, file)| File { file: id.to_string(), ..file.clone() });
         Report {
             version: 1,
             windows: self.windows,
@@ -292,7 +292,11 @@ mod tests {
         of.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect()
     }
 
-    /// Thread `tid` of process `pid`, which runs on a node and read these bytes of file `f<pid>`.
+    fn file(pid: u32) -> FileId {
+        FileId { dev: FileId::device(8, 1), ino: pid.into(), generation: 0 }
+    }
+
+    /// Thread `tid` of process `pid`, which runs on a node and read these bytes of file `pid`.
     fn thread(pid: u32, tid: u32, node: u32, read: &[(u32, u64)]) -> Thread {
         Thread {
             tid,
@@ -302,7 +306,7 @@ mod tests {
             node: NodeId(node),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
             read_bytes: bytes(read),
-            files: vec![FileUse { file: format!("f{pid}"), read_bytes: bytes(read), ..FileUse::default() }],
+            files: vec![FileUse { file: file(pid), read_bytes: bytes(read), ..FileUse::default() }],
             ..Thread::default()
         }
     }
@@ -339,7 +343,7 @@ mod tests {
             report.units[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
         assert_eq!(pairs, [(0, 0, 10), (0, 1, 30), (1, 1, 105)]);
         assert_eq!(report.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [1, 11], "the largest two");
-        assert_eq!((report.files[0].file.as_str(), report.files[0].bytes.remote_bytes), ("f1", 30));
+        assert_eq!((report.files[0].file.as_str(), report.files[0].bytes.remote_bytes), ("8:1:1", 30));
     }
 
     /// A shell puts itself into a service's group and then becomes the service.
@@ -385,7 +389,7 @@ mod tests {
         let mut map = Map::default();
         let seen = |path: Option<&str>, nodes: &[(u32, u64)]| Snapshot {
             files: vec![ObservedFile {
-                file: "f1".to_owned(),
+                file: file(1),
                 path: path.map(str::to_owned),
                 bytes: bytes(nodes),
                 ..ObservedFile::default()

@@ -371,7 +371,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use placement::{FileUse, NodeLoad, Thread};
-    use topology::NodeId;
+    use topology::{FileId, NodeId};
 
     use super::*;
 
@@ -380,7 +380,7 @@ mod tests {
     }
 
     fn thread(pid: u32, node: u32, read: &[(u32, u64)]) -> Thread {
-        let files = vec![FileUse { file: "8:1:7".to_owned(), read_bytes: bytes(read), ..FileUse::default() }];
+        let files = vec![FileUse { file: FileId::default(), read_bytes: bytes(read), ..FileUse::default() }];
         Thread { tid: pid, pid, node: NodeId(node), read_bytes: bytes(read), files, ..Thread::default() }
     }
 
@@ -511,12 +511,13 @@ mod tests {
         let mut totals = Totals::new(root.path(), root.path(), "nthread");
         let secret = |text: &str| format!("secret-{text}");
         let mut reader = Thread { comm: secret("comm"), pinned: Some(secret("why")), ..thread(2, 0, &[(1, 9)]) };
-        reader.files[0].file = secret("file");
-        let file = placement::ObservedFile { file: secret("file"), path: Some(secret("path")), ..Default::default() };
+        let id = FileId { dev: 0, ino: 123_456_789, generation: 0 };
+        reader.files[0].file = id;
+        let file = placement::ObservedFile { file: id, path: Some(secret("path")), ..Default::default() };
         totals.add(&Snapshot { files: vec![file], notes: vec![secret("note")], ..snapshot(vec![reader]) });
         totals.told.rows = totals.rows();
         totals.write().unwrap();
         let text = std::fs::read_to_string(root.path().join(FILE)).unwrap();
-        assert!(text.contains("u2.service") && !text.contains("secret"), "{text}");
+        assert!(text.contains("u2.service") && !text.contains("secret") && !text.contains("123456789"), "{text}");
     }
 }

@@ -9,7 +9,7 @@ use command::output::units::{count, percent, rate, seconds, size};
 use command::output::words;
 use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use crate::map::Bytes;
 use crate::units::Groups;
@@ -131,7 +131,7 @@ pub fn unit_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<UnitRow> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRow {
     /// File id: `major:minor:inode`.
-    pub file: String,
+    pub file: FileId,
     /// Its path, if it is known.
     #[serde(default)]
     pub path: Option<String>,
@@ -246,10 +246,10 @@ impl Window {
     pub fn of_volume(snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut window = Self::new(snapshot, plan, &Limits::recorded(1));
         // Bytes read, of these from another node, and bytes written, of each file.
-        let mut sums: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+        let mut sums: BTreeMap<FileId, [u64; 3]> = BTreeMap::new();
         for thread in &snapshot.threads {
             for used in &thread.files {
-                let [read, remote, written] = sums.entry(&used.file).or_default();
+                let [read, remote, written] = sums.entry(used.file).or_default();
                 *read += used.read_bytes.total();
                 *remote += used.read_bytes.total() - used.read_bytes.get(thread.node);
                 *written += used.write_bytes.total();
@@ -257,9 +257,9 @@ impl Window {
         }
         let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
         let row = |file: &ObservedFile| {
-            let [read, remote, written] = sums.get(file.file.as_str()).copied().unwrap_or_default();
+            let [read, remote, written] = sums.get(&file.file).copied().unwrap_or_default();
             FileRow {
-                file: file.file.clone(),
+                file: file.file,
                 path: file.path.clone(),
                 bytes: file.bytes.clone(),
                 threads: file.readers.len(),

@@ -112,8 +112,8 @@ fn plane(volume: &Arc<Volume>) -> VolumePlane {
     VolumePlane::open(Arc::clone(volume), Callers::start(machine()).unwrap(), settings).unwrap()
 }
 
-fn id(ino: Ino) -> String {
-    FileId { dev: DEVICE, ino: ino.raw(), generation: 0 }.to_string()
+fn id(ino: Ino) -> FileId {
+    FileId { dev: DEVICE, ino: ino.raw(), generation: 0 }
 }
 
 fn eager() -> nthread::Settings {
@@ -254,7 +254,7 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
         let process = Threads::new(Path::new("/proc")).stat(thread.pid).unwrap().unwrap();
         assert_eq!(thread.of_process_since(), Some(process.id.start_ns));
         assert_eq!(thread.read_bytes.total(), thread.read_bytes.get(NodeId(1)));
-        assert_eq!((thread.files.len(), thread.files[0].file.as_str()), (1, id(ino).as_str()));
+        assert_eq!((thread.files.len(), thread.files[0].file), (1, id(ino)));
         assert_eq!((thread.files[0].read_size, thread.shares_file), (Some(65_536), false));
         let file = &window.files[0];
         assert_eq!(
@@ -265,7 +265,7 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
     });
 }
 
-fn mv(file: String, generation: Option<u64>, to: u32) -> Move {
+fn mv(file: FileId, generation: Option<u64>, to: u32) -> Move {
     let (from, to) = (NodeId(u32::from(to == 0)), NodeId(to));
     let subject = Subject::File { file, generation: generation.unwrap_or(0) };
     Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: "".into(), ranges: Vec::new() }
@@ -377,8 +377,8 @@ fn what_is_not_on_the_volume_is_refused() {
         PlaneError::Gone { .. } => "gone",
         PlaneError::Broken(error) => panic!("{error}"),
     };
-    assert_eq!(why(&mv(format!("8:1:{}", ino.raw()), None, 1)), "not_of_this_volume");
-    assert_eq!(why(&mv("0:77:x".to_owned(), None, 1)), "not_of_this_volume");
+    assert_eq!(why(&mv(FileId { dev: DEVICE + 1, ..id(ino) }, None, 1)), "not_of_this_volume");
+    assert_eq!(why(&mv(FileId { ino: 0, ..id(ino) }, None, 1)), "not_of_this_volume");
     assert_eq!(why(&mv(id(ino), Some(generation + 1), 1)), "gone");
     assert_eq!(why(&mv(id(ino), Some(generation), 5)), "no_region_on_node");
     volume.unlink(Ino::ROOT, b"file").unwrap();
@@ -386,11 +386,7 @@ fn what_is_not_on_the_volume_is_refused() {
     // A move that nobody prepared.
     let unprepared = mv(id(ino), None, 1);
     let error = plane.start(&unprepared, &[], &mut |_| Ok(())).unwrap_err();
-    assert!(
-        matches!(error, PlaneError::Refused { reason: "not_prepared", .. }),
-        "{error} {}",
-        unprepared.subject.clone()
-    );
+    assert!(matches!(error, PlaneError::Refused { reason: "not_prepared", .. }), "{error} {}", unprepared.subject);
 }
 
 /// A thread works for another one: bytes count for that one, and what it writes lands where that

@@ -34,7 +34,7 @@ impl<B: Births> Actor<B> {
         let mut process = self.moves.take_process(mv)?;
         undo.iter().for_each(|undo| self.watched.watch(undo));
         self.watched.moves_made = true;
-        let mut written: FxHashSet<Subject> = undo.iter().map(|undo| undo.subject.clone()).collect();
+        let mut written: FxHashSet<Subject> = undo.iter().map(|undo| undo.subject).collect();
         let Self { watched, mover, machine, .. } = self;
         let bound = process.bind(mover, machine.topology(), &mut |ready| {
             // The records that it began with are written already.
@@ -43,7 +43,7 @@ impl<B: Births> Actor<B> {
                 return Ok(());
             }
             write(&new)?;
-            written.extend(new.iter().map(|undo| undo.subject.clone()));
+            written.extend(new.iter().map(|undo| undo.subject));
             // Before they are bound: a child born right after inherits our value.
             new.iter().for_each(|undo| watched.watch(undo));
             Ok(())

@@ -21,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use placement::{Reason, Subject};
 use serde::{Deserialize, Serialize};
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 pub use read::{Filter, Line, history, read};
 
@@ -65,7 +65,7 @@ pub struct About {
     pub kind: Kind,
     /// File id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<String>,
+    pub file: Option<FileId>,
 }
 
 /// Subject of an entry.
@@ -96,8 +96,8 @@ impl About {
             Subject::Thread { tid, start } => of(*tid, known(start), Kind::Thread),
             Subject::Process { pid, start } => of(*pid, known(start), Kind::Process),
             Subject::File { file, .. } => {
-                let comm = if comm.is_empty() { file } else { comm };
-                Self { comm: comm.to_owned(), file: Some(file.clone()), pid: 0, ..of(0, None, Kind::File) }
+                let comm = if comm.is_empty() { file.to_string() } else { comm.to_owned() };
+                Self { comm, file: Some(*file), pid: 0, ..of(0, None, Kind::File) }
             }
         }
     }

@@ -123,17 +123,17 @@ impl Rails {
             let why = format!("more than {} moves per second: node {from} → {to} waits", self.settings.moves_per_s);
             return Err(HeldBack::new(Rail::Rate, why));
         }
-        self.passed.insert(subject.clone(), (from, to));
+        self.passed.insert(*subject, (from, to));
         // From now on it counts against the bound. The next window drops it again if the move is
         // not made.
-        self.threads.entry(subject.clone()).or_default();
+        self.threads.entry(*subject).or_default();
         Ok(())
     }
 
     /// The same for a move that replaces one which already has a token.
     pub fn check_again(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Result<(), HeldBack> {
         self.may(subject, from, to)?;
-        self.passed.insert(subject.clone(), (from, to));
+        self.passed.insert(*subject, (from, to));
         Ok(())
     }
 
@@ -156,19 +156,19 @@ impl Rails {
     /// Remembers that a move was made. Returns a sentence when the thread is left alone from now
     /// on.
     pub fn made(&mut self, subject: &Subject, from: NodeId, to: NodeId) -> Option<String> {
-        self.threads.entry(subject.clone()).or_default().made(self.now, from, to, &self.settings)
+        self.threads.entry(*subject).or_default().made(self.now, from, to, &self.settings)
     }
 
     /// Remembers that a move was refused, so that it is not tried again at once. Its token is given
     /// back, up to a bound per window: a machine full of refusals must not keep homenode busy.
     pub fn refused(&mut self, subject: &Subject) {
-        self.threads.entry(subject.clone()).or_default().refused(self.now);
+        self.threads.entry(*subject).or_default().refused(self.now);
         self.give_back();
     }
 
     /// A move did not pay: its subject is left alone for as long as one that went back and forth.
     pub fn did_not_pay(&mut self, subject: &Subject) {
-        self.threads.entry(subject.clone()).or_default().did_not_pay(self.now, &self.settings);
+        self.threads.entry(*subject).or_default().did_not_pay(self.now, &self.settings);
     }
 
     /// Forgets a thread that has ended.
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_file_may_come_from_several_nodes_to_one() {
-        let (c, file) = (NodeId(2), Subject::File { file: "8:1:9".into(), generation: 0 });
+        let (c, file) = (NodeId(2), Subject::File { file: placement::testing::file(9), generation: 0 });
         let mut rails = rails(|_| {});
         rails.begin(1.0);
         assert_eq!([rails.check(&file, A, B), rails.check(&file, c, B)], [Ok(()), Ok(())]);

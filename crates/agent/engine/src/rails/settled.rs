@@ -311,27 +311,28 @@ mod tests {
 
     #[test]
     fn data_that_drifts_is_no_new_load_but_another_file_is() {
-        let mixed = |parts: [u64; 2], file: &str| {
+        let mixed = |parts: [u64; 2], ino: u64| {
             let read_bytes = testing::bytes(&[(0, parts[0]), (1, parts[1])]);
-            let used = placement::FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..Default::default() };
+            let used =
+                placement::FileUse { file: testing::file(ino), read_bytes: read_bytes.clone(), ..Default::default() };
             [Thread { read_bytes, files: vec![used], ..thread(1, 0, 0) }]
         };
-        let drifted = |to: &str| {
+        let drifted = |to: u64| {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
-            (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], "a")));
+            (0..=100).step_by(5).for_each(|share| after(&mut settled, 1, &mixed([100 - share, share], 1)));
             after(&mut settled, 1, &mixed([0, 100], to));
             settled.check(&subject(1), NodeId(0), 0.0).is_ok()
         };
-        assert!(!drifted("a"));
-        assert!(drifted("b"));
+        assert!(!drifted(1));
+        assert!(drifted(2));
         // Nor is it one when the copy of a file that we move is done at last, whichever thread it
         // is.
         for ours in [true, false] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
-            after(&mut settled, 3, &mixed([100, 0], "a"));
-            settled.made(Subject::File { file: if ours { "a" } else { "other" }.into(), generation: 0 });
-            after(&mut settled, 20, &mixed([100, 0], "a"));
-            after(&mut settled, 1, &mixed([0, 100], "a"));
+            after(&mut settled, 3, &mixed([100, 0], 1));
+            settled.made(Subject::File { file: testing::file(if ours { 1 } else { 2 }), generation: 0 });
+            after(&mut settled, 20, &mixed([100, 0], 1));
+            after(&mut settled, 1, &mixed([0, 100], 1));
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), !ours);
         }
     }

@@ -78,12 +78,12 @@ impl Record {
 
     /// The move of this `hold` was made.
     pub fn made(undo: &Undo) -> Self {
-        Self::Made { subject: undo.subject.clone(), ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
+        Self::Made { subject: undo.subject, ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
     }
 
     /// The move of this `hold` was not made.
     pub fn not_made(undo: &Undo) -> Self {
-        Self::NotMade { subject: undo.subject.clone(), ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
+        Self::NotMade { subject: undo.subject, ours: undo.masks.as_ref().map(|masks| masks.ours.clone()) }
     }
 }
 
@@ -141,7 +141,7 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed, u32> {
             Record::Run { version, .. } => return Err(version),
             Record::Hold { comm, undo } => {
                 let new = || Replay { line: n, comm, candidates: Vec::new() };
-                threads.entry(undo.subject.clone()).or_insert_with(new).candidates.push((undo, false));
+                threads.entry(undo.subject).or_insert_with(new).candidates.push((undo, false));
             }
             Record::Made { subject, ours } => {
                 if let Some(thread) = threads.get_mut(&subject)
@@ -320,7 +320,7 @@ mod tests {
     }
 
     fn job(from: u32) -> Job {
-        let subject = Subject::File { file: "8:1:9".into(), generation: 5 };
+        let subject = Subject::File { file: placement::testing::file(9), generation: 5 };
         Job { comm: "/db/x".into(), subject, from: NodeId(from), to: NodeId(2) }
     }
 

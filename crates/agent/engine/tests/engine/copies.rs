@@ -60,7 +60,7 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     let running = |done| vec![OutcomeState::Running { bytes: 1_000, done }];
     let end = vec![OutcomeState::Done { bytes: 1_000, failed: 7 }];
     assert_eq!(told[..6], [vec![], running(300), running(600), running(900), end, vec![]]);
-    let lines = history(read(tmp.path(), &Filter { comm: Some(file_of(1)), ..Filter::default() }).unwrap());
+    let lines = history(read(tmp.path(), &Filter { comm: Some(file_of(1).to_string()), ..Filter::default() }).unwrap());
     let said: Vec<String> = lines
         .iter()
         .map(|l| match &l.entry.event {
@@ -111,7 +111,8 @@ fn data_goes_back_at_the_end_if_the_plane_remembers_where_it_was() {
                 // Of each, seven bytes are pinned.
                 assert_eq!((finished.moved_back, finished.not_moved_back), (2_000, 14));
                 assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{finished:?}");
-                let lines = read(tmp.path(), &Filter { comm: Some(file_of(1)), ..Filter::default() }).unwrap();
+                let lines =
+                    read(tmp.path(), &Filter { comm: Some(file_of(1).to_string()), ..Filter::default() }).unwrap();
                 let told = |e: &Event| matches!(e, Event::Note { text } if text.contains("back to where they were"));
                 assert!(lines.iter().any(|l| told(&l.event)), "{lines:?}");
             }

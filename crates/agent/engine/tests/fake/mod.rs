@@ -13,7 +13,7 @@ use engine::{
     Undone, Write,
 };
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
-use topology::{CpuSet, Node, NodeId, Topology};
+use topology::{CpuSet, FileId, Node, NodeId, Topology};
 
 /// Nodes of the machine; node n has the CPUs 2n and 2n+1.
 pub const NODES: u32 = 3;
@@ -36,8 +36,8 @@ pub fn node_cpus(node: u32) -> CpuSet {
 }
 
 /// The file that a thread reads.
-pub fn file_of(tid: u32) -> String {
-    format!("8:1:{tid}")
+pub fn file_of(tid: u32) -> FileId {
+    placement::testing::file(tid.into())
 }
 
 pub fn all_cpus() -> CpuSet {
@@ -252,7 +252,7 @@ impl Copies for Fake {
         let mv = Move { from: mv.to, to: mv.from, ..mv };
         world.remembers = false;
         drop(world);
-        let subject = mv.subject.clone();
+        let subject = mv.subject;
         let Ok(Started { job: Some(job), .. }) = self.start(&mv, &[], &mut |_| Ok(())) else { panic!("{subject}") };
         Some((subject, Ok(job)))
     }
@@ -352,7 +352,7 @@ impl Plane for Fake {
             for undo in undo {
                 let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
                 if world.unbindable.contains(&tid) {
-                    not_bound.push(undo.subject.clone());
+                    not_bound.push(undo.subject);
                     continue;
                 }
                 world.tasks.get_mut(&tid).unwrap().mask = undo.masks.clone().unwrap().ours;

@@ -6,6 +6,7 @@ use chrono::{DateTime, Local, TimeDelta};
 use engine::journal::{self, About, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 use serde_json::json;
+use topology::FileId;
 
 use command::args::Global;
 use session::{published, report};
@@ -78,17 +79,18 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
 enum Wanted {
     /// The id of a thread or process.
     Id(u32),
-    /// Part of a name or path, or a file id; and the id of the file at this path.
-    Name(String, Option<String>),
+    /// Part of a name or path, or a file id; and the file with this id or at this path.
+    Name(String, Option<FileId>),
 }
 
 impl Wanted {
     fn of(text: &str) -> Self {
         let id = |stat: rustix::fs::Stat| {
-            let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-            format!("{major}:{minor}:{}", stat.st_ino)
+            let dev = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+            FileId { dev, ino: stat.st_ino, generation: 0 }
         };
-        let file = || text.contains('/').then(|| rustix::fs::stat(text).ok().map(id)).flatten();
+        let at_path = || text.contains('/').then(|| rustix::fs::stat(text).ok().map(id)).flatten();
+        let file = || FileId::parse(text).or_else(at_path);
         text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Id)
     }
 
@@ -96,10 +98,7 @@ impl Wanted {
         let Some(about) = &entry.thread else { return false };
         match self {
             Self::Id(id) => about.kind != Kind::File && about.tid == *id,
-            Self::Name(text, file) => {
-                let is_file = about.file.is_some() && (about.file == *file || about.file.as_ref() == Some(text));
-                is_file || about.comm.contains(text.as_str())
-            }
+            Self::Name(text, file) => about.file.is_some() && about.file == *file || about.comm.contains(text.as_str()),
         }
     }
 }

@@ -70,7 +70,7 @@ impl Plane for Recorded {
             return Err(PlaneError::refused("not_a_thread", "only moves of threads are replayed"));
         }
         let masks = Some(Masks { before: cpus.clone(), ours: cpus, unbound: false });
-        Ok(vec![Undo { subject: mv.subject.clone(), pid: mv.pid, masks, payload: None }])
+        Ok(vec![Undo { subject: mv.subject, pid: mv.pid, masks, payload: None }])
     }
 
     fn start(&mut self, _: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {

@@ -118,7 +118,7 @@ fn seen(observer: &mut Observer, path: &Path) -> Result<(NodeBytes, Option<u64>,
     let observed = observer.window(Duration::ZERO)?;
     let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
     let thread = observed.threads.into_iter().find(|t| t.thread.tid == me).context("this thread was not seen")?;
-    let used = thread.thread.files.into_iter().find(|used| used.file.ends_with(&format!(":{ino}")));
+    let used = thread.thread.files.into_iter().find(|used| used.file.ino == ino);
     Ok(used.map_or_else(Default::default, |used| (used.read_bytes, used.read_size, used.sequential)))
 }
 

@@ -237,7 +237,8 @@ pub fn be_nobody(args: &[String]) {
 pub fn not_a_thread() -> Tried {
     let (from, to, why) = (NodeId(0), NodeId(1), String::new());
     let mut plane = plane(None);
-    let (subject, reason) = (Subject::File { file: "8:1:2".into(), generation: 0 }, Reason::OverloadedHome);
+    let (subject, reason) =
+        (Subject::File { file: placement::testing::file(2), generation: 0 }, Reason::OverloadedHome);
     let file = Move { subject, pid: 0, from, to, reason, why: why.into(), ranges: Vec::new() };
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "file_unknown", .. }), "{error}");

@@ -108,7 +108,7 @@ pub fn prepared_twice() -> Tried {
     // The other one was prepared for a thread with another affinity: it does not bind it, and says
     // so.
     let started = plane.start(&moves[1], &prepared[1], &mut |more| panic!("{more:?}")).unwrap();
-    assert_eq!(started.not_bound, [prepared[1][0].subject.clone()]);
+    assert_eq!(started.not_bound, [prepared[1][0].subject]);
     assert_eq!(mask(pid), node(1));
     for undo in &prepared[0] {
         assert_eq!(plane.undo(undo).unwrap(), Undone::Restored);
@@ -117,25 +117,25 @@ pub fn prepared_twice() -> Tried {
     Ok(())
 }
 
-/// A window in which this process read a file: the file's id and its inode.
-fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> (String, FileId) {
+/// A window in which this process read a file, whose inode it returns.
+fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> FileId {
     let meta = file.metadata().unwrap();
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     let mut generation: libc::c_long = 0;
     // SAFETY: the kernel writes at most a long.
     unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETVERSION, &raw mut generation) };
     let inode = FileId { dev: major << 20 | minor, ino: meta.ino(), generation: generation as u32 };
-    let (id, me) = (format!("{major}:{minor}:{}", meta.ino()), std::process::id());
+    let me = std::process::id();
     let path = Some(path.to_string_lossy().into_owned());
-    let file = ObservedFile { file: id.clone(), path, readers: vec![me], ..ObservedFile::default() };
+    let file = ObservedFile { file: inode.any_generation(), path, readers: vec![me], ..ObservedFile::default() };
     let reader = Thread { tid: me, pid: me, ..Thread::default() };
     moves.seen([(inode, &file)].into_iter(), &[reader]);
-    (id, inode)
+    inode
 }
 
-fn file_to(id: &str, generation: Option<u64>) -> Move {
+fn file_to(id: FileId, generation: Option<u64>) -> Move {
     let (from, to, reason) = (NodeId(1), NodeId(0), Reason::OverloadedHome);
-    let subject = Subject::File { file: id.to_owned(), generation: generation.unwrap_or(0) };
+    let subject = Subject::File { file: id.any_generation(), generation: generation.unwrap_or(0) };
     Move { subject, pid: 0, from, to, reason, why: "".into(), ranges: Vec::new() }
 }
 
@@ -156,19 +156,19 @@ pub fn file() -> Tried {
             PlaneError::Broken(_) => "broken",
         };
         let mut prepare = |moves: &mut DataMoves, mv: &Move| moves.prepare(&mut mover, &topology, mv).map_err(reason);
-        assert_eq!(prepare(&mut moves, &file_to("8:1:2", None)), Err("file_unknown"));
-        let (id, inode) = seen(&mut moves, &path, &file);
-        match prepare(&mut moves, &file_to(&id, None)) {
+        assert_eq!(prepare(&mut moves, &file_to(FileId::default(), None)), Err("file_unknown"));
+        let id = seen(&mut moves, &path, &file);
+        match prepare(&mut moves, &file_to(id, None)) {
             Err("eperm" | "no_numa") => return Err("this kernel, or this user, may not move pages".to_owned()),
             prepared => assert_eq!(prepared, Ok(Vec::new())),
         }
         // A later file with its inode number.
-        assert_eq!(prepare(&mut moves, &file_to(&id, Some(u64::from(inode.generation) + 1))), Err("gone"));
+        assert_eq!(prepare(&mut moves, &file_to(id, Some(u64::from(id.generation) + 1))), Err("gone"));
         // Another file takes its place: the one that was read moves, by its inode.
         std::fs::write(dir.path().join("other"), "x").unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         std::fs::rename(dir.path().join("other"), &path).unwrap();
-        moves.start_file(&file_to(&id, None)).unwrap();
+        moves.start_file(&file_to(id, None)).unwrap();
         let over = end(|| moves.jobs.poll());
         // All of it was written a moment ago, so it is cached.
         assert_eq!((over.state, over.bytes, over.done), (JobState::Done, 8 << 20, 8 << 20));
@@ -178,12 +178,12 @@ pub fn file() -> Tried {
         std::fs::remove_file(&path).unwrap();
         drop(file);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
-        assert_eq!(prepare(&mut moves, &file_to(&id, None)), Ok(Vec::new()));
-        moves.start_file(&file_to(&id, None)).unwrap();
+        assert_eq!(prepare(&mut moves, &file_to(id, None)), Ok(Vec::new()));
+        moves.start_file(&file_to(id, None)).unwrap();
         let over = end(|| moves.jobs.poll());
         assert_eq!((over.state, over.bytes), (JobState::Gone, 0));
-        let subject = file_to(&id, None).subject;
-        let error = moves.start_file(&file_to(&id, None)).unwrap_err();
+        let subject = file_to(id, None).subject;
+        let error = moves.start_file(&file_to(id, None)).unwrap_err();
         assert!(error.to_string().contains(&format!("{subject} was not prepared")), "{error}");
     }
     Ok(())

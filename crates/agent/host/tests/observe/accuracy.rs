@@ -176,7 +176,7 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
                 }
             };
             for (sum, path) in sums.iter_mut().zip(&files) {
-                sum.add(&observed, &id(path)?, |_| true);
+                sum.add(&observed, id(path)?, |_| true);
             }
         }
         end.wait();

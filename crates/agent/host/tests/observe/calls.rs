@@ -50,7 +50,7 @@ fn used(
     job: impl FnOnce() -> std::io::Result<()> + Send,
 ) -> Result<FileUse, Failed> {
     let (seen, _) = watch_one(observer, job)?;
-    Ok(seen.of(&id(path)?))
+    Ok(seen.of(id(path)?))
 }
 
 /// Each pattern with its mean size in bytes and whether it is sequential.

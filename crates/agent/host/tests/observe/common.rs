@@ -14,7 +14,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use placement::{FileUse, NodeBytes, Thread};
-use topology::{CpuSet, Topology};
+use topology::{CpuSet, FileId, Topology};
 
 pub type Outcome = Result<Completion, Failed>;
 
@@ -138,7 +138,7 @@ pub struct Sum {
 }
 
 impl Sum {
-    pub fn add(&mut self, observed: &Observed, file: &str, of: impl Fn(&Thread) -> bool) {
+    pub fn add(&mut self, observed: &Observed, file: FileId, of: impl Fn(&Thread) -> bool) {
         for thread in observed.threads.iter().map(|t| &t.thread).filter(|t| of(t)) {
             for used in thread.files.iter().filter(|used| used.file == file) {
                 used.read_bytes.iter().for_each(|(node, bytes)| self.read.add(node, bytes));
@@ -149,10 +149,10 @@ impl Sum {
 }
 
 /// A file's id as observations name it.
-pub fn id(path: &Path) -> Result<String, Failed> {
+pub fn id(path: &Path) -> Result<FileId, Failed> {
     let stat = std::fs::metadata(path)?;
     let dev = stat.dev();
-    Ok(format!("{}:{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev), stat.ino()))
+    Ok(FileId { dev: FileId::device(rustix::fs::major(dev), rustix::fs::minor(dev)), ino: stat.ino(), generation: 0 })
 }
 
 /// Bytes read and written, from fio's report.
@@ -183,7 +183,7 @@ pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(
     loop {
         let done = child.try_wait()?.is_some();
         let observed = observer.window(Duration::from_millis(100))?;
-        sum.add(&observed, &file, |t| t.pid == pid);
+        sum.add(&observed, file, |t| t.pid == pid);
         windows.push(observed);
         if done {
             break;
@@ -232,17 +232,17 @@ pub struct Seen {
 
 impl Seen {
     /// Its use of a file.
-    pub fn of(&self, file: &str) -> FileUse {
+    pub fn of(&self, file: FileId) -> FileUse {
         let mut files = self.thread.iter().flat_map(|t| &t.thread.files);
         files.find(|used| used.file == file).cloned().unwrap_or_default()
     }
 
     pub fn read(&self, path: &Path) -> Result<u64, Failed> {
-        Ok(self.of(&id(path)?).read_bytes.total())
+        Ok(self.of(id(path)?).read_bytes.total())
     }
 
     pub fn written(&self, path: &Path) -> Result<u64, Failed> {
-        Ok(self.of(&id(path)?).write_bytes.total())
+        Ok(self.of(id(path)?).write_bytes.total())
     }
 }
 

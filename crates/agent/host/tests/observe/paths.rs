@@ -394,7 +394,7 @@ fn dax(hooks: Hooks) -> Outcome {
             }
             pread_all(&path, 50_000)
         })?;
-        let (bytes, used) = (path.metadata()?.len(), seen.of(&id(&path)?));
+        let (bytes, used) = (path.metadata()?.len(), seen.of(id(&path)?));
         std::fs::remove_file(&path)?;
         let (read, written) = (used.read_bytes, used.write_bytes);
         let hidden = observed.notes.iter().any(|note| note.starts_with("reads and writes of DAX files are not seen"));

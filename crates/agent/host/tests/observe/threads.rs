@@ -162,7 +162,7 @@ fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
         let mut exact = exact_observer(hooks)?;
         let observer = exact.observer()?;
         let (seen, _) = watch_one(observer, || pread_all(&path, 100_000))?;
-        let used = seen.of(&id(&path)?);
+        let used = seen.of(id(&path)?);
         for (id, bytes) in &told {
             ensure!(used.read_bytes.get(NodeId(*id)) == *bytes, "node {}: {used:?}, move_pages: {told:?}", node.id);
         }

@@ -13,6 +13,7 @@
 use memory_model::{Shares, add};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use topology::FileId;
 
 use super::hardware::Hardware;
 use crate::{ObservedFile, Snapshot};
@@ -49,30 +50,30 @@ pub(super) struct Group {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Groups {
     pub list: Vec<Group>,
-    of: FxHashMap<String, usize>,
-    files: FxHashMap<String, (usize, f64)>,
+    of: FxHashMap<FileId, usize>,
+    files: FxHashMap<FileId, (usize, f64)>,
 }
 
 impl Groups {
     pub fn new(hardware: &Hardware, snapshot: &Snapshot, listed: &[usize]) -> Self {
         let mut groups = Self::default();
-        let mut users: FxHashMap<&str, SmallVec<[usize; 4]>> = FxHashMap::default();
+        let mut users: FxHashMap<FileId, SmallVec<[usize; 4]>> = FxHashMap::default();
         for i in listed {
             for used in &snapshot.threads[*i].files {
-                let by = users.entry(&used.file).or_default();
+                let by = users.entry(used.file).or_default();
                 if by.last() != Some(i) {
                     by.push(*i);
                 }
             }
         }
-        let used = |f: &ObservedFile| users.get(f.file.as_str()).map_or(0, SmallVec::len);
+        let used = |f: &ObservedFile| users.get(&f.file).map_or(0, SmallVec::len);
         let merge = snapshot.files.iter().filter(|f| used(f) > 1).count() > MOST_GROUPS;
         let mut merged: FxHashMap<(u32, Option<usize>), usize> = FxHashMap::default();
         for (f, observed) in snapshot.files.iter().enumerate() {
             let bytes: Shares = hardware.by_node(&observed.bytes).collect();
             let total: f64 = bytes.iter().map(|b| b.1).sum();
-            let Some(by) = users.get(observed.file.as_str()).filter(|by| by.len() > 1) else {
-                groups.files.insert(observed.file.clone(), (f, total));
+            let Some(by) = users.get(&observed.file).filter(|by| by.len() > 1) else {
+                groups.files.insert(observed.file, (f, total));
                 continue;
             };
             let pid = snapshot.threads[by[0]].pid;
@@ -84,7 +85,7 @@ impl Groups {
             let g = &mut groups.list[group];
             g.files.push(f);
             bytes.iter().for_each(|(n, b)| add(&mut g.bytes, *n, *b));
-            groups.of.insert(observed.file.clone(), group);
+            groups.of.insert(observed.file, group);
         }
         groups.use_of(hardware, snapshot, listed);
         groups
@@ -94,7 +95,7 @@ impl Groups {
         for i in listed {
             let t = &snapshot.threads[*i];
             for used in &t.files {
-                let Some(group) = self.of(&used.file) else { continue };
+                let Some(group) = self.of(used.file) else { continue };
                 let g = &mut self.list[group];
                 hardware.by_node(&used.read_bytes).for_each(|(n, bytes)| add(&mut g.places, n, bytes));
                 g.written += used.write_bytes.total() as f64 / snapshot.window_s;
@@ -111,12 +112,12 @@ impl Groups {
     }
 
     /// The group of a file, if it is shared.
-    pub fn of(&self, file: &str) -> Option<usize> {
-        self.of.get(file).copied()
+    pub fn of(&self, file: FileId) -> Option<usize> {
+        self.of.get(&file).copied()
     }
 
     /// Index and resident bytes of a file that is not shared.
-    pub fn file(&self, file: &str) -> Option<(usize, f64)> {
-        self.files.get(file).copied()
+    pub fn file(&self, file: FileId) -> Option<(usize, f64)> {
+        self.files.get(&file).copied()
     }
 }

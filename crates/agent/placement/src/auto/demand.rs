@@ -19,6 +19,7 @@
 use memory_model::{Shares, add, total};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use topology::FileId;
 
 use super::Settings;
 use super::data::Groups;
@@ -201,12 +202,12 @@ impl Demands {
 
     /// Where each process's writes land: as in most of the files that it writes, or else reads.
     fn writes(&mut self, snapshot: &Snapshot, listed: &[usize]) {
-        let facts: FxHashMap<&str, Writes> =
-            snapshot.files.iter().filter_map(|f| Some((f.file.as_str(), f.writes?))).collect();
+        let facts: FxHashMap<FileId, Writes> =
+            snapshot.files.iter().filter_map(|f| Some((f.file, f.writes?))).collect();
         let mut bytes: FxHashMap<(u32, Writes), u64> = FxHashMap::default();
         for t in listed.iter().map(|i| &snapshot.threads[*i]) {
             for used in &t.files {
-                if let Some(fact) = facts.get(used.file.as_str()) {
+                if let Some(fact) = facts.get(&used.file) {
                     *bytes.entry((t.pid, *fact)).or_default() += 1 + used.write_bytes.total();
                 }
             }
@@ -278,7 +279,7 @@ impl Bytes {
         let mut complete = listed as f64 >= 0.99 * t.read_bytes.total() as f64;
         for used in &t.files {
             let (read, written) = (used.read_bytes.total() as f64, used.write_bytes.total() as f64);
-            match (groups.of(&used.file), groups.file(&used.file)) {
+            match (groups.of(used.file), groups.file(used.file)) {
                 (Some(group), _) => {
                     // The rest is private.
                     hardware.by_node(&used.read_bytes).for_each(|(n, bytes)| add(&mut b.private, n, -bytes));

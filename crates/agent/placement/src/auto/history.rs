@@ -203,9 +203,9 @@ impl History {
                     if let Refused { .. } = outcome.result {
                         self.load.not_moved(&outcome.subject);
                     }
-                    self.stuck.insert(outcome.subject.clone(), now_s);
+                    self.stuck.insert(outcome.subject, now_s);
                 }
-                HeldBack { .. } if over => _ = self.stuck.insert(outcome.subject.clone(), now_s),
+                HeldBack { .. } if over => _ = self.stuck.insert(outcome.subject, now_s),
                 HeldBack { .. } | Queued | Running { .. } | Done { .. } | Gone => {}
             }
             results.insert(&outcome.subject, &outcome.result);
@@ -237,9 +237,9 @@ impl History {
                     self.assigned.insert(*tid, mv.to);
                 }
                 Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
-                file @ Subject::File { .. } => _ = self.stuck.insert(file.clone(), self.now_s),
+                file @ Subject::File { .. } => _ = self.stuck.insert(*file, self.now_s),
             }
-            self.load.moved(mv.subject.clone());
+            self.load.moved(mv.subject);
             self.asked.push(mv.clone());
         }
     }
@@ -281,7 +281,7 @@ impl History {
         let listed: FxHashSet<u32> = demands.threads.iter().map(|d| snapshot.threads[d.thread].tid).collect();
         self.load.window(snapshot, |t| listed.contains(&t.tid));
         // Those of the policy's own moves that are under way have effects for some windows more.
-        self.asked.iter().for_each(|mv| self.load.moved(mv.subject.clone()));
+        self.asked.iter().for_each(|mv| self.load.moved(mv.subject));
         // A process stands still while its memory is copied.
         if !self.asked.iter().any(|mv| mv.subject.is_process()) {
             self.load.resumed();

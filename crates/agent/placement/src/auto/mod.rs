@@ -188,7 +188,7 @@ impl Auto {
 fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Change) -> bool {
     let file = |f: &usize| {
         let file = &snapshot.files[*f];
-        let subject = Subject::File { file: file.file.clone(), generation: file.generation.unwrap_or(0) };
+        let subject = Subject::file(file);
         let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
         let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
         file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject, 0)

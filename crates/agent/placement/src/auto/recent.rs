@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use topology::FileId;
 
 use crate::{FileUse, MeasuredLoad, NodeBytes, NodeLoad, Process, Snapshot, Subject, Thread};
 
@@ -54,8 +55,7 @@ impl Recent {
         let pids: FxHashSet<u32> = last.threads.iter().map(|t| t.pid).collect();
         let process = |p: &Process| (p.pid, p.start_ns);
         let mapped: FxHashMap<_, usize> = all.processes.iter().enumerate().map(|(i, p)| (process(p), i)).collect();
-        let mut known: FxHashMap<&str, usize> =
-            last.files.iter().enumerate().map(|(i, f)| (f.file.as_str(), i)).collect();
+        let mut known: FxHashMap<FileId, usize> = last.files.iter().enumerate().map(|(i, f)| (f.file, i)).collect();
         for window in before {
             all.window_s += window.window_s;
             for load in &window.nodes {
@@ -74,9 +74,9 @@ impl Recent {
                 }
             }
             for file in &window.files {
-                match known.get(file.file.as_str()) {
+                match known.get(&file.file) {
                     None => {
-                        known.insert(&file.file, all.files.len());
+                        known.insert(file.file, all.files.len());
                         all.files.push(file.clone());
                     }
                     // Whether its ranges are counted at all.
@@ -123,7 +123,7 @@ fn add_thread(sum: &mut Thread, more: &Thread) {
     add_bytes(&mut sum.read_bytes, &more.read_bytes);
     add_bytes(&mut sum.write_bytes, &more.write_bytes);
     sum.shares_file |= more.shares_file;
-    let at: FxHashMap<String, usize> = sum.files.iter().enumerate().map(|(i, f)| (f.file.clone(), i)).collect();
+    let at: FxHashMap<FileId, usize> = sum.files.iter().enumerate().map(|(i, f)| (f.file, i)).collect();
     for used in &more.files {
         match at.get(&used.file) {
             Some(i) => add_use(&mut sum.files[*i], used),
@@ -156,9 +156,12 @@ mod tests {
     use super::*;
     use crate::{ObservedFile, testing};
 
-    fn window(tids: &[u32], file: &str, bytes: u64) -> Snapshot {
+    const OLD: FileId = testing::file(1);
+    const NEW: FileId = testing::file(2);
+
+    fn window(tids: &[u32], file: FileId, bytes: u64) -> Snapshot {
         let read_bytes = NodeBytes::from_iter([(NodeId(1), bytes)]);
-        let used = FileUse { file: file.into(), read_bytes: read_bytes.clone(), ..FileUse::default() };
+        let used = FileUse { file, read_bytes: read_bytes.clone(), ..FileUse::default() };
         let thread = |tid: &u32| Thread {
             cpu_s: 0.5,
             wait_s: Some(0.1),
@@ -170,16 +173,16 @@ mod tests {
             NodeLoad { cpu_s: Some(1.0), ..testing::node(0, 1) },
             NodeLoad { read_bytes: bytes, ..testing::node(1, 1) },
         ];
-        let files = vec![ObservedFile { file: file.into(), movable: Some(true), ..ObservedFile::default() }];
+        let files = vec![ObservedFile { file, movable: Some(true), ..ObservedFile::default() }];
         Snapshot { files, ..testing::snapshot(nodes, tids.iter().map(thread).collect()) }
     }
 
     #[test]
     fn the_mean_has_the_bytes_of_all_windows() {
         let mut recent = Recent::default();
-        recent.push(&window(&[1, 2], "old", 10));
+        recent.push(&window(&[1, 2], OLD, 10));
         assert!(recent.mean().is_none());
-        recent.push(&window(&[2, 3], "new", 30));
+        recent.push(&window(&[2, 3], NEW, 30));
         let (mean, windows) = recent.mean().unwrap();
         assert_eq!((windows, mean.window_s), (2, 2.0));
         let read = |i: usize| (mean.threads[i].tid, mean.threads[i].read_bytes.get(NodeId(1)), mean.threads[i].cpu_s);
@@ -187,16 +190,16 @@ mod tests {
         assert_eq!((mean.threads[0].wait_s, mean.threads[0].served_s), (Some(0.2), None));
         assert_eq!(mean.threads[0].files.len(), 2);
         assert_eq!((mean.nodes[1].read_bytes, mean.nodes[0].cpu_s, mean.nodes[1].cpu_s), (40, Some(2.0), None));
-        assert_eq!(mean.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["new", "old"]);
+        assert_eq!(mean.files.iter().map(|f| f.file).collect::<Vec<_>>(), [NEW, OLD]);
         // Its process has no use of files any more.
-        recent.push(&Snapshot { threads: Vec::new(), ..window(&[], "new", 1) });
+        recent.push(&Snapshot { threads: Vec::new(), ..window(&[], NEW, 1) });
         assert!(recent.mean().unwrap().0.threads.is_empty());
     }
 
     #[test]
     fn old_windows_are_forgotten() {
         let mut recent = Recent::default();
-        (0..10).for_each(|i| recent.push(&window(&[1], "f", i)));
+        (0..10).for_each(|i| recent.push(&window(&[1], OLD, i)));
         assert_eq!(recent.mean().unwrap().0.threads[0].read_bytes.total(), 7 + 8 + 9);
         recent.clear();
         assert!(recent.mean().is_none());

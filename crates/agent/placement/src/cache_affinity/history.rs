@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use crate::processes::other;
 
@@ -59,7 +59,7 @@ impl Reading {
 pub(super) struct History {
     /// Start of the process, if known.
     start: Option<u64>,
-    pub files: BTreeMap<String, Reading>,
+    pub files: BTreeMap<FileId, Reading>,
     last_s: f64,
     windows: u32,
     /// The latest requested move, and how often it was requested.
@@ -88,11 +88,11 @@ impl History {
 
     /// Takes in one window. `files` holds bytes read per file, `profile` the shares by node, and
     /// `home` the node the process is on.
-    pub fn observe(&mut self, now_s: f64, files: &BTreeMap<&str, f64>, profile: &Profile, home: NodeId) {
+    pub fn observe(&mut self, now_s: f64, files: &BTreeMap<FileId, f64>, profile: &Profile, home: NodeId) {
         self.last_s = now_s;
         self.windows = self.windows.saturating_add(1);
         for (file, bytes) in files {
-            let reading = self.files.entry((*file).to_owned()).or_default();
+            let reading = self.files.entry(*file).or_default();
             reading.total += bytes;
             reading.last_s = now_s;
         }
@@ -150,22 +150,23 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::file;
 
     /// A program that scans a tree: 122 MB for one of them.
     #[test]
     fn of_many_files_the_largest_readings_are_kept() {
         let mut history = History::default();
-        for window in 0..60_u32 {
-            let names: Vec<String> = (0..4_000).map(|i| format!("8:1:{}", window * 4_000 + i)).collect();
-            let mut files: BTreeMap<&str, f64> = names.iter().map(|name| (name.as_str(), 4096.0)).collect();
-            files.insert("large", 1e9);
-            history.observe(f64::from(window), &files, &Profile::from([(NodeId(0), 1.0)]), NodeId(0));
+        for window in 0..60 {
+            let first = window * 4_000 + 1;
+            let mut files: BTreeMap<FileId, f64> = (first..first + 4_000).map(|ino| (file(ino), 4096.0)).collect();
+            files.insert(file(0), 1e9);
+            history.observe(window as f64, &files, &Profile::from([(NodeId(0), 1.0)]), NodeId(0));
             assert!(history.files.len() <= FILES, "{}", history.files.len());
         }
-        assert_eq!(history.files["large"].total, 60e9);
+        assert_eq!(history.files[&file(0)].total, 60e9);
         // Fewer than that are all kept, whatever their size.
         let mut few = History::default();
-        let files = BTreeMap::from([("a", 1.0), ("b", 1e9)]);
+        let files = BTreeMap::from([(file(1), 1.0), (file(2), 1e9)]);
         few.observe(0.0, &files, &Profile::new(), NodeId(0));
         assert_eq!(few.files.len(), 2);
     }

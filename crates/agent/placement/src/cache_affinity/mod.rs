@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use copies::Copies;
 use history::{History, Profile};
 pub use model::Settings;
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use crate::processes::{by_pid, has_cpus, node_of, sane, show, starts};
 use crate::{Declined, FileUse, Move, Plan, Policy, Process, Reason, Snapshot, Subject, Thread, Traits};
@@ -68,8 +68,8 @@ struct Reads<'a> {
     home: NodeId,
     threads: &'a [&'a Thread],
     /// Bytes by file, then by node.
-    files: BTreeMap<&'a str, BTreeMap<NodeId, f64>>,
-    uses: BTreeMap<&'a str, Vec<&'a FileUse>>,
+    files: BTreeMap<FileId, BTreeMap<NodeId, f64>>,
+    uses: BTreeMap<FileId, Vec<&'a FileUse>>,
     nodes: BTreeMap<NodeId, f64>,
     total: f64,
     window_s: f64,
@@ -83,11 +83,11 @@ impl<'a> Reads<'a> {
         for used in threads.iter().flat_map(|t| &t.files) {
             for (node, bytes) in used.read_bytes.iter().filter(|(_, bytes)| *bytes > 0) {
                 let bytes = bytes as f64;
-                *reads.files.entry(&used.file).or_default().entry(node).or_default() += bytes;
+                *reads.files.entry(used.file).or_default().entry(node).or_default() += bytes;
                 *reads.nodes.entry(node).or_default() += bytes;
                 reads.total += bytes;
             }
-            reads.uses.entry(&used.file).or_default().push(used);
+            reads.uses.entry(used.file).or_default().push(used);
         }
         (reads.total > 0.0).then_some(reads)
     }
@@ -144,7 +144,7 @@ impl CacheAffinity {
         &self,
         reads: &Reads,
         history: &History,
-        sizes: &BTreeMap<&str, f64>,
+        sizes: &BTreeMap<FileId, f64>,
         memory: Option<&Process>,
     ) -> Result<Verdict, Option<(&'static str, String)>> {
         let here = reads.on(reads.home);
@@ -163,7 +163,7 @@ impl CacheAffinity {
             if on_target <= 0.0 {
                 continue;
             }
-            match self.guard(reads, history, file, sizes.get(file).copied()) {
+            match self.guard(reads, history, *file, sizes.get(file).copied()) {
                 Guard::Passed { remaining: r } => remaining += r * on_target / nodes.values().sum::<f64>(),
                 Guard::Failed { reason, why } => {
                     failed.get_or_insert((reason, why));
@@ -206,9 +206,9 @@ impl CacheAffinity {
         }
     }
 
-    fn guard(&self, reads: &Reads, history: &History, file: &str, size: Option<f64>) -> Guard {
+    fn guard(&self, reads: &Reads, history: &History, file: FileId, size: Option<f64>) -> Guard {
         let failed = |reason, why| Guard::Failed { reason, why };
-        let uses = reads.uses.get(file).map_or(&[][..], Vec::as_slice);
+        let uses = reads.uses.get(&file).map_or(&[][..], Vec::as_slice);
         let Some(read_size) = uses.iter().filter_map(|u| u.read_size).max() else {
             return failed("read_size_unknown", format!("the read size on {file} was not observed"));
         };
@@ -221,7 +221,7 @@ impl CacheAffinity {
         if size < self.settings.min_file as f64 {
             return failed("small_file", format!("{file} has only {}", show(size)));
         }
-        let Some(reading) = history.files.get(file) else {
+        let Some(reading) = history.files.get(&file) else {
             return failed("not_read", format!("{file} is not being read"));
         };
         let sequential = uses.iter().any(|u| u.sequential == Some(true));
@@ -237,7 +237,7 @@ impl CacheAffinity {
         now_s: f64,
         (pid, start): (u32, Option<u64>),
         reads: &Reads,
-        sizes: &BTreeMap<&str, f64>,
+        sizes: &BTreeMap<FileId, f64>,
         memory: Option<&Process>,
     ) -> Option<Result<Vec<Move>, Declined>> {
         let mut history = self.histories.remove(&pid).unwrap_or_default();
@@ -268,7 +268,7 @@ impl CacheAffinity {
         topology: &Topology,
         reads: &Reads,
         history: &mut History,
-        sizes: &BTreeMap<&str, f64>,
+        sizes: &BTreeMap<FileId, f64>,
         memory: Option<&Process>,
     ) -> Result<Verdict, Option<(&'static str, String)>> {
         let Verdict { to, why, memory } = match self.variant {
@@ -317,9 +317,8 @@ impl Policy for CacheAffinity {
         let now_s = sane(snapshot.time_s);
         let mut plan = Plan::new(self.name());
         self.copies.observe(now_s, &snapshot.outcomes);
-        let sizes: BTreeMap<&str, f64> = (snapshot.files.iter())
-            .map(|f| (f.file.as_str(), f.size.unwrap_or_else(|| f.bytes.total()) as f64))
-            .collect();
+        let sizes: BTreeMap<FileId, f64> =
+            (snapshot.files.iter()).map(|f| (f.file, f.size.unwrap_or_else(|| f.bytes.total()) as f64)).collect();
         let memory: BTreeMap<u32, &Process> = snapshot.processes.iter().map(|p| (p.pid, p)).collect();
         let starts = starts(snapshot);
         for (pid, threads) in &by_pid(snapshot) {

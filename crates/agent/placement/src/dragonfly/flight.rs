@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use super::estimate::Estimates;
 use super::mtp::Mtp;
@@ -58,7 +58,7 @@ pub(super) enum Phase {
 #[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub source: NodeId,
-    pub files: BTreeMap<String, Moving>,
+    pub files: BTreeMap<FileId, Moving>,
     mtp: Mtp,
     phase: Phase,
     lasted_s: f64,
@@ -71,7 +71,7 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(source: NodeId, mtp: Mtp, files: BTreeMap<String, Moving>) -> Self {
+    pub fn new(source: NodeId, mtp: Mtp, files: BTreeMap<FileId, Moving>) -> Self {
         Self {
             source,
             files,
@@ -167,9 +167,9 @@ impl Flight {
 
     /// Bytes of the moving files that threads on their target nodes read.
     fn served(&self, snapshot: &Snapshot) -> f64 {
-        let of = |node: NodeId, file: &str| self.files.get(file).is_some_and(|m| m.to == node);
+        let of = |node: NodeId, file: FileId| self.files.get(&file).is_some_and(|m| m.to == node);
         let uses = snapshot.threads.iter().flat_map(|t| t.files.iter().map(move |u| (t.node, u)));
-        uses.filter(|(node, used)| of(*node, &used.file)).map(|(_, used)| used.read_bytes.total() as f64).sum()
+        uses.filter(|(node, used)| of(*node, used.file)).map(|(_, used)| used.read_bytes.total() as f64).sum()
     }
 
     fn asked_bytes(&self) -> f64 {
@@ -181,7 +181,7 @@ impl Flight {
     }
 
     /// Files that have not moved completely.
-    pub fn unmoved(&self) -> impl Iterator<Item = (&str, &Moving)> {
-        self.files.iter().filter(|(_, m)| m.left > LEFT * m.asked).map(|(file, m)| (file.as_str(), m))
+    pub fn unmoved(&self) -> impl Iterator<Item = (FileId, &Moving)> {
+        self.files.iter().filter(|(_, m)| m.left > LEFT * m.asked).map(|(file, m)| (*file, m))
     }
 }

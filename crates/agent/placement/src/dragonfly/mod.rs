@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 pub use settings::Settings;
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use crate::budget::Budget;
 use crate::load::{Loads, Machine};
@@ -63,7 +63,7 @@ pub struct Dragonfly {
     estimates: Estimates,
     budget: Budget,
     flight: Option<Flight>,
-    moved: FxHashMap<String, Moved>,
+    moved: FxHashMap<FileId, Moved>,
 }
 
 impl Dragonfly {
@@ -106,7 +106,7 @@ impl Dragonfly {
     fn enqueue(&mut self, machine: &Machine, snapshot: &Snapshot, source: NodeId) {
         let window_s = snapshot.window_s;
         self.queue.pass(window_s, source);
-        let in_flight = |file: &str| self.flight.as_ref().is_some_and(|f| f.files.contains_key(file));
+        let in_flight = |file: FileId| self.flight.as_ref().is_some_and(|f| f.files.contains_key(&file));
         // First the threads that cannot go to their data, because they bring files in; then other
         // readers of the same files.
         let (away, others): (Vec<_>, Vec<_>) = snapshot
@@ -114,19 +114,19 @@ impl Dragonfly {
             .iter()
             .partition(|t| t.node != source && nthread::data_home(machine, &self.threads, window_s, t) == Some(source));
         for (thread, brings) in away.iter().map(|t| (t, true)).chain(others.iter().map(|t| (t, false))) {
-            for used in thread.files.iter().filter(|u| !in_flight(&u.file)) {
+            for used in thread.files.iter().filter(|u| !in_flight(u.file)) {
                 let bytes = used.read_bytes.get(source) as f64;
-                if bytes > 0.0 && (brings || self.queue.contains(&used.file)) {
-                    self.queue.read(window_s, &used.file, thread.node, bytes);
+                if bytes > 0.0 && (brings || self.queue.contains(used.file)) {
+                    self.queue.read(window_s, used.file, thread.node, bytes);
                 }
             }
         }
         for observed in &snapshot.files {
             let counted = observed.bytes.get(source);
             let bytes = if observed.bytes.is_empty() { observed.size.unwrap_or(0) } else { counted };
-            self.queue.resident(&observed.file, bytes as f64);
+            self.queue.resident(observed.file, bytes as f64);
             if observed.movable == Some(false) {
-                self.queue.remove(&observed.file);
+                self.queue.remove(observed.file);
             }
         }
     }
@@ -230,8 +230,8 @@ impl Dragonfly {
                 mtp.migration_s,
                 mtp.k()
             );
-            plan.moves.push(file_move(snapshot, &offer.file, from, offer.to, why));
-            let moved = self.moved.entry(offer.file.clone()).or_insert(Moved { at_s: now_s, times: 0 });
+            plan.moves.push(file_move(snapshot, offer.file, from, offer.to, why));
+            let moved = self.moved.entry(offer.file).or_insert(Moved { at_s: now_s, times: 0 });
             *moved = Moved { at_s: now_s, times: moved.times.saturating_add(1) };
             files.insert(offer.file, Moving { to: offer.to, asked: offer.bytes, left: offer.bytes, told: false });
         }
@@ -241,9 +241,9 @@ impl Dragonfly {
     }
 }
 
-fn file_move(snapshot: &Snapshot, file: &str, from: NodeId, to: NodeId, why: String) -> Move {
+fn file_move(snapshot: &Snapshot, file: FileId, from: NodeId, to: NodeId, why: String) -> Move {
     let generation = snapshot.files.iter().find(|f| f.file == file).and_then(|f| f.generation).unwrap_or(0);
-    let subject = Subject::File { file: file.to_owned(), generation };
+    let subject = Subject::File { file, generation };
     Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into(), ranges: Vec::new() }
 }
 

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 /// One file in the queue.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +27,7 @@ pub(super) struct Request {
 /// The effect of moving a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Offer {
-    pub file: String,
+    pub file: FileId,
     /// The node whose threads read most of the file remotely.
     pub to: NodeId,
     /// Bytes to move.
@@ -52,7 +52,7 @@ pub(super) struct Queue {
     pub source: Option<NodeId>,
     /// Seconds since the first request.
     pub waited_s: f64,
-    requests: BTreeMap<String, Request>,
+    requests: BTreeMap<FileId, Request>,
     /// Files taken out because their data cannot be moved.
     immovable: usize,
 }
@@ -63,8 +63,8 @@ impl Queue {
     }
 
     /// Whether the file is in the queue.
-    pub fn contains(&self, file: &str) -> bool {
-        self.requests.contains_key(file)
+    pub fn contains(&self, file: FileId) -> bool {
+        self.requests.contains_key(&file)
     }
 
     /// Counts one more window. A queue for a different node starts anew.
@@ -79,28 +79,28 @@ impl Queue {
 
     /// Records that a thread on `reader` read `bytes` of the file from the overloaded node. Only a
     /// remote reader adds a file.
-    pub fn read(&mut self, window_s: f64, file: &str, reader: NodeId, bytes: f64) {
-        if Some(reader) != self.source && !self.requests.contains_key(file) {
+    pub fn read(&mut self, window_s: f64, file: FileId, reader: NodeId, bytes: f64) {
+        if Some(reader) != self.source && !self.requests.contains_key(&file) {
             if self.requests.is_empty() {
                 self.waited_s = window_s;
             }
-            self.requests.insert(file.to_owned(), Request::default());
+            self.requests.insert(file, Request::default());
         }
-        if let Some(request) = self.requests.get_mut(file) {
+        if let Some(request) = self.requests.get_mut(&file) {
             *request.readers.entry(reader).or_default() += bytes;
         }
     }
 
     /// Records that `bytes` of the file are on the overloaded node.
-    pub fn resident(&mut self, file: &str, bytes: f64) {
-        if let Some(request) = self.requests.get_mut(file) {
+    pub fn resident(&mut self, file: FileId, bytes: f64) {
+        if let Some(request) = self.requests.get_mut(&file) {
             request.bytes = bytes;
         }
     }
 
     /// Takes a file out: its data cannot be moved.
-    pub fn remove(&mut self, file: &str) {
-        if self.requests.remove(file).is_some() {
+    pub fn remove(&mut self, file: FileId) {
+        if self.requests.remove(&file).is_some() {
             self.immovable += 1;
         }
     }
@@ -114,19 +114,19 @@ impl Queue {
     /// unknown size are left out, because they cannot be ranked.
     pub fn offers(&self) -> Vec<Offer> {
         let mut offers: Vec<Offer> =
-            self.requests.iter().filter(|(_, r)| r.bytes > 0.0).filter_map(|(f, r)| self.offer(f, r)).collect();
+            self.requests.iter().filter(|(_, r)| r.bytes > 0.0).filter_map(|(f, r)| self.offer(*f, r)).collect();
         offers.sort_by(|a, b| b.benefit().total_cmp(&a.benefit()).then_with(|| a.file.cmp(&b.file)));
         offers
     }
 
-    fn offer(&self, file: &str, request: &Request) -> Option<Offer> {
+    fn offer(&self, file: FileId, request: &Request) -> Option<Offer> {
         let source = self.source?;
         let remote = request.readers.iter().filter(|(node, _)| **node != source);
         let (to, most) = remote.max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0)))?;
         let here = request.readers.get(&source).copied().unwrap_or(0.0);
         let per_s = |bytes: f64| bytes / self.waited_s;
         let (remote_bw, local_bw) = (per_s(*most), per_s(here));
-        Some(Offer { file: file.to_owned(), to: *to, bytes: request.bytes, remote_bw, local_bw })
+        Some(Offer { file, to: *to, bytes: request.bytes, remote_bw, local_bw })
     }
 
     /// The number of files of unknown size.
@@ -138,10 +138,13 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::file;
 
     const A: NodeId = NodeId(0);
     const B: NodeId = NodeId(1);
     const C: NodeId = NodeId(2);
+    const LARGE: FileId = file(1);
+    const SMALL: FileId = file(2);
 
     #[test]
     fn files_come_out_by_benefit_per_byte() {
@@ -152,16 +155,16 @@ mod tests {
             if window > 0 {
                 queue.pass(1.0, A);
             }
-            queue.read(1.0, "large", B, 100e6);
-            queue.read(1.0, "small", C, 50e6);
-            queue.read(1.0, "small", A, 20e6);
+            queue.read(1.0, LARGE, B, 100e6);
+            queue.read(1.0, SMALL, C, 50e6);
+            queue.read(1.0, SMALL, A, 20e6);
         }
-        queue.resident("large", 2e9);
-        queue.resident("small", 100e6);
+        queue.resident(LARGE, 2e9);
+        queue.resident(SMALL, 100e6);
         let offers = queue.offers();
         assert_eq!(queue.waited_s, 2.0);
         // (50 − 20) MB/s / 100 MB = 0.3 per s; 100 MB/s / 2 GB = 0.05 per s.
-        assert_eq!(offers.iter().map(|o| o.file.as_str()).collect::<Vec<_>>(), ["small", "large"]);
+        assert_eq!(offers.iter().map(|o| o.file).collect::<Vec<_>>(), [SMALL, LARGE]);
         assert!((offers[0].benefit() - 0.3).abs() < 1e-12 && (offers[1].benefit() - 0.05).abs() < 1e-12);
         assert_eq!((offers[0].to, offers[1].to), (C, B));
     }
@@ -170,9 +173,9 @@ mod tests {
     fn local_readers_add_no_file_and_another_source_starts_anew() {
         let mut queue = Queue::default();
         queue.pass(1.0, A);
-        queue.read(1.0, "f", A, 1e9);
+        queue.read(1.0, SMALL, A, 1e9);
         assert!(queue.is_empty());
-        queue.read(1.0, "f", B, 1.0);
+        queue.read(1.0, SMALL, B, 1.0);
         assert!(!queue.is_empty() && queue.offers().is_empty() && queue.unknown() == 1);
         queue.pass(1.0, B);
         assert!(queue.is_empty() && queue.waited_s == 0.0);

@@ -14,7 +14,7 @@
 use std::cmp::Reverse;
 
 use rustc_hash::FxHashMap;
-use topology::NodeId;
+use topology::{FileId, NodeId};
 
 use super::Settings;
 use super::order;
@@ -212,28 +212,28 @@ fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -
 }
 
 /// The files and their readers, for the sentences about sharers.
-struct Files<'a>(FxHashMap<&'a str, &'a ObservedFile>);
+struct Files<'a>(FxHashMap<FileId, &'a ObservedFile>);
 
 impl<'a> Files<'a> {
     fn new(snapshot: &'a Snapshot, needed: bool) -> Self {
         let files = if needed { snapshot.files.as_slice() } else { &[] };
-        Self(files.iter().map(|f| (f.file.as_str(), f)).collect())
+        Self(files.iter().map(|f| (f.file, f)).collect())
     }
 
-    /// `shares 16384/2619 with 3 threads`, for the shared file that the thread read and wrote most
+    /// `shares 8:1:2619 with 3 threads`, for the shared file that the thread read and wrote most
     /// of.
     fn shared_by(&self, thread: &Thread) -> String {
         let bytes = |use_: &crate::FileUse| use_.read_bytes.total().saturating_add(use_.write_bytes.total());
         let shared = thread
             .files
             .iter()
-            .filter_map(|use_| Some((bytes(use_), *self.0.get(use_.file.as_str())?)))
+            .filter_map(|use_| Some((bytes(use_), *self.0.get(&use_.file)?)))
             .filter(|(_, file)| file.readers.len() > 1 || file.opens.is_some_and(|opens| opens > 1))
-            .max_by_key(|(bytes, file)| (*bytes, Reverse(file.file.as_str())));
+            .max_by_key(|(bytes, file)| (*bytes, Reverse(file.file)));
         match shared {
             Some((_, file)) => {
                 let others = file.readers.iter().filter(|tid| **tid != thread.tid).count();
-                let name = file.path.as_deref().unwrap_or(&file.file);
+                let name = file.path.clone().unwrap_or_else(|| file.file.to_string());
                 if others == 0 {
                     return format!("shares {name}, which is open {} times", file.opens.unwrap_or(0));
                 }

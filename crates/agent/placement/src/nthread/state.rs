@@ -17,6 +17,7 @@
 //! all its CPU time to that node.
 
 use rustc_hash::FxHashSet;
+use topology::FileId;
 
 use super::Settings;
 use super::target::{self, Target};
@@ -63,23 +64,23 @@ impl Candidate {
 
 /// Files that are open more than once (III-D: an `i_count` above 1). Whoever has one open besides
 /// need not have touched it in this window.
-struct OpenTwice<'a> {
-    files: FxHashSet<&'a str>,
+struct OpenTwice {
+    files: FxHashSet<FileId>,
     /// Fewer bytes of them do not count: a page of a library, which every process has open.
     min_bytes: u64,
 }
 
-impl<'a> OpenTwice<'a> {
-    fn of(snapshot: &'a Snapshot, settings: &Settings) -> Self {
+impl OpenTwice {
+    fn of(snapshot: &Snapshot, settings: &Settings) -> Self {
         let twice = snapshot.files.iter().filter(|f| f.opens.is_some_and(|opens| opens > 1));
-        Self { files: twice.map(|f| f.file.as_str()).collect(), min_bytes: settings.min_bytes.max(1) }
+        Self { files: twice.map(|f| f.file).collect(), min_bytes: settings.min_bytes.max(1) }
     }
 
     fn used_by(&self, thread: &Thread) -> bool {
         if self.files.is_empty() {
             return false;
         }
-        let of_them = thread.files.iter().filter(|used| self.files.contains(used.file.as_str()));
+        let of_them = thread.files.iter().filter(|used| self.files.contains(&used.file));
         let bytes = |used: &FileUse| used.read_bytes.total().saturating_add(used.write_bytes.total());
         of_them.map(bytes).fold(0, u64::saturating_add) >= self.min_bytes
     }

@@ -132,8 +132,8 @@ pub(super) struct Down {
 }
 
 /// A range that was not read for long.
-struct Cold<'a> {
-    subject: &'a Subject,
+struct Cold {
+    subject: Subject,
     start: u64,
     windows: u32,
     bytes: u64,
@@ -158,8 +158,7 @@ impl Promote {
         let needed = nodes.missing(node, wanted.bytes());
         // Why no more is made, if not for want of cold ranges.
         let (mut made, mut why) = (going, Room::NoneColder);
-        let subjects: Vec<Subject> = snapshot.idle.iter().map(Subject::idle_file).collect();
-        for cold in self.cold(node, snapshot, &subjects) {
+        for cold in self.cold(node, snapshot) {
             if made >= needed {
                 break;
             }
@@ -171,17 +170,16 @@ impl Promote {
                 why = if nodes.below_is_pressed(node) { Room::BelowPressed } else { Room::NoneBelow };
                 break;
             };
-            let other = downs.get(cold.subject).is_some_and(|down| (down.from, down.to) != (node, to));
-            if other || *budget <= 0.0 || busy(cold.subject) {
+            let other = downs.get(&cold.subject).is_some_and(|down| (down.from, down.to) != (node, to));
+            if other || *budget <= 0.0 || busy(&cold.subject) {
                 why = Room::Later;
                 continue;
             }
             nodes.take(to, RANGE_BYTES);
             *budget -= RANGE_BYTES as f64;
             made = made.saturating_add(RANGE_BYTES);
-            let new =
-                || Down { subject: cold.subject.clone(), from: node, to, starts: Vec::new(), windows: cold.windows };
-            let down = downs.entry(cold.subject.clone()).or_insert_with(new);
+            let new = || Down { subject: cold.subject, from: node, to, starts: Vec::new(), windows: cold.windows };
+            let down = downs.entry(cold.subject).or_insert_with(new);
             down.starts.push(cold.start);
             down.windows = down.windows.min(cold.windows);
         }
@@ -190,13 +188,14 @@ impl Promote {
 
     /// The ranges of a node that were not read for as long as a promoted range stays, the oldest
     /// first. Without those of files that are left alone, and of what was promoted lately.
-    fn cold<'a>(&self, node: NodeId, snapshot: &Snapshot, subjects: &'a [Subject]) -> Vec<Cold<'a>> {
+    fn cold(&self, node: NodeId, snapshot: &Snapshot) -> Vec<Cold> {
         let mut cold = Vec::new();
-        for (file, subject) in snapshot.idle.iter().zip(subjects) {
-            if self.alone.contains_key(subject) {
+        for file in &snapshot.idle {
+            let subject = Subject::idle_file(file);
+            if self.alone.contains_key(&subject) {
                 continue;
             }
-            let moved = self.moved.get(subject);
+            let moved = self.moved.get(&subject);
             for range in file.ranges.iter().filter(|range| range.node == node) {
                 let idle_s = f64::from(range.windows) * snapshot.window_s;
                 if idle_s >= self.settings.stay_s && !moved.is_some_and(|moved| moved.contains_key(&range.start)) {

@@ -199,7 +199,7 @@ impl Promote {
                         asked.at_s = now;
                         // The engine's dwell begins when the move does.
                         if matches!(outcome.result, OutcomeState::Running { .. }) {
-                            self.last.insert(subject.clone(), now);
+                            self.last.insert(*subject, now);
                         }
                         // Until it has counted its bytes, a copy reports none.
                         if let OutcomeState::Running { bytes: bytes @ 1.., done } = &outcome.result {
@@ -212,7 +212,7 @@ impl Promote {
                     self.not_moved(subject);
                     // Asked for in each window, it would take the rate of all others.
                     if LONG_RAILS.contains(&rail.as_str()) {
-                        self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
+                        self.alone.insert(*subject, now + snapshot.pace.again_s);
                     }
                 }
                 OutcomeState::Failed { bytes: 0, .. } => self.not_moved(subject),
@@ -223,7 +223,7 @@ impl Promote {
                 }
                 OutcomeState::Refused { .. } | OutcomeState::RolledBack { .. } => {
                     self.not_moved(subject);
-                    self.alone.insert(subject.clone(), now + snapshot.pace.again_s);
+                    self.alone.insert(*subject, now + snapshot.pace.again_s);
                 }
                 OutcomeState::Gone => {
                     self.asked.remove(subject);
@@ -421,14 +421,14 @@ impl Promote {
             starts.len(),
             show(left as f64)
         );
-        self.last.insert(subject.clone(), snapshot.time_s);
-        let down = self.down.entry(subject.clone()).or_default();
+        self.last.insert(subject, snapshot.time_s);
+        let down = self.down.entry(subject).or_default();
         for start in &starts {
             let (at, times) = down.entry(*start).or_default();
             (*at, *times) = (snapshot.time_s, (*times + 1).min(MOST_DOUBLED));
         }
         let at_s = snapshot.time_s;
-        self.asked.insert(subject.clone(), Asked { from, to, starts, down: true, left, done: 0, at_s });
+        self.asked.insert(subject, Asked { from, to, starts, down: true, left, done: 0, at_s });
         Move { subject, pid: 0, from, to, reason: Reason::Demotion, why: why.into(), ranges }
     }
 
@@ -448,10 +448,10 @@ impl Promote {
         let down = self.down.get(&subject);
         let times = |start: &u64| down.and_then(|down| down.get(start)).map_or(0, |(_, times)| *times);
         let until = |start: &u64| snapshot.time_s + self.settings.stay_after(times(start));
-        self.moved.entry(subject.clone()).or_default().extend(starts.iter().map(|start| (*start, until(start))));
-        self.last.insert(subject.clone(), snapshot.time_s);
+        self.moved.entry(subject).or_default().extend(starts.iter().map(|start| (*start, until(start))));
+        self.last.insert(subject, snapshot.time_s);
         let at_s = snapshot.time_s;
-        self.asked.insert(subject.clone(), Asked { from, to, starts, down: false, left: size, done: 0, at_s });
+        self.asked.insert(subject, Asked { from, to, starts, down: false, left: size, done: 0, at_s });
         let why = format!(
             "{} ranges of 2 MiB ({}) were read {:.1} times over lately, from slower memory",
             ranges.len(),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use placement::nthread::Settings;
-pub use placement::testing::{MB, bytes, node, node_with_bandwidth, snapshot, thread};
+pub use placement::testing::{MB, bytes, file, node, node_with_bandwidth, snapshot, thread};
 use placement::{NodeLoad, Plan, Reason, Snapshot, Thread, policy};
 use proptest::prelude::*;
 use proptest::sample::select;

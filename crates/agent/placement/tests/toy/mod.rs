@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use placement::{
     FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Snapshot, Subject,
-    Thread, Writes,
+    Thread, Writes, testing,
 };
 use topology::{NodeId, Topology};
 
@@ -207,7 +207,7 @@ impl Toy {
                     nodes[m.0 as usize].read_bytes += b;
                 });
                 readers.entry(*file).or_default().push(t.tid);
-                files.push(FileUse { file: format!("f{file}"), read_bytes: read, ..FileUse::default() });
+                files.push(FileUse { file: testing::file(*file as u64), read_bytes: read, ..FileUse::default() });
             }
             let lands = self.lands(t).into_iter();
             let written: NodeBytes =
@@ -231,13 +231,10 @@ impl Toy {
             });
         }
         for t in &mut threads {
-            t.shares_file = t.files.iter().any(|f| {
-                let file: usize = f.file[1..].parse().unwrap();
-                readers[&file].len() > 1
-            });
+            t.shares_file = t.files.iter().any(|f| readers[&(f.file.ino as usize)].len() > 1);
         }
         let files = readers.into_iter().map(|(file, readers)| ObservedFile {
-            file: format!("f{file}"),
+            file: testing::file(file as u64),
             size: Some(self.files[file].bytes as u64),
             bytes: (self.places(file).into_iter())
                 .map(|(m, share)| (NodeId(m as u32), (share * self.files[file].bytes) as u64))
@@ -250,7 +247,7 @@ impl Toy {
         let copying = self.files.iter().enumerate().filter_map(|(file, f)| {
             let (to, left) = f.moving?;
             Some(Outcome {
-                subject: Subject::File { file: format!("f{file}"), generation: 0 },
+                subject: Subject::File { file: testing::file(file as u64), generation: 0 },
                 from: NodeId(f.node as u32),
                 to: NodeId(to as u32),
                 result: OutcomeState::Running { bytes: f.bytes as u64, done: (f.bytes - left) as u64 },
@@ -318,7 +315,7 @@ impl Toy {
                 }
             }
             Subject::File { file, .. } if self.files_move => {
-                let f = &mut self.files[file[1..].parse::<usize>().unwrap()];
+                let f = &mut self.files[file.ino as usize];
                 if f.node != to.0 as usize && f.moving.is_none() {
                     f.moving = Some((to.0 as usize, f.bytes));
                 }

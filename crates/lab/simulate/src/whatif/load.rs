@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use placement::{NodeBytes, Snapshot, Thread};
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use crate::filesystem::FileSystem;
 use crate::machine::Machine;
@@ -48,6 +48,22 @@ pub(super) fn roomy(snapshot: &Snapshot) -> Topology {
         node.memory_bytes = node.memory_bytes.saturating_add(all).max(1 << 30);
     }
     topology
+}
+
+/// A file, or what a thread touched without a file's id, which is a file of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Data {
+    File(FileId),
+    Unnamed(u32),
+}
+
+impl Data {
+    fn name(self) -> String {
+        match self {
+            Self::File(id) => id.to_string().replace(':', "-"),
+            Self::Unnamed(tid) => format!("files of thread {tid}"),
+        }
+    }
 }
 
 /// A file, as far as all threads together tell.
@@ -107,18 +123,18 @@ impl Load {
         for (pid, threads) in processes {
             let job = load.launches.len();
             let mut sets: Vec<FileSet> = Vec::new();
-            let mut of_file: BTreeMap<String, usize> = BTreeMap::new();
+            let mut of_file: BTreeMap<Data, usize> = BTreeMap::new();
             let mut roles = Vec::new();
             for thread in &threads {
-                let op = operation(thread, snapshot.window_s, |id| {
-                    *of_file.entry(id.to_owned()).or_insert_with(|| {
-                        let file = known.entry(id.to_owned()).or_default();
+                let op = operation(thread, snapshot.window_s, |data| {
+                    *of_file.entry(data).or_insert_with(|| {
+                        let file = known.entry(data).or_default();
                         let place = match file.owner {
                             Some((job, set)) => Place::Same(job, set),
                             None => Place::Shares(file.on(&map, nodes)),
                         };
                         file.owner.get_or_insert((job, sets.len()));
-                        let name = id.replace([':', '/'], "-");
+                        let name = data.name();
                         let (size, private) = (file.size, false);
                         sets.push(FileSet { name, size, filled: 1.0, private, files: 1.0, together: 0.0, place });
                         sets.len() - 1
@@ -200,26 +216,25 @@ impl Known {
     }
 }
 
-/// Every file, by its id; what a thread touched without a file's name is a file of its own.
-fn files(snapshot: &Snapshot) -> BTreeMap<String, Known> {
-    let mut known: BTreeMap<String, Known> = BTreeMap::new();
-    let mut see = |id: String, bytes: &NodeBytes| {
-        let file = known.entry(id).or_default();
+fn files(snapshot: &Snapshot) -> BTreeMap<Data, Known> {
+    let mut known: BTreeMap<Data, Known> = BTreeMap::new();
+    let mut see = |data: Data, bytes: &NodeBytes| {
+        let file = known.entry(data).or_default();
         bytes.iter().for_each(|(node, bytes)| *file.shares.entry(node).or_default() += bytes as f64);
     };
     for thread in &snapshot.threads {
         for used in &thread.files {
-            see(used.file.clone(), &used.read_bytes);
+            see(Data::File(used.file), &used.read_bytes);
         }
         if thread.files.is_empty() {
-            see(unnamed(thread), &thread.read_bytes);
+            see(Data::Unnamed(thread.tid), &thread.read_bytes);
             if thread.read_bytes.is_empty() {
-                see(unnamed(thread), &thread.write_bytes);
+                see(Data::Unnamed(thread.tid), &thread.write_bytes);
             }
         }
     }
     for file in &snapshot.files {
-        let known = known.entry(file.file.clone()).or_default();
+        let known = known.entry(Data::File(file.file)).or_default();
         known.size = file.bytes.total() as f64;
         if known.shares.values().all(|b| *b == 0.0) {
             known.shares = file.bytes.iter().map(|(n, b)| (n, b as f64)).collect();
@@ -228,7 +243,7 @@ fn files(snapshot: &Snapshot) -> BTreeMap<String, Known> {
     // A file without reads or counted bytes is where it was written.
     for thread in &snapshot.threads {
         for used in &thread.files {
-            if let Some(file) = known.get_mut(&used.file).filter(|f| f.shares.values().all(|b| *b == 0.0)) {
+            if let Some(file) = known.get_mut(&Data::File(used.file)).filter(|f| f.shares.values().all(|b| *b == 0.0)) {
                 file.shares = used.write_bytes.iter().map(|(n, b)| (n, b as f64)).collect();
             }
         }
@@ -245,12 +260,8 @@ fn files(snapshot: &Snapshot) -> BTreeMap<String, Known> {
     known
 }
 
-fn unnamed(thread: &Thread) -> String {
-    format!("files of thread {}", thread.tid)
-}
-
 /// One round of a thread; `set` gives the number of a file in its process.
-fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize) -> Operation {
+fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(Data) -> usize) -> Operation {
     let rounds = window_s * ROUNDS_PER_S;
     let mut parts = Vec::new();
     let mut part = |files: usize, read: u64, write: u64, call: Option<u64>, sequential: Option<bool>| {
@@ -268,10 +279,10 @@ fn operation(thread: &Thread, window_s: f64, mut set: impl FnMut(&str) -> usize)
     };
     for used in &thread.files {
         let (read, write) = (used.read_bytes.total(), used.write_bytes.total());
-        part(set(&used.file), read, write, used.read_size, used.sequential);
+        part(set(Data::File(used.file)), read, write, used.read_size, used.sequential);
     }
     if thread.files.is_empty() {
-        part(set(&unnamed(thread)), thread.read_bytes.total(), thread.write_bytes.total(), None, None);
+        part(set(Data::Unnamed(thread.tid)), thread.read_bytes.total(), thread.write_bytes.total(), None, None);
     }
     let cpu_s = (thread.cpu_s / rounds).clamp(0.0, CYCLE_S);
     // Waiting for a CPU is the model's to say; what it does not explain the fit turns into sleep.

@@ -30,7 +30,7 @@ pub(crate) use memory_model::{Shares, add, total};
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
 use smallvec::SmallVec;
-use topology::CpuSet;
+use topology::{CpuSet, FileId};
 
 use crate::machine::Machine;
 use crate::workload::{FileSet, Job, Place};
@@ -120,7 +120,7 @@ pub(crate) struct Tally {
 
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    pub id: String,
+    pub id: FileId,
     pub path: String,
     pub job: usize,
     pub set: usize,
@@ -323,7 +323,7 @@ impl World {
     fn file(&mut self, job: usize, set: usize, files: &FileSet, suffix: &str) -> usize {
         let inode = self.files.len();
         self.files.push(File {
-            id: format!("259:{job}:{inode}"),
+            id: FileId { dev: FileId::device(259, job as u32), ino: inode as u64, generation: 0 },
             path: format!("/sim/{}{suffix}", files.name),
             job,
             set,

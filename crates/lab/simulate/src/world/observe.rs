@@ -132,7 +132,7 @@ impl World {
             let movable = fs.moves_files();
             snapshot.files.push(ObservedFile {
                 generation: None,
-                file: file.id.clone(),
+                file: file.id,
                 path: Some(file.path.clone()),
                 size: Some(file.size as u64),
                 bytes: self.node_bytes(&file.bytes),
@@ -233,7 +233,7 @@ impl World {
             files.reserve_exact(op.parts.len());
             for (part, (read_bytes, write_bytes)) in op.parts.iter().zip(&done.each) {
                 files.push(FileUse {
-                    file: self.files[thread.files[part.files]].id.clone(),
+                    file: self.files[thread.files[part.files]].id,
                     read_size: (part.read > 0.0).then_some(part.call as u64),
                     sequential: (part.read > 0.0).then_some(part.sequential),
                     read_bytes: read_bytes.clone(),

@@ -269,8 +269,8 @@ impl VolumePlane {
         regions.iter().enumerate().filter_map(of_region).filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    fn id(&self, ino: Ino) -> String {
-        FileId { dev: self.settings.device, ino: ino.raw(), generation: 0 }.to_string()
+    fn id(&self, ino: Ino) -> FileId {
+        FileId { dev: self.settings.device, ino: ino.raw(), generation: 0 }
     }
 
     /// A file; `None` if it was removed.
@@ -361,16 +361,16 @@ impl VolumePlane {
 
     /// Starts to move a file, or those of its blocks that a layout has.
     fn start_file(&mut self, mv: &Move, only: Option<&act::memory::Layout>) -> Result<Started, PlaneError> {
-        let prepared = self.prepared.remove(&(mv.subject.clone(), mv.to));
+        let prepared = self.prepared.remove(&(mv.subject, mv.to));
         let mut copy = prepared.ok_or_else(|| act::data::not_prepared(mv))?;
         only.into_iter().for_each(|only| copy.only(only));
         self.actor.moves().start_copy(mv, copy)
     }
 
     /// The file that a move is of, ready to be copied.
-    fn prepare_file(&self, file: &str, generation: u64, (from, to): (NodeId, NodeId)) -> Result<FileCopy, PlaneError> {
-        let here = FileId::parse(file).filter(|id| id.dev == self.settings.device);
-        let Some(ino) = here.and_then(|id| Ino::from_raw(id.ino)) else {
+    fn prepare_file(&self, file: FileId, generation: u64, mv: &Move) -> Result<FileCopy, PlaneError> {
+        let (from, to) = (mv.from, mv.to);
+        let Some(ino) = Ino::from_raw(file.ino).filter(|_| file.dev == self.settings.device) else {
             return Err(PlaneError::refused("not_of_this_volume", format!("file {file} is not on this volume")));
         };
         let _visit = Volume::visit(&*self.volume, ino);
@@ -471,9 +471,9 @@ impl Plane for VolumePlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let Subject::File { file, generation } = &mv.subject else { return self.actor.prepare(mv) };
-        let copy = self.prepare_file(file, *generation, (mv.from, mv.to))?;
-        self.prepared.insert((mv.subject.clone(), mv.to), copy);
+        let Subject::File { file, generation } = mv.subject else { return self.actor.prepare(mv) };
+        let copy = self.prepare_file(file, generation, mv)?;
+        self.prepared.insert((mv.subject, mv.to), copy);
         Ok(Vec::new())
     }
 

@@ -39,7 +39,7 @@ pub(in crate::commands) struct Named {
     /// Its absolute path without links: on btrfs and overlayfs `stat` shows another device than
     /// that of the inode.
     real: Option<PathBuf>,
-    id: String,
+    id: FileId,
     bytes: u64,
     /// Bytes read lately, and the number of windows, by first byte, node of the data and node of
     /// the readers.
@@ -60,7 +60,7 @@ impl Named {
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let id = FileId { dev: FileId::device(major, minor), ino: meta.ino(), generation: 0 };
         let (path, real) = (path.to_owned(), path.canonicalize().ok());
-        Self { path, real, id: id.to_string(), bytes: meta.len(), ranges: BTreeMap::new() }
+        Self { path, real, id, bytes: meta.len(), ranges: BTreeMap::new() }
     }
 
     fn is(&self, file: &ObservedFile) -> bool {
@@ -202,6 +202,8 @@ pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use placement::testing;
+
     use super::*;
 
     #[test]
@@ -209,7 +211,7 @@ mod tests {
         let mut file = Named {
             path: "/data/x\u{1b}".into(),
             real: None,
-            id: "8:1:9".to_owned(),
+            id: testing::file(9),
             bytes: 12 * RANGE_BYTES,
             ranges: BTreeMap::new(),
         };
@@ -221,8 +223,8 @@ mod tests {
             windows,
         };
         let window = |ranges: Vec<RangeHeat>| {
-            let file = ObservedFile { file: "8:1:9".to_owned(), ranges, ..ObservedFile::default() };
-            let other = ObservedFile { file: "8:1:8".to_owned(), ..file.clone() };
+            let file = ObservedFile { file: testing::file(9), ranges, ..ObservedFile::default() };
+            let other = ObservedFile { file: testing::file(8), ..file.clone() };
             Snapshot { files: vec![other, file], ..Snapshot::default() }
         };
         file.add(&window(vec![heat(0, 2, 0, 1 << 20, 1), heat(3, 2, 1, 5, 1)]));

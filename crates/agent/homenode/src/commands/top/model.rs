@@ -133,7 +133,7 @@ pub const FILE_COLUMNS: [Column<FileRow>; 6] = [
 
 /// The last [`NAME`] characters of the path, or the id.
 fn name(file: &FileRow) -> String {
-    let Some(path) = &file.path else { return file.file.clone() };
+    let Some(path) = &file.path else { return file.file.to_string() };
     let cut = path.chars().count().saturating_sub(NAME.into());
     if cut == 0 { path.clone() } else { format!("…{}", path.chars().skip(cut + 1).collect::<String>()) }
 }

@@ -272,7 +272,7 @@ mod tests {
     fn with_a_volume(host: Window) -> Window {
         let threads = vec![ThreadRow { last_move: Some("10:02:31 1 → 0".to_owned()), ..host.threads[1].clone() }];
         let file = FileRow {
-            file: "0:41:4".to_owned(),
+            file: topology::FileId { dev: 41, ino: 4, generation: 0 },
             path: Some("/data/of/a/very/long/path/to/a/17.sst".to_owned()),
             bytes: [(topology::NodeId(0), 4 << 20), (topology::NodeId(1), 1 << 16)].into_iter().collect(),
             threads: 1,

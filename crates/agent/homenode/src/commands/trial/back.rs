@@ -28,7 +28,7 @@ impl Back {
     pub fn note(&mut self, report: &WindowReport) {
         let made = report.outcomes.iter().filter(|outcome| was_made(&outcome.result)).map(|outcome| &outcome.mv);
         for mv in made.filter(|mv| mv.tid().is_some() && mv.from != mv.to) {
-            self.0.entry(mv.subject.clone()).or_insert(mv.from);
+            self.0.entry(mv.subject).or_insert(mv.from);
         }
     }
 
