@@ -32,7 +32,7 @@ fn a_trial_that_cannot_tell_does_not_go_on() -> Outcome {
     let dir = tempfile::tempdir()?;
     let state = dir.path().join("state").display().to_string();
     let trial = |metric: &str| {
-        let options = ["--minutes", "1", "--period", "1", "--window", "0.2", "--state-dir", &state, "--json"];
+        let options = ["--minutes", "0.5", "--period", "0.5", "--window", "0.2", "--state-dir", &state, "--json"];
         Command::new(env!("CARGO_BIN_EXE_homenode")).arg("trial").args(options).args(["--metric", metric]).output()
     };
     let refused = trial("exit 7")?;
@@ -115,8 +115,10 @@ fn reads_of_fio_become_and_stay_local() -> Outcome {
     for file in &files {
         ensure!(pages::share_on(file, 0)? == 1.0, "{} left node 0", file.display());
     }
-    daemon.stop(Signal::TERM)?;
+    let (end, status) = daemon.stop(Signal::TERM)?;
     ensure!(masks(fio.pid()) == before, "masks before {before:?}, after {:?}", masks(fio.pid()));
+    ensure!(status.success(), "{status}");
+    ensure!(end.is_some_and(|end| end.restored > 0 && end.failed == 0), "{end:?}");
     Ok(())
 }
 
