@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lab::daemon::Daemon;
 use lab::machine::Machine;
 use lab::readers::Readers;
 use rustix::process::Signal;
@@ -21,8 +22,12 @@ pub const TESTS: &[Test] = &[
     Test { name: "cpus::offline_cpus_are_no_capacity", nodes: &[2], run: offline_cpus_are_no_capacity },
 ];
 
-/// Longer than a load must stay the same to be left alone.
-const SETTLED: usize = 14;
+/// A load that stays the same for so many windows is left alone.
+const SETTLE: usize = 4;
+/// Longer than that.
+const SETTLED: usize = 7;
+/// In which homenode, by default, would crowd a CPU if it did.
+const OBSERVED: usize = 14;
 /// Windows, for the rules that hold a move back: so many moves a second, some time between two.
 const PATIENCE: usize = 40;
 
@@ -75,6 +80,14 @@ fn spare(machine: &Machine, node: u32) -> Result<&[u32]> {
     }
 }
 
+/// Starts homenode for these processes, or for all, with a load that settles soon.
+fn daemon(bench: &Bench, pids: &[u32]) -> Result<Daemon> {
+    let config = bench.config(&format!("[engine.settle]\nwindows = {SETTLE}"))?;
+    let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let only = if pids.is_empty() { Vec::new() } else { vec!["--pid", pids.as_str()] };
+    bench.daemon_with(&config, "2MB/s", &[OPTIONS, only.as_slice()].concat())
+}
+
 /// One reader for each file, and `how` says on which CPUs.
 fn load(bench: &Bench, duty: &str, how: &[&str], files: &[PathBuf]) -> Result<Readers> {
     let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
@@ -100,7 +113,7 @@ fn threads_follow_the_cpus_of_their_node() -> Outcome {
     // These may run everywhere, so they may go home by themselves.
     let free = load(&bench, "0.15", &["--begin-on", &elsewhere], &files)?;
     let (all, early_before, free_before) = (bench.machine.list_of_all(), masks(early.pid()), masks(free.pid()));
-    let mut daemon = bench.daemon(OPTIONS)?;
+    let mut daemon = daemon(&bench, &[])?;
     windows_until(&mut daemon, PATIENCE, "early reader on node 1", |_| Ok(bound_to(&early, &whole) == 2))?;
 
     let offline = Offline::take(&[lost, lost_elsewhere])?;
@@ -147,7 +160,7 @@ fn threads_on_a_new_cpu_are_moved() -> Outcome {
     let rest = Machine::read()?.list_of(1);
     let readers = load(&bench, "0.15", &["--on", &home], &files)?;
     let mut before = masks(readers.pid());
-    let mut daemon = bench.daemon_for(&[readers.pid()], OPTIONS)?;
+    let mut daemon = daemon(&bench, &[readers.pid()])?;
     windows_until(&mut daemon, PATIENCE, "readers on node 1", |_| Ok(bound_to(&readers, &rest) == 2))?;
     windows(&mut daemon, SETTLED)?;
     offline.back()?;
@@ -180,7 +193,7 @@ fn offline_cpus_are_no_capacity() -> Outcome {
         most = most.max(bound_to(&readers, &rest));
         Ok(most > 0)
     })?;
-    for _ in 0..SETTLED {
+    for _ in 0..OBSERVED {
         daemon.window()?;
         most = most.max(bound_to(&readers, &rest));
         ensure!(most < 6, "all readers are on CPU {rest}: {:?}", masks(readers.pid()));

@@ -21,13 +21,13 @@ use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
     Test { name: "files::ext4_under_load", nodes: &[2, 4], run: || under_load(ext4, LARGE) },
-    Test { name: "files::xfs_under_load", nodes: &[2, 4], run: || under_load(xfs, LARGE) },
-    Test { name: "files::btrfs_under_load", nodes: &[2, 4], run: || under_load(btrfs, SMALL) },
-    Test { name: "files::tmpfs_under_load", nodes: &[2, 4], run: || under_load(tmpfs, SMALL) },
-    Test { name: "files::overlay_under_load", nodes: &[2, 4], run: || under_load(overlay, SMALL) },
-    Test { name: "files::changed_during_the_move", nodes: &[2, 4], run: changed_during_the_move },
-    Test { name: "files::ctrl_c_stops_the_move", nodes: &[2, 4], run: ctrl_c },
-    Test { name: "files::refused", nodes: &[2, 4], run: refused },
+    Test { name: "files::xfs_under_load", nodes: &[2], run: || under_load(xfs, LARGE) },
+    Test { name: "files::btrfs_under_load", nodes: &[2], run: || under_load(btrfs, SMALL) },
+    Test { name: "files::tmpfs_under_load", nodes: &[2], run: || under_load(tmpfs, SMALL) },
+    Test { name: "files::overlay_under_load", nodes: &[2], run: || under_load(overlay, SMALL) },
+    Test { name: "files::changed_during_the_move", nodes: &[2], run: changed_during_the_move },
+    Test { name: "files::ctrl_c_stops_the_move", nodes: &[2], run: ctrl_c },
+    Test { name: "files::refused", nodes: &[2], run: refused },
 ];
 
 /// Bytes of a file, on the file systems with small and with large folios. An emulated machine takes

@@ -102,6 +102,14 @@ impl Bench {
         Daemon::start(&homenode(), all)
     }
 
+    /// A configuration for an emulated machine, with these keys besides.
+    pub fn config(&self, more: &str) -> Result<PathBuf> {
+        let config = self.dir().join("homenode.toml");
+        let emulated = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
+        std::fs::write(&config, format!("{}\n{more}\n", std::fs::read_to_string(emulated)?))?;
+        Ok(config)
+    }
+
     /// Starts homenode for these processes only.
     pub fn daemon_for(&self, pids: &[u32], options: &[&str]) -> Result<Daemon> {
         let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

@@ -1,7 +1,6 @@
 //! What tells the papers' policies from each other: where they move, and where they must not.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use lab::pages;
@@ -73,9 +72,7 @@ fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>
     let files = bench.files(0, 1)?;
     let readers = away(bench, &files, memory_mib)?;
     let before = masks(readers.pid());
-    let config = bench.dir().join("homenode.toml");
-    let emulated = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
-    fs::write(&config, format!("{emulated}\n[arc]\n{limits}\n"))?;
+    let config = bench.config(&format!("[arc]\n{limits}"))?;
     let pid = readers.pid().to_string();
     let options = ["--policy", "arc-guarded", "--touch-own-affinity", "--pid", &pid];
     let mut daemon = bench.daemon_with(&config, "2MB/s", &options)?;

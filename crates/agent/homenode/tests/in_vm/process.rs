@@ -24,7 +24,7 @@ use crate::{Test, say};
 pub const TESTS: &[Test] = &[
     Test { name: "process::moves_with_its_memory", nodes: &[2, 4], run: moves_with_its_memory },
     Test { name: "process::memory_goes_back_page_by_page", nodes: &[2, 4], run: memory_goes_back_page_by_page },
-    Test { name: "process::killed_in_the_middle", nodes: &[2, 4], run: killed_in_the_middle },
+    Test { name: "process::killed_in_the_middle", nodes: &[2], run: killed_in_the_middle },
 ];
 
 const MIB: usize = 1 << 20;

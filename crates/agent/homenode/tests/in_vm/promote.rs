@@ -118,10 +118,8 @@ pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
 }
 
 fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
-    let config: PathBuf = bench.dir().join("homenode.toml");
-    let budget = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
     // In an emulated machine all memory is as fast: that a plan has not paid would be chance.
-    fs::write(&config, format!("{budget}\n[moves]\ntrial = 0\n\n[promote]\n{settings}\n"))?;
+    let config = bench.config(&format!("[moves]\ntrial = 0\n\n[promote]\n{settings}"))?;
     bench.daemon_with(&config, "2MB/s", options)
 }
 

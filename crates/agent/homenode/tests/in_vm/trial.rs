@@ -102,7 +102,8 @@ fn trial(bench: &Bench, pid: u32, rounds: u32) -> Command {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
     let mut command = Command::new(homenode());
     command.args(["trial", "--json", "--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--window", "0.5"]);
-    command.args(["--period", "3", "--wash-out", "1.5", "--minutes", &(f64::from(rounds) * 0.1).to_string()]);
+    let minutes = f64::from(rounds) * 2.0 * 2.0 / 60.0;
+    command.args(["--period", "2", "--wash-out", "1", "--minutes", &minutes.to_string()]);
     command.arg("--read-times").arg("--html").arg(page(bench));
     command.args(["--pid", &pid.to_string(), "--config"]).arg(config).arg("--state-dir").arg(bench.state_dir());
     command.stdout(Stdio::piped()).stderr(Stdio::inherit());

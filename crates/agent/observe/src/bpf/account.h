@@ -7,6 +7,7 @@
 #ifndef HOMENODE_ACCOUNT_H
 #define HOMENODE_ACCOUNT_H
 
+#include "pages.h"
 #include "ranges.h"
 
 /* Preallocated: the read path allocates nothing, and a full table is reported instead of using ever more memory. */
@@ -222,7 +223,7 @@ static __always_inline u64 program_of(struct task_struct *task)
 /* Whether this process runs homenode, which reads other programs' files to see where they are and to move them. */
 static __always_inline bool ignored(void)
 {
-	return ignored_program && program_of(bpf_get_current_task_btf()) == ignored_program;
+	return ignored_program && program_of(current_task()) == ignored_program;
 }
 
 static __always_inline void unknown(struct access *w, s64 bytes)
@@ -287,7 +288,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 			usage_to(&usage_b, last, 1);
 		else if (last->key.tid)
 			usage_to(&usage_a, last, 0);
-		task = bpf_get_current_task_btf();
+		task = current_task();
 		last->key = w->key;
 		last->process = place_of(task->tgid, PROCESS_BITS);
 		last->user = place_of(task->real_cred->uid.val, USER_BITS);

@@ -142,7 +142,7 @@ static __always_inline u32 bit_of(u64 address)
 static __always_inline u64 entries_of(u64 address)
 {
 	u64 bytes = 0, first = address & ~(AROUND_BYTES - 1);
-	u64 at = entry_for((u64)bpf_get_current_task_btf()->mm->pgd, first, &bytes);
+	u64 at = entry_for((u64)current_task()->mm->pgd, first, &bytes);
 
 	return bytes == 1 << PAGE_SHIFT ? at : 0;
 }
@@ -208,11 +208,14 @@ __noinline int filled_step(struct filled *filled, u32 i)
 SEC("tp_btf/mm_filemap_map_pages")
 int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {
-	u64 size = mapping->host->i_size, in_last = size & ((1 << PAGE_SHIFT) - 1), pages;
 	struct fault *fault = this_fault();
 	struct sampler *s = sampler();
 	struct filled filled = {};
+	u64 size, in_last, pages;
 
+	mapping = untrusted(struct address_space, mapping);
+	size = mapping->host->i_size;
+	in_last = size & ((1 << PAGE_SHIFT) - 1);
 	if (!fault || last + 1 - first > AROUND)
 		return window_mapped(mapping, first, last);
 	filled.entries = entries_of(fault->address);
@@ -257,7 +260,7 @@ int fault_begins(void *ctx)
 SEC("tp_btf/mm_filemap_map_pages")
 int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {
-	return window_mapped(mapping, first, last);
+	return window_mapped(untrusted(struct address_space, mapping), first, last);
 }
 
 #endif
@@ -266,7 +269,7 @@ int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first,
 SEC("tp_btf/mm_filemap_fault")
 int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long index)
 {
-	u64 start = (u64)index << PAGE_SHIFT, end = start + (1 << PAGE_SHIFT), size = mapping->host->i_size, leaf;
+	u64 start = (u64)index << PAGE_SHIFT, end = start + (1 << PAGE_SHIFT), size, leaf;
 	void *folio = folio_under((unsigned long)mapping->i_pages.xa_head, index, &leaf);
 	struct fault *fault = this_fault();
 	struct sampler *s = sampler();
@@ -275,6 +278,8 @@ int BPF_PROG(fault_tracepoint, struct address_space *mapping, unsigned long inde
 
 	if (!folio)
 		return 0;
+	mapping = untrusted(struct address_space, mapping);
+	size = mapping->host->i_size;
 	if (fault) {
 		bit = bit_of(fault->address);
 		/* It counted before the fault waited for it. */

@@ -16,6 +16,18 @@
 /* Since 6.2: makes a load that cannot fault, and that the verifier accepts. */
 extern void *bpf_rdonly_cast(const void *address, u32 btf_id) __ksym __weak;
 
+/* The same pointer, which the verifier no longer trusts. At each load of a pointer through one that
+ * it trusts (the current task, an argument of a tracepoint) it looks for up to four types by name,
+ * and goes through all types of the kernel for each. What is loaded through this one is not trusted
+ * either. Such loads cannot fault, and cost no more. Helpers that take a task refuse it. */
+#define untrusted(type, pointer)                                                                                    \
+	(bpf_ksym_exists(bpf_rdonly_cast) ? (type *)bpf_rdonly_cast(pointer, bpf_core_type_id_kernel(type)) : (pointer))
+
+static __always_inline struct task_struct *current_task(void)
+{
+	return untrusted(struct task_struct, bpf_get_current_task_btf());
+}
+
 /* A word of kernel memory; 0 if the address is invalid. The cast makes it one instruction instead of a call; any structure that
  * starts with a 64-bit number will do. */
 static __always_inline u64 word_at(u64 address)

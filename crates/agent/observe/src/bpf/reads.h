@@ -124,7 +124,7 @@ static __always_inline u32 exact_range(struct task_struct *task, struct address_
 
 	if (nr != 0 /* read */ && nr != 17 /* pread64 */)
 		return 0;
-	fdt = task->files->fdt;
+	fdt = untrusted(struct task_struct, task)->files->fdt;
 	if (fd >= fdt->max_fds)
 		return 0;
 	file = word_at((u64)(fdt->fd + fd));
@@ -275,6 +275,7 @@ int BPF_PROG(read_tracepoint, struct address_space *mapping, unsigned long first
 
 	if (!slice || !s)
 		return 0;
+	mapping = untrusted(struct address_space, mapping);
 	due = drawn(s, pages);
 	if (first == last && s->open_last != last)
 		return due ? page_read(s, mapping, first, slice) : 0;

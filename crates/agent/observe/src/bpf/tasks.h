@@ -117,16 +117,16 @@ static __always_inline bool running(struct task_struct *task)
 SEC("iter/task")
 int task_pass(struct bpf_iter__task *ctx)
 {
-	struct task_struct *task = ctx->task;
+	struct task_struct *trusted = ctx->task, *task = untrusted(struct task_struct, trusted);
 	struct task_record record = {};
 	struct seq_file *seq = ctx->meta->seq;
 	struct times *before, now;
 
-	if (!task || (task->flags & PF_EXITING))
+	if (!trusted || (task->flags & PF_EXITING))
 		return 0;
 	if (own_tgid && task->tgid == (int)own_tgid)
 		own_program = program_of(task);
-	before = bpf_task_storage_get(&times_before, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	before = bpf_task_storage_get(&times_before, trusted, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!before)
 		return 0;
 	now.cpu_ns = task->se.sum_exec_runtime;
@@ -168,11 +168,11 @@ int task_pass(struct bpf_iter__task *ctx)
 SEC("iter/task")
 int descendant_pass(struct bpf_iter__task *ctx)
 {
-	struct task_struct *task = ctx->task;
+	struct task_struct *trusted = ctx->task, *task = untrusted(struct task_struct, trusted);
 	struct descendant_record record = {};
 	struct watched *watched;
 
-	if (!task || (task->flags & PF_EXITING))
+	if (!trusted || (task->flags & PF_EXITING))
 		return 0;
 	watched = watched_of(task);
 	if (!watched || !(watched->marks & MARK_MOVED))
@@ -201,6 +201,8 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 
 	if (!watched)
 		return 0;
+	parent = untrusted(struct task_struct, parent);
+	child = untrusted(struct task_struct, child);
 	born.start_ns = child->start_boottime;
 	born.asked = asked_by(child);
 	born.tgid = child->tgid;

@@ -64,26 +64,29 @@ int BPF_PROG(write_iomap, struct kiocb *iocb)
 SEC("tp_btf/ext4_da_write_end")
 int BPF_PROG(write_ext4_delayed, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
+	return inode ? range_written(untrusted(struct inode, inode)->i_mapping, pos, copied, false) : 0;
 }
 
 SEC("tp_btf/ext4_write_end")
 int BPF_PROG(write_ext4, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
+	return inode ? range_written(untrusted(struct inode, inode)->i_mapping, pos, copied, false) : 0;
 }
 
 SEC("tp_btf/ext4_journalled_write_end")
 int BPF_PROG(write_ext4_journalled, struct inode *inode, s64 pos, unsigned int len, unsigned int copied)
 {
-	return inode ? range_written(inode->i_mapping, pos, copied, false) : 0;
+	return inode ? range_written(untrusted(struct inode, inode)->i_mapping, pos, copied, false) : 0;
 }
 
 /* Fires before the write, so a write that is then cut short (full disk) counts in full. */
 SEC("tp_btf/xfs_file_buffered_write")
 int BPF_PROG(write_xfs, struct kiocb *iocb, struct iov_iter *from)
 {
-	return iocb && from ? range_written(iocb->ki_filp->f_mapping, iocb->ki_pos, from->count, true) : 0;
+	if (!iocb || !from)
+		return 0;
+	iocb = untrusted(struct kiocb, iocb);
+	return range_written(iocb->ki_filp->f_mapping, iocb->ki_pos, from->count, true);
 }
 
 /* The last resort, for file systems whose writes no hook above sees: a clean folio becomes dirty. The whole folio counts as
@@ -98,6 +101,7 @@ int BPF_PROG(write_dirtied, struct folio *folio, struct address_space *mapping)
 
 	if (!mapping || !folio)
 		return 0;
+	mapping = untrusted(struct address_space, mapping);
 	inode = mapping->host;
 	magic = inode->i_sb->s_magic;
 	if ((ext4_hooked && magic == EXT4_MAGIC) || (xfs_hooked && magic == XFS_MAGIC))
