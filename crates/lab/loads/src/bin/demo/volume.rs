@@ -64,7 +64,8 @@ pub(crate) fn show(args: &Args, data: &Data) -> Result<(Shown, Vec<(&'static str
     let title = format!("fio, {READERS} readers, a mounted volume over {NODES} emulated nodes");
     plot::throughput(&png, &title, &series)?;
     println!(
-        "\nthroughput   {:.0} → {:.0} MB/s ({:.2} ×), says fio; emulated nodes\nplot         {}",
+        "\nthroughput   {:.0} → {:.0} MB/s ({:.2} ×), says fio; emulated nodes, without what a mount costs: on real Optane a 4 KiB \
+         read gains at most 1.8 µs of the 10 to 15 µs that a request takes\nplot         {}",
         slow / 1e6,
         fast / 1e6,
         fast / slow,
