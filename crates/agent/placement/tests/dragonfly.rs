@@ -395,8 +395,8 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
         world.step(&mut policy);
     }
     assert_eq!(world.files_moved().len(), 2);
-    // Now four more threads read files 5 and 6 from node 0, and none reads from node 1: remote readers
-    // overload node 1.
+    // Now four more threads read files 5 and 6 from node 0, and none reads from node 1: remote
+    // readers overload node 1.
     for t in &mut world.snapshot.threads {
         t.node = NodeId(0);
         t.files[0].file = file(if t.tid % 2 == 0 { 6 } else { 5 });

@@ -237,8 +237,35 @@ pub fn compare(args: &Args, machine: &Machine, dir: &Path) -> Result<()> {
         },
         RESERVE / 1_000_000,
     )?;
+    let text: String =
+        text.lines().map(|line| if line.starts_with('|') { format!("{line}\n") } else { wrapped(line) }).collect();
     print!("\n{text}");
     write(&args.out.join("compare-tiers.md"), &text)
+}
+
+/// A paragraph, or an item of a list, in lines of at most 100 columns.
+fn wrapped(text: &str) -> String {
+    let (indent, mut lines) = (if text.starts_with("- ") { "  " } else { "" }, vec![String::new()]);
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 1 + word.len() <= 100 => line.extend([" ", word]),
+            _ => lines.push(format!("{indent}{word}")),
+        }
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_long_item_is_wrapped() {
+        let text = format!("- {}", "word ".repeat(40).trim_end());
+        let wrapped = super::wrapped(&text);
+        assert!(wrapped.lines().all(|line| line.len() <= 100) && wrapped.lines().count() == 3, "{wrapped}");
+        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(super::wrapped(""), "\n");
+    }
 }
 
 /// Runs one load under each way, and adds its table.
