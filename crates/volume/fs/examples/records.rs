@@ -4,7 +4,7 @@
 //! ```text
 //! truncate -s 64M /dev/shm/region && homenode mkfs /dev/shm/region
 //! cargo run --release -p homenode-fs --example records -- /dev/shm/region
-//! homenode fs ls /dev/shm/region:/records
+//! homenode fs ls /dev/shm/region /records
 //! ```
 
 use std::error::Error;
@@ -16,7 +16,9 @@ use fs::{Error as FsError, Ino, NewFile, Options, Volume};
 const RECORD: usize = 4096;
 const RECORDS: u32 = 1000;
 
-fn main() -> Result<(), Box<dyn Error>> {
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+fn main() -> Result<()> {
     let path = std::env::args_os().nth(1).ok_or("usage: records REGION")?;
     // Any region names the others. The topology says which node is how far from which.
     let medium = fs::open_files(&[PathBuf::from(path)])?;
@@ -41,7 +43,7 @@ fn made(volume: &Volume, parent: Ino, name: &str, mode: u32) -> fs::Result<Ino> 
     }
 }
 
-fn append(volume: &Volume, directory: Ino, name: &str) -> Result<(), Box<dyn Error + Send + Sync>> {
+fn append(volume: &Volume, directory: Ino, name: &str) -> Result<()> {
     let file = made(volume, directory, name, 0o644)?;
     let before = volume.stat(file)?.size / RECORD as u64;
     let began = Instant::now();

@@ -24,6 +24,7 @@
 //! numbers, blocks go where the calling thread runs, and every operation is on the medium when it
 //! returns. The package is `homenode-fs`, in `crates/volume/fs` of homenode's sources (it is in no
 //! registry): `fs = { package = "homenode-fs", path = "…/crates/volume/fs" }`.
+//! `examples/records.rs` is a program of threads; `crates/lab/sqlite` has SQLite on a volume.
 //!
 //! ```
 //! use std::fs::File;
