@@ -11,8 +11,8 @@
 //! SQLite's own VFS locks; the owner of a lock is an open file.
 //!
 //! **Limits.** One process has the volume, so it has all connections. There is no shared memory: a
-//! write-ahead log needs `PRAGMA locking_mode = EXCLUSIVE` before `PRAGMA journal_mode = WAL`, and so
-//! does each later connection to such a database. Reads copy: no page is mapped.
+//! write-ahead log needs `PRAGMA locking_mode = EXCLUSIVE` before `PRAGMA journal_mode = WAL`, and
+//! so does each later connection to such a database. Reads copy: no page is mapped.
 //!
 //! ```
 //! use std::fs::File;

@@ -256,18 +256,6 @@ fn wrapped(text: &str) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_long_item_is_wrapped() {
-        let text = format!("- {}", "word ".repeat(40).trim_end());
-        let wrapped = super::wrapped(&text);
-        assert!(wrapped.lines().all(|line| line.len() <= 100) && wrapped.lines().count() == 3, "{wrapped}");
-        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(super::wrapped(""), "\n");
-    }
-}
-
 /// Runs one load under each way, and adds its table.
 fn table(
     args: &Args,
@@ -633,4 +621,16 @@ fn high_watermark(node: u32) -> Result<u64> {
         }
     }
     Ok(pages * page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_long_item_is_wrapped() {
+        let text = format!("- {}", "word ".repeat(40).trim_end());
+        let wrapped = super::wrapped(&text);
+        assert!(wrapped.lines().all(|line| line.len() <= 100) && wrapped.lines().count() == 3, "{wrapped}");
+        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(super::wrapped(""), "\n");
+    }
 }
