@@ -80,6 +80,8 @@ impl Config {
             &mut dragonfly.bytes_per_day,
             &mut dragonfly.burst_bytes,
             &mut self.auto.file_copy_bw,
+            &mut self.promote.reserve_bytes,
+            &mut self.promote.rate,
             &mut moves.rate,
             &mut moves.bytes_per_day,
             &mut self.engine.busy_bytes_s,
@@ -126,8 +128,16 @@ mod tests {
         let (config, slow) = (Config::default(), Config::default().slower(200.0));
         let bytes = |c: &Config| {
             let d = &c.dragonfly;
-            let policy =
-                [c.nthread.locality_margin, d.migration_bw, d.bytes_per_day, d.burst_bytes, c.auto.file_copy_bw];
+            let promote = &c.promote;
+            let policy = [
+                c.nthread.locality_margin,
+                d.migration_bw,
+                d.bytes_per_day,
+                d.burst_bytes,
+                c.auto.file_copy_bw,
+                promote.reserve_bytes,
+                promote.rate,
+            ];
             let engine = c.engine();
             (policy, [engine.moves.rate, engine.moves.bytes_per_day, engine.busy_bytes_s])
         };

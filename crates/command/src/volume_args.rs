@@ -47,7 +47,7 @@ Examples:
     /// system, and all users may use the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
-    /// emulate-nodes=, profile= and scale=. Without a policy the server counts nothing and moves
+    /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server counts nothing and moves
     /// nothing, and the kernel may keep file data in its page cache; with one it asks for every
     /// read (cache=direct).
     #[command(after_help = "\
@@ -193,9 +193,19 @@ pub struct NodesArgs {
     /// it would take there
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
     pub emulate_nodes: Option<u32>,
-    /// Memory to emulate: `optane`, `optane-6` (six modules a node), `cxl`, or a file with figures
-    /// (TOML, or JSON) [default: optane]
-    #[arg(long, value_name = "optane|optane-6|cxl|FILE", requires = "emulate_nodes", help_heading = "Emulated nodes")]
+    /// Further emulated nodes, after the others, with the memory of CXL expanders and without CPUs
+    /// [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=8), requires = "emulate_nodes",
+        help_heading = "Emulated nodes")]
+    pub emulate_memory_nodes: Option<u32>,
+    /// Memory to emulate on nodes with CPUs: `optane`, `optane-6` (six modules a node), `cxl`,
+    /// `dram`, or a file with figures (TOML, or JSON) [default: optane]
+    #[arg(
+        long,
+        value_name = "optane|optane-6|cxl|dram|FILE",
+        requires = "emulate_nodes",
+        help_heading = "Emulated nodes"
+    )]
     pub profile: Option<String>,
     /// How many times as long emulated memory takes as the real one [default: the profile's]
     #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
@@ -233,7 +243,12 @@ impl NodesArgs {
                 let nodes = value.parse().ok().filter(|nodes| (1..=64).contains(nodes));
                 nodes.ok_or_else(|| "a number from 1 to 64".to_owned()).map(|nodes| self.emulate_nodes = Some(nodes))
             }
-            "profile" => given("optane, cxl or a file").map(|profile| self.profile = Some(profile.to_owned())),
+            "emulate-memory-nodes" => {
+                let nodes = value.parse().ok().filter(|nodes| (0..=8).contains(nodes));
+                let nodes = nodes.ok_or_else(|| "a number up to 8".to_owned());
+                nodes.map(|nodes| self.emulate_memory_nodes = Some(nodes))
+            }
+            "profile" => given("optane, cxl, dram or a file").map(|profile| self.profile = Some(profile.to_owned())),
             "scale" => value.parse().map(|scale| self.scale = Some(scale)).map_err(|_| "a number".to_owned()),
             _ => return None,
         };
@@ -249,7 +264,11 @@ impl NodesArgs {
             ("window", self.window.is_some()),
             ("record", self.record.is_some()),
         ];
-        let of_emulation = [("profile", self.profile.is_some()), ("scale", self.scale.is_some())];
+        let of_emulation = [
+            ("emulate-memory-nodes", self.emulate_memory_nodes.is_some()),
+            ("profile", self.profile.is_some()),
+            ("scale", self.scale.is_some()),
+        ];
         let lacking =
             |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
         let policy = lacking(&of_policy).filter(|_| self.policy.is_none()).map(|name| (name, "policy"));

@@ -7,7 +7,8 @@
 //! has them, and a *scale* by which everything takes longer: real memory carries more than the
 //! processors at hand can copy through a file system, and a policy is worth nothing where the
 //! processor is the limit. The figures are those of [`figures`](crate::figures), but for the
-//! bandwidths of `cxl`.
+//! bandwidths of `cxl`. Memory nodes, which have no CPUs, can come after the others: each belongs
+//! to one of them, and its figures are those that the CPUs of that one see.
 //!
 //! **Limits.** The processors are as fast as they are: relative to the memory, software is `scale`
 //! times too fast, unless a volume charges its time ([`Software`](crate::Software)).
@@ -15,10 +16,14 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use topology::{CpuSet, Node, NodeId, Topology};
+use topology::{CpuSet, Node, NodeId, Topology, tiers};
 
 use crate::figures::*;
 use crate::{LOCAL, ONE_HOP, at_hops};
+
+/// SLIT distance of a memory node from the node that it belongs to, and from the others, as in
+/// `scenarios/cxl.toml`. Chosen.
+const MEMORY_NODE: (u32, u32) = (14, 24);
 
 /// Memory of one node, at full speed (scale 1).
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -146,15 +151,16 @@ impl Memory {
         }
     }
 
-    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
-    /// and the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
-    pub const CXL: Self = Self {
-        read_bw: 24e9,
-        write_bw: 20e9,
+    /// DRAM: eight channels of DDR4-3200 a node. Bandwidths, and the times of a thread that reads
+    /// or writes a file, are the guesses of [`figures`](crate::figures) for current machines; the
+    /// latency and the factor of a hop were measured (AT 4.1).
+    pub const DRAM: Self = Self {
+        read_bw: DRAM_READ_BW,
+        write_bw: DRAM_WRITE_BW,
         read_peak: None,
         write_peak: None,
-        read_latency_s: 3.0 * DRAM_LATENCY_S,
-        write_latency_s: 3.0 * DRAM_LATENCY_S,
+        read_latency_s: DRAM_LATENCY_S,
+        write_latency_s: DRAM_LATENCY_S,
         read_s: DRAM_READ_S,
         write_s: DRAM_WRITE_S,
         remote_read: DRAM_REMOTE_LATENCY,
@@ -163,6 +169,16 @@ impl Memory {
         line: 64,
         modules: 1.0,
         crowding: 0.0,
+    };
+
+    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
+    /// and the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
+    pub const CXL: Self = Self {
+        read_bw: 24e9,
+        write_bw: 20e9,
+        read_latency_s: 3.0 * DRAM_LATENCY_S,
+        write_latency_s: 3.0 * DRAM_LATENCY_S,
+        ..Self::DRAM
     };
 
     /// Cost of an access to so many bytes from `hops` away, everything taking `scale` times as
@@ -223,7 +239,7 @@ impl Memory {
 
 impl Profile {
     /// The profiles that need no file.
-    pub const NAMES: [&str; 3] = ["optane", "optane-6", "cxl"];
+    pub const NAMES: [&str; 4] = ["optane", "optane-6", "cxl", "dram"];
 
     /// The profile of this name. Its scale lets a node carry 30 MB/s of reads, 7,300 a second of 4
     /// KiB: chosen so that two processors that serve it through FUSE are not the limit.
@@ -233,6 +249,7 @@ impl Profile {
             // Dragonfly Table I: six modules a node.
             "optane-6" => (Memory::OPTANE.modules(6.0), 1200.0),
             "cxl" => (Memory::CXL, 800.0),
+            "dram" => (Memory::DRAM, 5000.0),
             _ => return None,
         };
         Some(Self { name: name.to_owned(), scale, memory, node: BTreeMap::new() })
@@ -256,22 +273,44 @@ impl Profile {
         self.node.get(&node).unwrap_or(&self.memory)
     }
 
+    /// The profile with the memory of an expander ([`Memory::CXL`]) on `more` nodes after the first
+    /// `nodes`, unless it has figures for them.
+    #[must_use]
+    pub fn with_memory_nodes(mut self, nodes: u32, more: u32) -> Self {
+        for node in nodes..nodes.saturating_add(more) {
+            self.node.entry(node).or_insert(Memory::CXL);
+        }
+        self
+    }
+
     /// A machine of so many nodes, every pair one hop apart, that shares out these CPUs in groups
-    /// of neighbours. A node beyond the number of CPUs has none. Bandwidths are the peaks, scaled;
-    /// `bytes` is the memory of each node.
-    pub fn topology(&self, cpus: &CpuSet, nodes: u32, bytes: u64) -> Topology {
+    /// of neighbours, and of `more` memory nodes. A node beyond the number of CPUs has none.
+    /// Bandwidths are the peaks, scaled; `bytes` is the memory of each node. Tiers are by latency.
+    pub fn topology(&self, cpus: &CpuSet, (nodes, more): (u32, u32), bytes: u64) -> Topology {
         let count = cpus.len();
         let first = |id: u32| count * id as usize / nodes.max(1) as usize;
+        // Memory nodes belong to the others in turn.
+        let distance = |a: u32, b: u32| match (a.min(b), a.max(b)) {
+            _ if a == b => LOCAL,
+            (_, high) if high < nodes => ONE_HOP,
+            (low, high) if low == (high - nodes) % nodes.max(1) => MEMORY_NODE.0,
+            _ => MEMORY_NODE.1,
+        };
+        let all = nodes.saturating_add(more);
         let node = |id: u32| {
             let memory = self.memory_of(id);
-            let cpus: CpuSet = cpus.iter().skip(first(id)).take(first(id + 1) - first(id)).collect();
+            let own = if id < nodes { first(id + 1) - first(id) } else { 0 };
+            let cpus: CpuSet = cpus.iter().skip(first(id)).take(own).collect();
             Node {
-                distance: (0..nodes).map(|to| (NodeId(to), if to == id { LOCAL } else { ONE_HOP })).collect(),
+                distance: (0..all).map(|to| (NodeId(to), distance(id, to))).collect(),
                 read_bw_max: Some(memory.read_peak.unwrap_or(memory.read_bw) / self.scale),
                 write_bw_max: Some(memory.write_peak.unwrap_or(memory.write_bw) / self.scale),
                 ..Node::new(NodeId(id), cpus, bytes)
             }
         };
-        (0..nodes).map(node).collect()
+        let mut topology: Topology = (0..all).map(node).collect();
+        let latencies = (0..all).map(|id| (NodeId(id), self.memory_of(id).read_latency_s)).collect();
+        tiers::from_latencies(&mut topology.nodes, latencies);
+        topology
     }
 }

@@ -165,6 +165,14 @@ impl Topology {
         self.nodes.iter().filter_map(rank).max() > best
     }
 
+    /// The nodes whose memory is known to be faster than the slowest.
+    pub fn above_the_slowest(&self) -> Vec<NodeId> {
+        let tiers = self.nodes.iter().filter(|node| node.memory_bytes > 0);
+        let tiers: Vec<(NodeId, u32)> = tiers.filter_map(|node| Some((node.id, node.tier.as_ref()?.rank))).collect();
+        let slowest = tiers.iter().map(|(_, rank)| *rank).max().unwrap_or(0);
+        tiers.into_iter().filter(|(_, rank)| *rank < slowest).map(|(node, _)| node).collect()
+    }
+
     /// The nodes with a CPU in the set.
     pub fn nodes_of_cpus(&self, cpus: &CpuSet) -> Vec<NodeId> {
         self.nodes.iter().filter(|n| n.cpus.iter().any(|cpu| cpus.contains(cpu))).map(|n| n.id).collect()

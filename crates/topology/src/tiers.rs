@@ -40,7 +40,8 @@ pub struct Tier {
 pub enum TierSource {
     /// Latency that `homenode nodes --measure` found.
     Measured,
-    /// Latency that the firmware promises (ACPI HMAT; CDAT for CXL).
+    /// Latency that the firmware promises (ACPI HMAT; CDAT for CXL), or the profile of emulated
+    /// memory.
     Firmware,
     /// The kernel's tiers (`memory_tiering`).
     Kernel,
@@ -99,6 +100,12 @@ pub fn from_measured(nodes: &mut [Node], measured: &Measured) {
     if let Some(latencies) = with_memory(nodes).map(nearest).collect() {
         put(nodes, &ranks(latencies, SLOWER), TierSource::Measured);
     }
+}
+
+/// Sets the tiers of nodes whose memory has these latencies, in any unit, as their nearest CPUs see
+/// them.
+pub fn from_latencies(nodes: &mut [Node], latencies: Vec<(NodeId, f64)>) {
+    put(nodes, &ranks(latencies, SLOWER), TierSource::Firmware);
 }
 
 fn with_memory(nodes: &[Node]) -> impl Iterator<Item = &Node> {

@@ -307,6 +307,11 @@ impl DataMoves {
     /// No thread can be started.
     pub fn start_copy(&mut self, mv: &Move, copy: impl Copying + 'static) -> Result<Started, PlaneError> {
         let job = self.jobs.start(|| Ok(Box::new(copy))).map_err(no_thread)?;
+        if let Subject::File { file, generation } = mv.subject
+            && let Ok(generation) = u32::try_from(generation)
+        {
+            self.open.insert(job, (FileId { generation, ..file }, mv.clone()));
+        }
         self.remember(job, mv, None);
         Ok(Started::job(job))
     }

@@ -26,7 +26,7 @@ use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
 use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{FileId, Node, NodeId, Topology};
+use topology::{FileId, Node, Topology};
 
 use crate::bandwidth::Meter;
 use crate::facts::Facts;
@@ -214,10 +214,7 @@ impl HostPlane {
         if !self.settings.idle {
             return BTreeMap::new();
         }
-        let tiers = self.actor.topology().nodes.iter().filter(|node| node.memory_bytes > 0);
-        let tiers: Vec<(NodeId, u32)> = tiers.filter_map(|node| Some((node.id, node.tier.as_ref()?.rank))).collect();
-        let slowest = tiers.iter().map(|(_, rank)| *rank).max().unwrap_or(0);
-        let on: Vec<NodeId> = tiers.into_iter().filter(|(_, rank)| *rank < slowest).map(|(node, _)| node).collect();
+        let on = self.actor.topology().above_the_slowest();
         match on.is_empty() {
             true => BTreeMap::new(),
             false => self.observer().map(|observer| observer.idle(&on)).unwrap_or_default(),

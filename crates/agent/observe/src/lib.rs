@@ -67,7 +67,6 @@ pub mod mapped;
 mod page_nodes;
 pub mod probe;
 mod programs;
-mod ranges;
 mod records;
 mod scope;
 mod slices;
@@ -85,6 +84,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use placement::ranges::Ranges;
 use placement::{FileRange, IdleRange, NodeBytes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::ClockId;
@@ -100,7 +100,6 @@ use assemble::{Assembled, Places};
 use linux::births::Descendant;
 use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
-use ranges::Ranges;
 use records::Counters;
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use scope::Filter;
@@ -272,7 +271,7 @@ impl Observer {
         if let Some(ranges) = &mut self.ranges {
             let mut read = self.programs.drain_ranges()?;
             // Nodes that came since, which nobody knows yet.
-            read.retain(|(key, _)| self.places.knows(key.node.into()) && self.places.knows(key.here.into()));
+            read.retain(|(key, _)| self.places.knows(key.node.into()) && self.places.knows(key.by.into()));
             // Files that only others use are none of ours: nothing of them may go down. Of one that
             // the scope has used, what others read counts, too.
             if !matches!(self.filter, Filter::All) {

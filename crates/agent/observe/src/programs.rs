@@ -25,13 +25,14 @@ use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
-use super::records::{self, Counters, Key, Pass, Pending, RangeKey, Usage, Watched, fresh_sampler};
+use super::records::{self, Counters, Key, Pass, Pending, Usage, Watched, fresh_sampler};
 use super::slices::{Limits, Maps, Slicer};
 use linux::births::Descendant;
 
 use super::types::{ObserveError, Settings};
 use super::{cause, choose, drain};
 use linux::threads::{as_shown, own_tid};
+use placement::ranges::RangeKey;
 use topology::ThreadId;
 
 skeleton!(mod observe_skel = "observe.skel.rs");
@@ -447,7 +448,7 @@ impl Programs {
     /// Empties the table of ranges. What is read from a range at that very moment may be lost.
     pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
         let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
-        let drained = self.drain.all(fd, (RangeKey::BYTES, size_of::<u64>()), RangeKey::decode);
+        let drained = self.drain.all(fd, (records::RANGE_KEY_BYTES, size_of::<u64>()), records::range);
         drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 

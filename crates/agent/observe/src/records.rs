@@ -9,6 +9,7 @@
 
 use linux::births::{Descendant, Origin};
 use linux::threads::as_shown;
+use placement::ranges::RangeKey;
 use topology::{FileId, ProcessId};
 
 /// The constants of `bpf/intf.h`, where their comments are. The build makes them.
@@ -55,15 +56,8 @@ pub(super) struct Usage {
     pub generation: u32,
 }
 
-/// One range of a file, the node of its data, and that of its readers (`struct range_key`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RangeKey {
-    pub file: FileId,
-    /// Position in the file >> [`intf::RANGE_SHIFT`].
-    pub range: u32,
-    pub node: u16,
-    pub here: u16,
-}
+/// Bytes of a key of the table of ranges (`struct range_key`).
+pub(super) const RANGE_KEY_BYTES: usize = 24;
 
 /// A CPU's latest entry, not yet in its table (`struct pending`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -182,16 +176,13 @@ impl Key {
     }
 }
 
-impl RangeKey {
-    pub const BYTES: usize = 24;
-
-    /// A key, and its bytes: a sum of the kernel's.
-    pub fn decode(key: &[u8], value: &[u8]) -> Option<(Self, u64)> {
-        let (mut c, bytes) = (Cursor(key), Cursor(value).i64()?);
-        let (ino, dev, generation) = (c.u64()?, c.u32()?, c.u32()?);
-        let file = FileId { dev, ino, generation };
-        Some((Self { file, range: c.u32()?, node: c.u16()?, here: c.u16()? }, bytes.max(0) as u64))
-    }
+/// A range of a file with the node of its data and that of its readers, and its bytes: a sum of the
+/// kernel's.
+pub(super) fn range(key: &[u8], value: &[u8]) -> Option<(RangeKey, u64)> {
+    let (mut c, bytes) = (Cursor(key), Cursor(value).i64()?);
+    let (ino, dev, generation) = (c.u64()?, c.u32()?, c.u32()?);
+    let file = FileId { dev, ino, generation };
+    Some((RangeKey { file, range: c.u32()?, node: c.u16()?, by: c.u16()? }, bytes.max(0) as u64))
 }
 
 impl Usage {
@@ -419,7 +410,8 @@ mod tests {
     fn sizes_are_those_of_the_compiled_programs() {
         assert_eq!(layout::KEY, Key::BYTES);
         assert_eq!(layout::USAGE, Usage::BYTES);
-        assert_eq!(layout::RANGE_KEY, RangeKey::BYTES);
+        assert_eq!(layout::RANGE_KEY, RANGE_KEY_BYTES);
+        assert_eq!(1 << intf::RANGE_SHIFT, placement::RANGE_BYTES);
         assert_eq!(layout::PENDING, Pending::BYTES);
         assert_eq!(layout::COUNTERS, 9 * 8);
         assert_eq!(layout::WATCHED, Watched::default().encode().len());

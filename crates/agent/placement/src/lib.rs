@@ -25,6 +25,7 @@ mod pace;
 pub mod plan;
 mod processes;
 pub mod promote;
+pub mod ranges;
 pub mod snapshot;
 mod subject;
 #[cfg(any(test, feature = "testing"))]
@@ -83,6 +84,17 @@ pub enum Wish {
     IfPossible,
     /// It can decide nothing without it.
     Needed,
+}
+
+impl Wish {
+    /// Whether it is to be observed, where it is of use or not.
+    pub fn is_granted(self, of_use: bool) -> bool {
+        match self {
+            Self::No => false,
+            Self::IfPossible => of_use,
+            Self::Needed => true,
+        }
+    }
 }
 
 /// What a policy moves beside threads, and what it needs.

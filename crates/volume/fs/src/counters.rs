@@ -6,13 +6,17 @@
 //! **Approach.** Each thread has counters of its own and keeps hold of them ([`Recent`]); a thread
 //! that works for others, as that of a mount does, says for whom ([`crate::as_thread`]). What each
 //! thread does with each file is counted likewise, once somebody wants to know
-//! ([`Counters::watch_files`]), and handed out as it is since the last time.
+//! ([`Counters::watch_files`]), and handed out as it is since the last time. What is read of each
+//! range of a file is counted by the reader's node instead of its thread
+//! ([`Counters::watch_ranges`]), in tables that threads share, as a range has any number of
+//! readers.
 //!
 //! **Limits.** Thread numbers are reused: the reader of the counters knows which thread a number
 //! is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -43,6 +47,12 @@ const MOST_THREADS: usize = 16_384;
 /// At 64 bytes a region, and as much again.
 const MOST_USES: usize = 65_536;
 
+/// Ranges that are counted at a time, apart by node of data and of readers; beyond it bytes are not
+/// told apart. At 40 bytes.
+const MOST_RANGES: usize = 65_536;
+/// Tables that share them: two threads seldom meet at one.
+const TABLES: usize = 16;
+
 static VOLUMES: AtomicU64 = AtomicU64::new(1);
 
 type OfThreads = Recent<(u64, u32), Arc<[Cells]>>;
@@ -69,6 +79,24 @@ pub struct Use {
     pub sequential: u64,
 }
 
+/// Bytes read from one range of a file since the last call ([`crate::Volume::take_ranges`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RangeUse {
+    /// The file.
+    pub ino: Ino,
+    /// Which range.
+    pub range: u32,
+    /// The region that they were in.
+    pub region: usize,
+    /// The node of those who read them, where it is known.
+    pub by: Option<u32>,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A file, a range of it, the region of its data, and the node of its readers.
+type RangeKey = (Ino, u32, usize, Option<u32>);
+
 /// The counters of a volume.
 #[derive(Debug)]
 pub(crate) struct Counters {
@@ -81,6 +109,11 @@ pub(crate) struct Counters {
     uses: Mutex<FxHashMap<(u32, Ino), Arc<FileCells>>>,
     /// Bytes for which `uses` had no room.
     untold: AtomicU64,
+    /// Bytes of a range; 0: nobody wants to know.
+    range_bytes: AtomicU64,
+    ranges: [Mutex<FxHashMap<RangeKey, u64>>; TABLES],
+    /// Bytes for which `ranges` had no room.
+    untold_ranges: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -130,12 +163,51 @@ impl Counters {
         let volume = VOLUMES.fetch_add(1, Ordering::Relaxed);
         let others = cells(regions).collect();
         let (files, untold) = (AtomicBool::default(), AtomicU64::default());
-        Self { volume, regions, threads: Mutex::default(), others, files, uses: Mutex::default(), untold }
+        let (range_bytes, ranges, untold_ranges) = Default::default();
+        let (threads, uses) = (Mutex::default(), Mutex::default());
+        Self { volume, regions, threads, others, files, uses, untold, range_bytes, ranges, untold_ranges }
     }
 
     /// From now on counts by file, too.
     pub(crate) fn watch_files(&self) {
         self.files.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on counts by range of so many bytes, too.
+    pub(crate) fn watch_ranges(&self, bytes: u64) {
+        self.range_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// These bytes of a file were read from a region, by a thread on a node.
+    pub(crate) fn read_ranges(&self, ino: Ino, at: Range<u64>, region: usize, by: impl FnOnce() -> Option<u32>) {
+        let length = self.range_bytes.load(Ordering::Relaxed);
+        if length == 0 {
+            return;
+        }
+        let (by, mut from) = (by(), at.start);
+        while from < at.end {
+            let range = from / length;
+            let end = at.end.min((range + 1).saturating_mul(length));
+            let (bytes, place) = (end - from, ino.raw().wrapping_mul(31).wrapping_add(range) as usize % TABLES);
+            from = end;
+            let (Some(table), Ok(range)) = (self.ranges.get(place), u32::try_from(range)) else { continue };
+            let (mut table, key) = (lock(table), (ino, range, region, by));
+            let has_room = table.len() < MOST_RANGES / TABLES;
+            match table.get_mut(&key) {
+                Some(sum) => *sum += bytes,
+                None if has_room => _ = table.insert(key, bytes),
+                None => _ = self.untold_ranges.fetch_add(bytes, Ordering::Relaxed),
+            }
+        }
+    }
+
+    /// Bytes read from each range since the last call, and the bytes that could not be told apart.
+    pub(crate) fn take_ranges(&self) -> (Vec<RangeUse>, u64) {
+        let tables = self.ranges.iter().flat_map(|table| std::mem::take(&mut *lock(table)));
+        let of = |((ino, range, region, by), bytes)| RangeUse { ino, range, region, by, bytes };
+        let mut list: Vec<RangeUse> = tables.map(of).collect();
+        list.sort_unstable();
+        (list, self.untold_ranges.swap(0, Ordering::Relaxed))
     }
 
     fn count(&self, region: usize, add: impl Fn(&Cells)) {

@@ -15,7 +15,7 @@ use shuttle::{Config, Runner, thread};
 use crate::alloc::{Allocator, Purpose};
 use crate::format::superblock::{Region, Superblock};
 use crate::medium::{Mapped, Medium, RegionFile};
-use crate::{Error, Ino, Layout, NewFile, Options, Placement, Rename, SetAttributes, Volume, mkfs};
+use crate::{Error, Ino, Layout, Migration, NewFile, Options, Placement, Rename, SetAttributes, Volume, mkfs};
 
 const BLOCK: usize = 4096;
 
@@ -102,12 +102,25 @@ fn join<T>(threads: impl IntoIterator<Item = thread::JoinHandle<T>>) -> Vec<T> {
 
 #[test]
 fn a_reader_a_writer_and_a_migration_of_one_file() {
-    check(800, || {
+    beside_a_reader_and_a_writer(&|volume, file| _ = volume.migrate_file(file, 1, None, |_| true).unwrap());
+}
+
+#[test]
+fn a_reader_a_writer_and_a_migration_of_a_range() {
+    beside_a_reader_and_a_writer(&|volume, file| {
+        let (from, end) = (Some(0), Some(2));
+        let range = Migration { to: 1, from, first: 1, end, leave_log: true, ..Migration::default() };
+        assert!(volume.migrate(file, range, |_| true).unwrap().moved <= 1, "one block is in the range");
+    });
+}
+
+fn beside_a_reader_and_a_writer(migrate: &'static (dyn Fn(&Volume, Ino) + Sync)) {
+    check(800, move || {
         let volume = Arc::new(volume([40, 40]));
         let file = create(&volume, Ino::ROOT, b"f");
         volume.write_to(file, 0, &[1; 3 * BLOCK], Placement::Node(0)).unwrap();
         let (v, w, r) = (Arc::clone(&volume), Arc::clone(&volume), Arc::clone(&volume));
-        let migration = thread::spawn(move || v.migrate_file(file, 1, None, |_| true).unwrap());
+        let migration = thread::spawn(move || migrate(&v, file));
         let writer = thread::spawn(move || {
             for round in 2..5 {
                 w.write_to(file, 0, &[round; 3 * BLOCK], Placement::Node(0)).unwrap();

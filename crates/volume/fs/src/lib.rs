@@ -115,7 +115,7 @@ mod volume;
 
 pub use caller::{as_thread, on_node};
 pub use clean::Background;
-pub use counters::{Traffic, Use};
+pub use counters::{RangeUse, Traffic, Use};
 pub use dir::Named;
 pub use error::{Damage, Error, Result};
 pub use format::entry::{Attributes, Kind, Run};

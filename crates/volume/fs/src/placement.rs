@@ -100,10 +100,14 @@ impl Regions {
         at.and_then(|at| meant.get(at as usize)).copied().unwrap_or(0)
     }
 
-    /// The regions nearest to the caller's node, which is that of its CPU unless [`crate::on_node`]
-    /// says otherwise.
+    /// The caller's node, which is that of its CPU unless [`crate::on_node`] says otherwise.
+    pub fn node_of_caller(&self, cpu: usize) -> Option<u32> {
+        caller::node().or_else(|| self.node_of_cpu.get(cpu).copied().flatten())
+    }
+
+    /// The regions nearest to the caller's node.
     pub fn of_caller(&self, cpu: usize) -> &[usize] {
-        let node = caller::node().or_else(|| self.node_of_cpu.get(cpu).copied().flatten());
+        let node = self.node_of_caller(cpu);
         node.and_then(|node| self.local.get(&node)).unwrap_or(&self.elsewhere)
     }
 

@@ -32,7 +32,7 @@ use placement::Policy;
 use session::published::{self, Publisher};
 use session::windows::{self, Output};
 use session::{policies, report, undo};
-use topology::{FileId, Topology};
+use topology::{FileId, Node, Topology};
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
@@ -62,12 +62,17 @@ impl Nodes {
             let callers = wanted.then(|| start(&real)).transpose()?;
             return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None });
         };
-        let profile = profile(args)?;
+        let more = args.emulate_memory_nodes.unwrap_or_default();
+        let profile = profile(args)?.with_memory_nodes(count, more);
         let superblock = fs::superblock_of(&**mapped, 0).map_err(|e| crate::fs_volume::failure("mount", e))?;
         let of_region: Vec<Option<u32>> = superblock.regions.iter().map(|region| region.node).collect();
-        if let Some(node) = (0..count).find(|node| !of_region.contains(&Some(*node))) {
+        if let Some(node) = (0..count + more).find(|node| !of_region.contains(&Some(*node))) {
             let why = format!("the volume has no region on node {node}");
-            return Err(Failure::new(Exit::Usage, format!("--emulate-nodes {count}"), why)
+            let option = match node < count {
+                true => format!("--emulate-nodes {count}"),
+                false => format!("--emulate-memory-nodes {more}"),
+            };
+            return Err(Failure::new(Exit::Usage, option, why)
                 .hint("homenode mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
@@ -75,7 +80,7 @@ impl Nodes {
         // too.
         let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
-        let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
+        let topology = profile.topology(&real.cpus().intersection(&mine), (count, more), bytes);
         let mut medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
         if let Some(cores) = args.emulate_cores {
             let program_s = args.program_us.unwrap_or_default() * 1e-6;
@@ -123,7 +128,17 @@ impl Nodes {
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
         let cores = self.cores().map_or(String::new(), |cores| format!(", {} cores a node", cores.count()));
-        Some(format!("emulated {}, scale {}{cores}", profile.name, profile.scale))
+        let memory: Vec<String> = self.memory_nodes().map(|node| node.id.to_string()).collect();
+        let memory = match memory.is_empty() {
+            true => String::new(),
+            false => format!(", memory alone on {}", memory.join(", ")),
+        };
+        Some(format!("emulated {}, scale {}{cores}{memory}", profile.name, profile.scale))
+    }
+
+    /// The emulated nodes that have no CPUs.
+    fn memory_nodes(&self) -> impl Iterator<Item = &Node> {
+        self.topology.nodes.iter().filter(|node| self.emulated.is_some() && node.cpus.is_empty())
     }
 
     fn scale(&self) -> f64 {
@@ -133,7 +148,15 @@ impl Nodes {
     fn notes(&self) -> Vec<String> {
         let Some(emulated) = &self.emulated else { return Vec::new() };
         let (profile, nodes) = (emulated.profile(), &self.topology.nodes);
-        let groups: Vec<String> = nodes.iter().map(|n| format!("node {} is CPUs {}", n.id, n.cpus)).collect();
+        let group = |n: &Node| match n.cpus.is_empty() {
+            true => {
+                let gb_s = |bw: Option<f64>| bw.unwrap_or_default() * profile.scale / 1e9;
+                let (read, write) = (gb_s(n.read_bw_max), gb_s(n.write_bw_max));
+                format!("node {} has no CPUs and other memory ({read:.0} GB/s of reads, {write:.0} of writes)", n.id)
+            }
+            false => format!("node {} is CPUs {}", n.id, n.cpus),
+        };
+        let groups: Vec<String> = nodes.iter().map(group).collect();
         let cores = self.cores().map_or(String::new(), |cores| {
             format!(", software as NOVA's on {} cores a node as slow, CPU time in CPUs of the node", cores.count())
         });
@@ -243,8 +266,11 @@ impl Prepared {
         let device = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
         let emulated = nodes.emulated.is_some();
-        let (notes, cores) = (nodes.notes(), nodes.cores().cloned());
-        let plane = Settings { device, directory, notes, emulated, placement, cores, ..Settings::default() };
+        let (notes, cores, wants) = (nodes.notes(), nodes.cores().cloned(), self.policy.traits());
+        let ranges = wants.wants_ranges.is_granted(nodes.topology.has_slow_memory());
+        let idle = ranges && wants.wants_idle;
+        let plane =
+            Settings { device, directory, notes, emulated, placement, cores, ranges, idle, ..Settings::default() };
         let unsupported =
             |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
         let callers = match &nodes.callers {
@@ -324,6 +350,7 @@ mod tests {
             quiet: false,
             record: None,
             emulate_nodes: Some(2),
+            emulate_memory_nodes: None,
             profile: Some(profile.to_owned()),
             scale: None,
             emulate_cores: None,

@@ -241,6 +241,9 @@ fn a_policy_starts_with_a_mount_of_mount_8() {
         ("window=1", "option \"window\": means something only with policy="),
         ("scale=10", "option \"scale\": means something only with emulate-nodes="),
         ("emulate-nodes=0", "option \"emulate-nodes=0\": a number from 1 to 64"),
+        ("emulate-memory-nodes=1", "option \"emulate-memory-nodes\": means something only with emulate-nodes="),
+        ("emulate-nodes=2,emulate-memory-nodes=9", "option \"emulate-memory-nodes=9\": a number up to 8"),
+        ("emulate-nodes=2,emulate-memory-nodes=1", "--emulate-memory-nodes 1: the volume has no region on node 2"),
         ("polic=auto", "option \"polic=auto\": unknown"),
     ] {
         let (code, said) = ends(&call(wrong));
@@ -499,6 +502,14 @@ fn a_mount_on_emulated_nodes_says_so() {
     assert_eq!(ends(&mounted), (0, String::new()));
     let said = String::from_utf8(mounted.stdout).unwrap();
     let line = format!("mounted on {}, 2 emulated nodes: policy nthread decides; homenode top shows it\n", place.dir);
+    assert_eq!(said, line);
+    place.unmount();
+    // The second as memory alone.
+    let options = ["--emulate-nodes", "1", "--emulate-memory-nodes", "1", "--policy", "promote", "--profile", "dram"];
+    let mounted = homenode(&[&["mount", &place.volume, &place.dir], &options[..]].concat());
+    let said = String::from_utf8(mounted.stdout).unwrap();
+    let nodes = "1 emulated node and 1 memory node";
+    let line = format!("mounted on {}, {nodes}: policy promote decides; homenode top shows it\n", place.dir);
     assert_eq!(said, line);
     place.unmount();
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use engine::Copies;
+use engine::settings::Moves;
 use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
 use fs::medium::{Call, Emulated, Mapped, Medium, Monotonic, Profile, RegionFile, Software};
 use fs::{Ino, Layout, NewFile, Placement, Volume};
@@ -17,7 +18,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use linux::affinity;
 use linux::threads::Threads;
 use mount::plane::{Callers, Settings, VolumePlane};
-use placement::{Move, Reason, Snapshot, Subject, nthread};
+use placement::{FileRange, Move, RANGE_BYTES, Reason, Snapshot, Subject, nthread, promote};
 use topology::{CpuSet, FileId, NodeId, Topology};
 
 const FILE_BYTES: usize = 1 << 20;
@@ -28,6 +29,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_recorded_window_gives_the_plan_that_was_made", a_recorded_window_gives_the_plan_that_was_made),
     ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
     ("only_what_a_move_has_moved_is_taken_back", only_what_a_move_has_moved_is_taken_back),
+    ("only_the_ranges_of_a_move_go_and_come_back", only_the_ranges_of_a_move_go_and_come_back),
+    ("what_is_read_on_slow_memory_comes_to_its_readers", what_is_read_on_slow_memory_comes_to_its_readers),
     ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
     ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
@@ -63,7 +66,7 @@ fn own_tid() -> u32 {
 
 fn machine() -> Topology {
     let cpus = topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus();
-    Profile::named("optane").unwrap().topology(&cpus, 2, 1 << 30)
+    Profile::named("optane").unwrap().topology(&cpus, (2, 0), 1 << 30)
 }
 
 /// A volume with a region on each of two nodes.
@@ -73,22 +76,31 @@ fn volume() -> Arc<Volume> {
 }
 
 fn mounted(medium: Box<dyn Medium>) -> Arc<Volume> {
-    let options = fs::Options { topology: Some(machine()), ..fs::Options::default() };
+    mounted_on(machine(), medium)
+}
+
+fn mounted_on(machine: Topology, medium: Box<dyn Medium>) -> Arc<Volume> {
+    let options = fs::Options { topology: Some(machine), ..fs::Options::default() };
     Arc::new(Volume::mount(medium, options).unwrap())
 }
 
 /// Its regions.
 fn regions() -> Arc<Mapped> {
-    let region = || {
+    regions_of(&[16, 16])
+}
+
+/// Regions of so many MiB, each on a node of its own.
+fn regions_of(mib: &[u64]) -> Arc<Mapped> {
+    let region = |mib: &u64| {
         let file = File::from(rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(16 << 20).unwrap();
+        file.set_len(mib << 20).unwrap();
         RegionFile { file, bind: None }
     };
-    let files = [region(), region()];
+    let files: Vec<RegionFile> = mib.iter().map(region).collect();
     let layout = Layout {
         volume: [7; 16],
         created: 1,
-        nodes: vec![Some(0), Some(1)],
+        nodes: (0..mib.len() as u32).map(Some).collect(),
         names: Vec::new(),
         bytes_per_inode: 16384,
         journals: 2,
@@ -120,6 +132,135 @@ fn eager() -> nthread::Settings {
     nthread::Settings { min_bytes: 1, locality_margin: 1.0, ..nthread::Settings::default() }
 }
 
+/// DRAM on the two nodes, and an expander as node 2.
+fn machine_with_slow_memory() -> Topology {
+    let cpus = topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus();
+    Profile::named("dram").unwrap().with_memory_nodes(2, 1).topology(&cpus, (2, 1), 1 << 30)
+}
+
+/// A volume on it with a file of so many ranges on the slow node, and a plane that looks at ranges.
+fn slow_file(ranges: u64) -> (Arc<Volume>, Ino, VolumePlane) {
+    let volume = mounted_on(machine_with_slow_memory(), Box::new(regions_of(&[16, 16, 32])));
+    let new = NewFile { mode: 0o100_644, ..NewFile::default() };
+    let ino = volume.create(Ino::ROOT, b"slow", new).unwrap().ino;
+    for range in 0..ranges {
+        let data = vec![range as u8; RANGE_BYTES as usize];
+        volume.write_to(ino, range * RANGE_BYTES, &data, Placement::Node(2)).unwrap();
+    }
+    let settings =
+        Settings { device: DEVICE, emulated: true, own_threads: true, ranges: true, idle: true, ..Settings::default() };
+    let callers = Callers::start(machine_with_slow_memory()).unwrap();
+    let plane = VolumePlane::open(Arc::clone(&volume), callers, settings).unwrap();
+    (volume, ino, plane)
+}
+
+/// Bytes of a range of a file on a node.
+fn on(volume: &Volume, ino: Ino, range: u64, node: u32) -> u64 {
+    let blocks = RANGE_BYTES / fs::format::BLOCK_BYTES;
+    volume.bytes_on_node(ino, (range * blocks, (range + 1) * blocks), node).unwrap()
+}
+
+/// A plane moved whole files only: a promotion of two ranges took the file, and there was no room.
+fn only_the_ranges_of_a_move_go_and_come_back() {
+    let (volume, ino, mut plane) = slow_file(6);
+    let generation = u64::from(volume.stat(ino).unwrap().generation);
+    // Half of one of them is on another node already, and stays there.
+    let half = RANGE_BYTES / 2;
+    volume.write_to(ino, 4 * RANGE_BYTES, &vec![4; half as usize], Placement::Node(1)).unwrap();
+    let ranges = [1, 4].map(|range| FileRange { start: range * RANGE_BYTES, bytes: RANGE_BYTES }).to_vec();
+    let subject = Subject::File { file: id(ino), generation };
+    let (from, to, reason, why) = (NodeId(2), NodeId(0), Reason::Promotion, "".into());
+    let up = Move { subject, pid: 0, from, to, reason, why, ranges };
+    let back = Move { from: up.to, to: up.from, ..up.clone() };
+    let end = |plane: &mut VolumePlane, started: Started| {
+        let job = started.job.unwrap();
+        loop {
+            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
+            if progress.state != JobState::Running {
+                return (progress.state, progress.there, progress.done, progress.bytes);
+            }
+            std::thread::yield_now();
+        }
+    };
+    let all = |node| (0..6).map(|range| on(&volume, ino, range, node)).collect::<Vec<_>>();
+    let free = || [0, 1, 2].map(|region| volume.usage().regions[region].free_blocks);
+    let before = (free(), all(2));
+    plane.prepare(&up).unwrap();
+    let started = plane.start(&up, &[], &mut |_| Ok(())).unwrap();
+    assert_eq!(end(&mut plane, started), (JobState::Done, 0, RANGE_BYTES + half, RANGE_BYTES + half));
+    assert_eq!(all(0), [0, RANGE_BYTES, 0, 0, half, 0]);
+    assert_eq!(all(1), [0, 0, 0, 0, half, 0]);
+    let moved = (RANGE_BYTES + half) / fs::format::BLOCK_BYTES;
+    assert_eq!(free(), [before.0[0] - moved, before.0[1], before.0[2] + moved], "the log stays");
+    // All of the range is there: nothing is left of it to come.
+    plane.prepare(&back).unwrap();
+    let started = plane.take_back(&back).unwrap();
+    assert_eq!(end(&mut plane, started), (JobState::Done, 0, RANGE_BYTES + half, RANGE_BYTES + half));
+    assert_eq!((free(), all(2)), before);
+    let mut out = vec![0; RANGE_BYTES as usize];
+    for range in 0..6 {
+        volume.read(ino, range * RANGE_BYTES, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == range as u8), "range {range}");
+    }
+}
+
+/// No range was ever hot, as the plane told of none.
+fn what_is_read_on_slow_memory_comes_to_its_readers() {
+    let (volume, ino, plane) = slow_file(6);
+    let settings = placement::Settings {
+        promote: promote::Settings { windows: 2, reserve_bytes: 1e6, stay_s: 0.5, ..promote::Settings::default() },
+        ..placement::Settings::default()
+    };
+    let policy = placement::policy_with("promote", &settings).unwrap();
+    let moves = Moves { trial: 0, ..Moves::default() };
+    let rails = Rails { window_s: 0.05, dwell_s: 0.0, moves, ..Rails::default() };
+    let mut engine = Engine::new(plane, policy, rails, None).unwrap();
+    let stop = AtomicBool::new(false);
+    let read = |node: u32, range: u64| {
+        affinity::set(own_tid(), &cpus_of(node)).unwrap();
+        let mut out = vec![0; RANGE_BYTES as usize];
+        while !stop.load(Ordering::Relaxed) {
+            volume.read(ino, range * RANGE_BYTES, &mut out).unwrap();
+            assert!(out.iter().all(|byte| *byte == range as u8), "range {range}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| read(0, 1));
+        scope.spawn(|| read(1, 3));
+        let _stop = Stop(&stop);
+        for windows in 0.. {
+            engine.step().unwrap();
+            if on(&volume, ino, 1, 0) + on(&volume, ino, 3, 1) == 2 * RANGE_BYTES {
+                break;
+            }
+            assert!(windows < 400, "what is hot is on slow memory still");
+        }
+    });
+    for range in [0, 2, 4, 5] {
+        assert_eq!(on(&volume, ino, range, 2), RANGE_BYTES, "range {range} was not read");
+    }
+    // Then nobody reads it, and the plane says so: it may go down for others.
+    let hot = [(RANGE_BYTES, NodeId(0)), (3 * RANGE_BYTES, NodeId(1))];
+    for windows in 0.. {
+        let idle = engine.step().unwrap().snapshot.idle;
+        let listed: Vec<_> = idle.iter().flat_map(|file| &file.ranges).map(|range| (range.start, range.node)).collect();
+        if listed == hot {
+            break;
+        }
+        assert!(windows < 100, "{idle:?}");
+    }
+}
+
+/// Tells readers to end, also after a panic: a scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs `work` beside a thread that reads a file over and over; `work` gets that thread's id.
 fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
     let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -134,13 +275,6 @@ fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        /// Also when `work` panics: the scope waits for the reader.
-        struct Stop<'a>(&'a AtomicBool);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
         let _stop = Stop(&stop);
         while tid.load(Ordering::Acquire) == 0 {
             std::thread::yield_now();

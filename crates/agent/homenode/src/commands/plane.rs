@@ -9,7 +9,7 @@ use host::HostPlane;
 use linux::interference::{self, Interference};
 use linux::privileges;
 use observe::Scope;
-use placement::{Snapshot, Traits, Wish};
+use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 
 use crate::cli::{ObserveArgs, ScopeArgs};
@@ -39,11 +39,7 @@ pub fn open(
     let scope = scope(&args.scope, root);
     linux::heap::give_back_freed();
     let topology = machine::read(Path::new(machine::SYS), config)?;
-    let ranges = match policy.wants_ranges {
-        Wish::No => false,
-        Wish::IfPossible => topology.has_slow_memory(),
-        Wish::Needed => true,
-    };
+    let ranges = policy.wants_ranges.is_granted(topology.has_slow_memory());
     let observe = observe::Settings {
         exact: args.exact,
         steady: args.steady,

@@ -8,8 +8,8 @@
 //! **Approach.** [`Emulated`] passes every access on to another medium and makes its thread wait
 //! until the access would be done. All times are wall-clock times, in nanoseconds of a [`Clock`].
 //! Of an access to `b` bytes (at least [`Memory::line`]) by a thread on node `t` to a region on
-//! node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, with the figures of `m`'s memory and the
-//! profile's scale `S`:
+//! node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, less those from the nearest CPUs, for which
+//! the figures are; with the figures of `m`'s memory and the profile's scale `S`:
 //!
 //! ```text
 //! service = S × b / bandwidth × (1 + (remote_load − 1) × h)           bandwidth of the direction: read_bw or write_bw
@@ -24,7 +24,7 @@
 //! has posted. Waits that are too short to sleep for are carried over to the thread's next wait,
 //! and what a sleep took too long is taken off the next access, so neither adds up. `t` is the node
 //! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures
-//! are with [`Memory::OPTANE`] and [`Memory::CXL`].
+//! are with [`Memory::OPTANE`], [`Memory::DRAM`] and [`Memory::CXL`].
 //!
 //! **Contention.** With emulated cores ([`Emulated::with_cores`]) calls also take the time of
 //! their software, and their memory time, of a core of their node ([`Cores`]); a file that several
@@ -63,6 +63,8 @@ struct Controller {
     written: AtomicU64,
     /// Threads whose writes are under way.
     writers: AtomicU32,
+    /// Hops from the nearest CPUs: 0 but for memory nodes, which have none.
+    nearest: f64,
 }
 
 impl Controller {
@@ -122,6 +124,11 @@ impl<M: Medium> Emulated<M> {
             controllers.iter().position(|c| c.node == node).unwrap_or_else(|| {
                 let zero = AtomicU64::default;
                 let memory = *profile.memory_of(node);
+                let readers = topology.nodes.iter().filter(|from| !from.cpus.is_empty());
+                let hops = readers.map(|from| match from.id.0 == node {
+                    true => 0.0,
+                    false => memory_model::hops(topology.distance(from.id, NodeId(node))),
+                });
                 controllers.push(Controller {
                     node,
                     memory,
@@ -130,6 +137,7 @@ impl<M: Medium> Emulated<M> {
                     read: zero(),
                     written: zero(),
                     writers: AtomicU32::new(0),
+                    nearest: hops.reduce(f64::min).unwrap_or(0.0),
                 });
                 controllers.len() - 1
             })
@@ -190,10 +198,13 @@ impl<M: Medium> Emulated<M> {
         self.controllers.iter().map(carried).collect()
     }
 
-    /// Hops from the calling thread to a node.
-    fn hops(&self, to: u32) -> f64 {
+    /// Hops from the calling thread to a node's memory.
+    fn hops(&self, to: &Controller) -> f64 {
         match here(&self.topology) {
-            Some(from) if from != to => memory_model::hops(self.topology.distance(NodeId(from), NodeId(to))),
+            Some(from) if from != to.node => {
+                let distance = self.topology.distance(NodeId(from), NodeId(to.node));
+                (memory_model::hops(distance) - to.nearest).max(0.0)
+            }
             _ => 0.0,
         }
     }
@@ -214,7 +225,7 @@ impl<M: Medium> Emulated<M> {
             Direction::Read => controller.read.fetch_add(bytes, Ordering::Relaxed),
             Direction::Write => controller.written.fetch_add(bytes, Ordering::Relaxed),
         };
-        let mut cost = controller.memory.cost(direction, bytes, self.hops(controller.node), self.profile.scale);
+        let mut cost = controller.memory.cost(direction, bytes, self.hops(controller), self.profile.scale);
         if self.cores.is_some() && direction == Direction::Write {
             let own = 1 << (index % 64);
             let new = u32::from(owed.writes & own == 0);

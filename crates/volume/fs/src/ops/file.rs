@@ -40,6 +40,8 @@ impl Volume {
             } else {
                 self.store.read_data(run.block, from - run.file_block * BLOCK_BYTES, part)?;
                 self.counters.read(Some(inode.ino), run.block.region(), to - from);
+                let by = || self.regions.node_of_caller(self.cpu());
+                self.counters.read_ranges(inode.ino, from..to, run.block.region(), by);
             }
             done = stop;
         }

@@ -10,7 +10,7 @@
 //! stop anywhere: cancelled, by a crash, or by a full region.
 //!
 //! At the end the log is written anew there, in steps as when it is cleaned. Without room for all
-//! of it there, it stays where it is.
+//! of it there, it stays where it is; so it does where only ranges of the file move.
 //!
 //! **Limits.** One migration per file at a time. The inode itself stays: its number says where it
 //! is.
@@ -78,6 +78,8 @@ pub struct Migration {
     pub end: Option<u64>,
     /// At most so many bytes a second.
     pub rate: Option<u64>,
+    /// The file's log stays where it is: only some of its blocks are to move.
+    pub leave_log: bool,
 }
 
 impl Volume {
@@ -156,8 +158,8 @@ impl Volume {
                 (done.overtaken, defeats) = (done.overtaken + 1, defeats + 1);
             }
         }
-        let log_moves = inode.read().log.pages.iter().any(|page| self.is_to_move(migration, page.region()));
-        if log_moves {
+        let log_moves = || inode.read().log.pages.iter().any(|page| self.is_to_move(migration, page.region()));
+        if !migration.leave_log && log_moves() {
             let first = Regions::turn(regions, inode.ino.slot().into(), 0);
             let regions: Vec<_> = iter::once(first).chain(regions.iter().copied()).collect();
             let blocks = inode.read().extents.blocks();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::counters::{Traffic, Use};
+use crate::counters::{RangeUse, Traffic, Use};
 use crate::error::Result;
 use crate::format::entry::Run;
 use crate::format::{BLOCK_BYTES, Ino};
@@ -71,6 +71,18 @@ impl Volume {
         self.counters.take_uses()
     }
 
+    /// From now on counts what is read of each range of so many bytes of each file, for
+    /// [`Volume::take_ranges`].
+    pub fn watch_ranges(&self, bytes: u64) {
+        self.counters.watch_ranges(bytes);
+    }
+
+    /// Bytes read from each range since the last call, and the bytes that could not be told apart
+    /// because there were too many. A migration is nobody's use.
+    pub fn take_ranges(&self) -> (Vec<RangeUse>, u64) {
+        self.counters.take_ranges()
+    }
+
     /// The runs of a file, in order. The region of each is in its address.
     pub fn map(&self, ino: Ino) -> Result<Vec<Run>> {
         let inode = self.inode(ino)?;
@@ -87,6 +99,16 @@ impl Volume {
     /// The node of a region's memory, where it is known.
     pub fn node_of_region(&self, region: usize) -> Option<u32> {
         self.regions.node(region)
+    }
+
+    /// Bytes of a file's blocks from `first` on, below `end`, on a node.
+    pub fn bytes_on_node(&self, ino: Ino, (first, end): (u64, u64), node: u32) -> Result<u64> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        check_live(&state)?;
+        let runs = state.extents.range(first, end.saturating_sub(first));
+        let here = runs.filter(|run| self.regions.node(run.block.region()) == Some(node));
+        Ok(here.map(|run| run.count * BLOCK_BYTES).sum())
     }
 
     /// Bytes of a file's blocks on each node; `None` for regions of which no node is known.

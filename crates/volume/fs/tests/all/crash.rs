@@ -344,6 +344,8 @@ fn operations() -> Vec<Op> {
         Op::RemoveXattr(s("/b"), s("user.x")),
         Op::Migrate(s("/a"), 1),
         Op::Migrate(s("/b"), 0),
+        Op::MigrateRange(s("/a"), 1, 1, 2),
+        Op::MigrateRange(s("/a"), 0, 0, 9),
         Op::Clean(s("/a")),
         Op::Clean(s("/")),
         Op::CleanAround(s("/a"), 1, Box::new(Op::Append(s("/a"), 5000, 8))),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fs::medium::{At, Clock, Direction, Emulated, Medium, Memory, Profile};
-use fs::{Ino, NewFile, Placement, Volume};
+use fs::{Ino, Migration, NewFile, Placement, Volume};
 use topology::Topology;
 
 use crate::medium::{Ram, blank};
@@ -58,7 +58,7 @@ pub fn profile(scale: f64) -> Profile {
 }
 
 pub fn two_nodes(profile: &Profile) -> Topology {
-    profile.topology(&(0..2).collect(), 2, 1 << 30)
+    profile.topology(&(0..2).collect(), (2, 0), 1 << 30)
 }
 
 /// Two regions, on node 0 and node 1, of 200 blocks each.
@@ -202,14 +202,27 @@ fn small_accesses_cost_a_line_and_the_latency() {
 #[test]
 fn cpus_are_shared_out_in_groups_and_policies_see_the_scaled_peaks() {
     let optane = Profile::named("optane").unwrap();
-    let topology = optane.topology(&[0, 1, 4, 6, 7].into_iter().collect(), 2, 1 << 20);
+    let topology = optane.topology(&[0, 1, 4, 6, 7].into_iter().collect(), (2, 0), 1 << 20);
     let cpus: Vec<String> = topology.nodes.iter().map(|n| n.cpus.to_string()).collect();
     assert_eq!(cpus, ["0-1", "4,6-7"]);
     assert_eq!(topology.nodes[1].read_bw_max, Some(6.8e9 / optane.scale));
     assert_eq!(topology.distance(topology::NodeId(0), topology::NodeId(1)), Some(21));
     // More nodes than CPUs: some have none.
-    let many = optane.topology(&(0..2).collect(), 3, 1);
+    let many = optane.topology(&(0..2).collect(), (3, 0), 1);
     assert_eq!(many.nodes.iter().map(|n| n.cpus.len()).collect::<Vec<_>>(), [0, 1, 1]);
+    assert!(!topology.has_slow_memory());
+    // Expanders behind DRAM: slower, nearer to their own node, and told by their own figures.
+    let dram = Profile::named("dram").unwrap().with_memory_nodes(2, 2);
+    let machine = dram.topology(&(0..4).collect(), (2, 2), 1 << 20);
+    let distance = |from, to| machine.distance(topology::NodeId(from), topology::NodeId(to)).unwrap();
+    assert_eq!(machine.nodes.iter().map(|n| n.cpus.len()).collect::<Vec<_>>(), [2, 2, 0, 0]);
+    assert_eq!([distance(0, 2), distance(1, 2), distance(1, 3), distance(3, 0), distance(2, 3)], [14, 24, 14, 24, 24]);
+    assert!(machine.has_slow_memory());
+    assert_eq!(machine.nodes[2].read_bw_max, Some(24e9 / dram.scale));
+    assert_eq!(machine.nodes.iter().map(|n| n.tier.unwrap().rank).collect::<Vec<_>>(), [0, 0, 1, 1]);
+    // Beside Optane an expander is the faster memory.
+    let optane = optane.with_memory_nodes(2, 1);
+    assert!(!optane.topology(&(0..4).collect(), (2, 1), 1).has_slow_memory());
 }
 
 #[test]
@@ -232,6 +245,58 @@ fn impossible_profiles_are_refused_with_the_figure() {
         })
         .starts_with("node 1: read_s")
     );
+}
+
+/// Memory without CPUs is as far as its figures say from the node that it belongs to, and a hop
+/// further from the others.
+#[test]
+fn a_memory_node_takes_its_own_time_from_its_nearest_cpus() {
+    let mut profile = profile(10.0);
+    profile.node.insert(2, Memory { read_s: 3e-9, ..MEMORY });
+    let topology = profile.topology(&(0..2).collect(), (2, 1), 1 << 30);
+    let clock = Arc::new(Virtual::default());
+    let (ram, nodes) = (Ram::new(blank(&[9, 9, 9])), [Some(0), Some(1), Some(2)]);
+    let medium = Emulated::new(ram, &nodes, profile, topology, Arc::<Virtual>::clone(&clock));
+    medium.start();
+    let took = |from, region| {
+        let before = clock.now_ns();
+        read(&medium, from, region);
+        clock.now_ns() - before
+    };
+    let is = |took: u64, expected: f64| assert!((took as f64 - expected).abs() <= 1.0, "{took} of {expected}");
+    is(took(0, 0), 40_960.0);
+    is(took(0, 2), 3.0 * 40_960.0);
+    // SLIT 24 in place of 14: ten elevenths of a hop.
+    is(took(1, 2), 3.0 * 40_960.0 * (1.0 + 0.655 * 10.0 / 11.0));
+}
+
+/// What a policy judges by is what was read, from where, and by whom.
+#[test]
+fn what_is_read_of_each_range_is_told_once_by_node() {
+    const B: u64 = BLOCK as u64;
+    let ram = Ram::new(blank(&[200, 200]));
+    format(Box::new(ram.clone()), 2);
+    let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
+    let file = volume.create(Ino::ROOT, b"file", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
+    volume.write_to(file, 0, &[1; 6 * BLOCK], Placement::Node(0)).unwrap();
+    volume.write_to(file, 6 * B, &[2; 14 * BLOCK], Placement::Node(1)).unwrap();
+    let read = |offset: u64, bytes: usize| fs::on_node(1, || volume.read(file, offset, &mut vec![0; bytes]).unwrap());
+    read(0, BLOCK);
+    volume.watch_ranges(4 * B);
+    read(2 * B + 100, 4 * BLOCK);
+    read(3 * B, BLOCK);
+    let range = Migration { to: 1, first: 4, end: Some(5), ..Migration::default() };
+    assert_eq!(volume.migrate(file, range, |_| true).unwrap().moved, 1);
+    let told = |range, region, bytes| fs::RangeUse { ino: file, range, region, by: Some(1), bytes };
+    let all = vec![told(0, 0, 3 * B - 100), told(1, 0, 2 * B), told(1, 1, 100)];
+    assert_eq!(volume.take_ranges(), (all, 0));
+    assert_eq!(volume.take_ranges(), (Vec::new(), 0));
+    // However many ranges are read, memory is bounded, and no byte is lost without a word.
+    volume.watch_ranges(1);
+    read(0, 20 * BLOCK);
+    let (ranges, untold) = volume.take_ranges();
+    assert!(ranges.len() <= 65_536 && untold > 0, "{} ranges", ranges.len());
+    assert_eq!(ranges.iter().map(|range| range.bytes).sum::<u64>() + untold, 20 * B);
 }
 
 /// A write goes to the node of the thread that it is made for, and each thread's bytes of each file

@@ -1,6 +1,6 @@
 //! Operations that can be done to a volume and to the reference.
 
-use fs::{Error, Ino, Kind, NewFile, Rename, SetAttributes, Volume};
+use fs::{Error, Ino, Kind, Migration, NewFile, Rename, SetAttributes, Volume};
 
 use crate::model::{DEVICE, DIR, FILE, LINK, Model, Node};
 
@@ -27,6 +27,8 @@ pub enum Op {
     SetXattr(String, String, usize),
     RemoveXattr(String, String),
     Migrate(String, u32),
+    /// To a node, only these blocks.
+    MigrateRange(String, u32, u64, u64),
     Clean(String),
     DropHistory(String),
     /// As after a kernel's `forget`: it is read again at the next use.
@@ -115,6 +117,11 @@ impl Op {
             }
             RemoveXattr(path, name) => v.remove_xattr(find(path)?, name.as_bytes()),
             Migrate(path, node) => v.migrate_file(find(path)?, *node, None, |_| true).map(|_| ()),
+            MigrateRange(path, to, first, end) => {
+                let (from, end) = (Some(1 - to), Some(*end));
+                let range = Migration { to: *to, from, first: *first, end, leave_log: true, ..Migration::default() };
+                v.migrate(find(path)?, range, |_| true).map(|_| ())
+            }
             Clean(path) => v.clean(find(path)?),
             Forget(path) => {
                 let ino = find(path)?;
@@ -234,7 +241,7 @@ impl Op {
                 let node = m.find(path)?;
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
-            Migrate(path, _) | Clean(path) => m.find(path).map(|_| ()),
+            Migrate(path, _) | MigrateRange(path, ..) | Clean(path) => m.find(path).map(|_| ()),
             DropHistory(path) | Forget(path) => m.find(path).map(|_| ()),
             CleanAround(path, _, op) => m.find(path).and_then(|_| op.on_model(m)),
         }

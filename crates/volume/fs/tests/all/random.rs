@@ -49,13 +49,14 @@ fn data_op(path: String, rng: &mut StdRng) -> Op {
         1 => round(rng, 4096, 3) as usize,
         _ => round(rng, 1000, 9) as usize,
     };
-    match rng.random_range(0..10) {
+    match rng.random_range(0..11) {
         0..4 => Op::Write(path, at, len, rng.random()),
         4 => Op::Append(path, len.min(5000), rng.random()),
         5 => Op::Truncate(path, at),
         6 => Op::Allocate(path, at, len as u64, rng.random()),
         7 => Op::Punch(path, at, len as u64),
         8 => Op::Zero(path, at, len as u64, rng.random()),
+        9 => Op::MigrateRange(path, rng.random_range(0..2), at / 4096, (at + len as u64) / 4096),
         _ => Op::Migrate(path, rng.random_range(0..2)),
     }
 }

@@ -194,6 +194,37 @@ fn a_migration_from_a_node_leaves_what_is_on_others() {
     use_and_empty(&volume).unwrap();
 }
 
+/// A promotion brings ranges of a file near; what lies beside them stays, and so does the log.
+#[test]
+fn a_migration_of_a_range_moves_its_blocks_from_one_node_and_nothing_else() {
+    let ram = Ram::new(blank(&[200, 200]));
+    crate::format(Box::new(ram.clone()), 1);
+    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let file = written(&volume, 40, 0);
+    volume.write_to(file, 12 * 4096, &[9; 4 * 4096], Placement::Node(1)).unwrap();
+    let free = || [0, 1].map(|region| volume.usage().regions[region].free_blocks);
+    let before = free();
+    let range = |to, first| {
+        let (from, end) = (Some(1 - to), Some(24));
+        Migration { to, from, first, end, leave_log: true, ..Migration::default() }
+    };
+    let on_1 = |first, end| volume.bytes_on_node(file, (first, end), 1).unwrap() / 4096;
+    assert_eq!(volume.migrate(file, range(1, 8), |_| true).unwrap().moved, 12);
+    assert_eq!(free(), [before[0] + 12, before[1] - 12]);
+    assert_eq!([on_1(0, 8), on_1(8, 24), on_1(24, 99)], [0, 16, 0]);
+    assert_eq!(volume.migrate(file, range(1, 8), |_| true).unwrap().moved, 0);
+    // Stopped, it goes on where it was.
+    let half = volume.migrate(file, range(0, 8), |progress| progress.moved < 1).unwrap();
+    assert!(half.cancelled && (1..16).contains(&half.moved), "{half:?}");
+    assert_eq!(on_1(0, 99), 16 - half.moved);
+    let rest = volume.migrate(file, range(0, half.next), |_| true).unwrap();
+    assert_eq!((half.moved + rest.moved, on_1(0, 99)), (16, 0));
+    let mut out = vec![0; 40 * 4096];
+    volume.read(file, 0, &mut out).unwrap();
+    assert!((0..40).all(|block| out[block * 4096] == if (12..16).contains(&block) { 9 } else { 1 }));
+    use_and_empty(&volume).unwrap();
+}
+
 /// It took what is kept of the new node, and the rest from the old one, so that the next move wrote
 /// it all anew. Without room there either, a move that was done was an error.
 #[test]

@@ -9,6 +9,7 @@ use act::memory::Layout;
 use act::memory::layout::Run;
 use fs::format::BLOCK_BYTES;
 use fs::{Ino, Migration, Visit, Volume};
+use placement::FileRange;
 use rustc_hash::FxHashSet;
 use topology::NodeId;
 
@@ -40,6 +41,8 @@ pub(super) struct FileCopy {
     next: u64,
     /// Only these file blocks, as far as they are left to do; `None`: all.
     only: Option<VecDeque<Run>>,
+    /// Only ranges of the file are to move, and not its log.
+    ranged: bool,
     /// The file blocks that have moved, with the node that they were on.
     moved: Layout,
     /// Until the end what is known of the file stays, so that no step reads it again; then it goes,
@@ -54,24 +57,53 @@ impl FileCopy {
         self.only = Some(moved.runs().collect());
     }
 
-    /// A copy of this inode, in this life of its number, that has not begun.
+    /// A copy of this inode, in this life of its number, or of these ranges of it, that has not
+    /// begun.
     pub fn prepare(
         volume: &Arc<Volume>,
         (ino, generation): (Ino, u32),
         (from, to): (NodeId, NodeId),
+        ranges: &[FileRange],
         copies: &Copies,
     ) -> fs::Result<Self> {
         let _visit = Volume::visit(Arc::clone(volume), ino);
-        let (volume, copies, copied) = (Arc::clone(volume), copies.clone(), Copied::default());
-        let (from, to, began, next, only, moved) = (from.0, to.0, false, 0, None, Layout::default());
-        let mut copy = Self { volume, ino, generation, from, to, copied, copies, began, next, only, moved, _visit };
+        let ranged = !ranges.is_empty();
+        let run = |range: &FileRange| {
+            let (first, end) = (range.start / BLOCK_BYTES, range.end().div_ceil(BLOCK_BYTES));
+            Run { first, pages: end.saturating_sub(first), node: from }
+        };
+        let only = ranged.then(|| ranges.iter().map(run).collect());
+        let mut copy = Self {
+            volume: Arc::clone(volume),
+            ino,
+            generation,
+            from: from.0,
+            to: to.0,
+            copied: Copied::default(),
+            copies: copies.clone(),
+            began: false,
+            next: 0,
+            only,
+            ranged,
+            moved: Layout::default(),
+            _visit,
+        };
         copy.look()?;
         copy.copied.there = copy.copied.moved;
         Ok(copy)
     }
 
-    /// Finds out how much of the file is in place now. Others may write meanwhile.
+    /// Finds out how much of what is to move is in place now. Others may write meanwhile.
     fn look(&mut self) -> fs::Result<()> {
+        if let Some(only) = &self.only {
+            let on = |node: u32| {
+                let of = |run: &Run| self.volume.bytes_on_node(self.ino, (run.first, run.end()), node);
+                only.iter().map(of).sum::<fs::Result<u64>>()
+            };
+            self.copied.moved = on(self.to)?;
+            self.copied.total = on(self.from)? + self.copied.moved;
+            return Ok(());
+        }
         let nodes = self.volume.bytes_by_node(self.ino)?;
         let on = |node| nodes.get(&Some(node)).copied().unwrap_or(0);
         self.copied.moved = on(self.to);
@@ -91,7 +123,8 @@ impl Copying for FileCopy {
             return Err(io::Error::other("the file was removed"));
         }
         let most = bytes.min(STEP_BYTES).div_ceil(BLOCK_BYTES);
-        let mut migration = Migration { from: Some(self.from), to: self.to, first: self.next, ..Migration::default() };
+        let (from, leave_log) = (Some(self.from), self.ranged);
+        let mut migration = Migration { from, to: self.to, first: self.next, leave_log, ..Migration::default() };
         if let Some(only) = &self.only {
             let Some(run) = only.front() else { return Ok(true) };
             (migration.first, migration.end) = (self.next.max(run.first), Some(run.end()));

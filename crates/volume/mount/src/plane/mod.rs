@@ -11,6 +11,9 @@
 //! `fs::Volume::migrate`, as jobs of the actor. The nodes are those of the machine, or emulated
 //! ones: then a move of a thread to a node binds it to the CPUs of the node's group.
 //!
+//! Where the policy looks at ranges of files, `fs` counts the bytes of each, and [`Ranges`] makes
+//! heat of them, as on a host. Nothing reclaims memory of a volume: what is free there is free.
+//!
 //! Emulated cores have the CPU time of threads and nodes: what these use of them, not what the
 //! requests take here.
 //!
@@ -38,7 +41,11 @@ use engine::{Inherited, JobId, JobState, Plane, PlaneError, Progress, Started, S
 use fs::medium::Cores;
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
-use placement::{FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Thread, Writes};
+use placement::ranges::{RangeKey, Ranges};
+use placement::{
+    FileUse, IdleFile, Move, NodeBytes, NodeLoad, ObservedFile, RANGE_BYTES, RangeHeat, Reclaim, Snapshot, Thread,
+    Writes,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
 use topology::{FileId, NodeId, Topology};
@@ -72,6 +79,10 @@ pub struct Settings {
     /// Emulated cores: the CPU time of threads and nodes is theirs. A node has its CPUs, and each
     /// core is its share of them.
     pub cores: Option<Arc<Cores>>,
+    /// The policy looks at ranges of files.
+    pub ranges: bool,
+    /// It looks at those that were not read, too.
+    pub idle: bool,
 }
 
 /// A mounted volume.
@@ -89,6 +100,8 @@ pub struct VolumePlane {
     /// CPU seconds of each CPU until the last window.
     cpu_before: FxHashMap<u32, f64>,
     began: Instant,
+    /// The heat of ranges of files, where the policy looks at it.
+    ranges: Option<Ranges>,
     /// Is told each window.
     tell: Option<Box<Tell>>,
 }
@@ -113,8 +126,12 @@ impl VolumePlane {
             actor.move_own_threads();
         }
         volume.watch_files();
+        if settings.ranges {
+            volume.watch_ranges(RANGE_BYTES);
+        }
         callers.watch();
         volume.take_uses();
+        volume.take_ranges();
         let mut plane = Self {
             before: traffic(&volume),
             cpu_before: FxHashMap::default(),
@@ -124,6 +141,7 @@ impl VolumePlane {
             volume,
             callers,
             actor,
+            ranges: settings.ranges.then(Ranges::default),
             settings,
             tell: None,
         };
@@ -189,9 +207,14 @@ impl VolumePlane {
         if let Some(why) = self.callers.take_failure() {
             notes.push(format!("threads that use the volume could not be looked at: {why}"));
         }
-        let mut files: Vec<ObservedFile> =
-            readers.into_iter().filter_map(|(ino, readers)| self.file(ino, readers)).collect();
+        let (mut heat, untold) = self.heat();
+        if untold > 0 {
+            notes.push(format!("{untold} bytes of so many ranges at once that they were not counted by range"));
+        }
+        let file = |(ino, readers): (Ino, _)| self.file(ino, readers, heat.remove(&ino).unwrap_or_default());
+        let mut files: Vec<ObservedFile> = readers.into_iter().filter_map(file).collect();
         self.name_files(&uses, &mut files);
+        let idle = if self.settings.idle { self.idle() } else { Vec::new() };
         self.volume.let_go_again(usize::MAX);
         let time = clock_gettime(ClockId::Boottime);
         Snapshot {
@@ -201,6 +224,7 @@ impl VolumePlane {
             nodes: self.nodes(),
             threads: threads.into_iter().map(|seen| self.actor.complete(seen)).collect(),
             files,
+            idle,
             processes: Vec::new(),
             notes,
             ..Snapshot::default()
@@ -273,8 +297,64 @@ impl VolumePlane {
         FileId { dev: self.settings.device, ino: ino.raw(), generation: 0 }
     }
 
+    /// The heat of ranges that were read in the window, by file, and the bytes of which no range is
+    /// known.
+    fn heat(&mut self) -> (BTreeMap<Ino, Vec<RangeHeat>>, u64) {
+        let Some(ranges) = &mut self.ranges else { return (BTreeMap::new(), 0) };
+        for ended in self.actor.moves().take_ended() {
+            let (file, Move { from, to, .. }, parts) = (ended.file, &ended.mv, ended.parts());
+            if ended.gone() {
+                ranges.gone(file);
+            }
+            ranges.moved(file, &parts.moved, *from, *to);
+            ranges.forget(file, &parts.absent, *from);
+        }
+        let (uses, untold) = self.volume.take_ranges();
+        let mut read: BTreeMap<RangeKey, u64> = BTreeMap::new();
+        let mut sizes = Vec::new();
+        for of_one in uses.chunk_by(|a, b| a.ino == b.ino) {
+            let Some(ino) = of_one.first().map(|one| one.ino) else { continue };
+            let _visit = Volume::visit(&*self.volume, ino);
+            let Ok(stat) = self.volume.stat(ino) else { continue }; // it was removed
+            let file = FileId { dev: self.settings.device, ino: ino.raw(), generation: stat.generation };
+            sizes.push((ino, file, stat.size));
+            for one in of_one {
+                let of = |node: Option<u32>| u16::try_from(node?).ok();
+                let (Some(node), Some(by)) = (of(self.volume.node_of_region(one.region)), of(one.by)) else { continue };
+                // Regions of one node are one place.
+                *read.entry(RangeKey { file, range: one.range, node, by }).or_default() += one.bytes;
+            }
+        }
+        let mut heat = ranges.window(&read.into_iter().collect::<Vec<_>>());
+        sizes.iter().for_each(|(_, file, size)| ranges.size(*file, Some(*size)));
+        (sizes.into_iter().filter_map(|(ino, file, _)| Some((ino, heat.remove(&file)?))).collect(), untold)
+    }
+
+    /// What was read earlier and not in this window, on nodes with slower memory below them: what a
+    /// policy may send down.
+    fn idle(&mut self) -> Vec<IdleFile> {
+        let on = self.actor.topology().above_the_slowest();
+        let Some(ranges) = self.ranges.as_mut().filter(|_| !on.is_empty()) else { return Vec::new() };
+        let mut idle = Vec::new();
+        for (file, parts) in ranges.idle(&on) {
+            let Some(ino) = Ino::from_raw(file.ino) else { continue };
+            let _visit = Volume::visit(&*self.volume, ino);
+            match self.volume.stat(ino) {
+                Ok(stat) if stat.generation == file.generation => {
+                    idle.push(IdleFile {
+                        file: file.any_generation(),
+                        generation: Some(u64::from(file.generation)),
+                        ranges: parts,
+                    });
+                }
+                _ => ranges.gone(file),
+            }
+        }
+        idle
+    }
+
     /// A file; `None` if it was removed.
-    fn file(&self, ino: Ino, readers: Vec<u32>) -> Option<ObservedFile> {
+    fn file(&self, ino: Ino, readers: Vec<u32>, ranges: Vec<RangeHeat>) -> Option<ObservedFile> {
         let _visit = Volume::visit(&*self.volume, ino);
         let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
         let pinned = match (self.volume.is_look(), self.before.len() > 1) {
@@ -302,8 +382,7 @@ impl VolumePlane {
                 false => self.volume.open_count(ino).ok(),
             },
             readers,
-            // No policy of a mount asks for them.
-            ranges: Vec::new(),
+            ranges,
         })
     }
 
@@ -340,6 +419,7 @@ impl VolumePlane {
                 load.memory_free += region.free_blocks.saturating_sub(region.reserved_blocks) * fs::format::BLOCK_BYTES;
             }
             let used = |cpu| Some((self.cpu_before.get(&cpu)? - cpu_before.get(&cpu)?).max(0.0));
+            load.reclaim = self.ranges.is_some().then(Reclaim::default);
             load.cpu_s = node.cpus.iter().map(used).sum();
             load.cores = self.settings.cores.as_ref().map(|cores| cores.count());
             load
@@ -369,7 +449,7 @@ impl VolumePlane {
 
     /// The file that a move is of, ready to be copied.
     fn prepare_file(&self, file: FileId, generation: u64, mv: &Move) -> Result<FileCopy, PlaneError> {
-        let (from, to) = (mv.from, mv.to);
+        let to = mv.to;
         let Some(ino) = Ino::from_raw(file.ino).filter(|_| file.dev == self.settings.device) else {
             return Err(PlaneError::refused("not_of_this_volume", format!("file {file} is not on this volume")));
         };
@@ -384,7 +464,7 @@ impl VolumePlane {
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
             return Err(PlaneError::refused("no_region_on_node", format!("the volume has no region on node {to}")));
         }
-        FileCopy::prepare(&self.volume, (ino, stat.generation), (from, to), &self.copies)
+        FileCopy::prepare(&self.volume, (ino, stat.generation), (mv.from, to), &mv.ranges, &self.copies)
             .map_err(|error| PlaneError::failed("unreadable", format!("file {file} cannot be examined"), error))
     }
 }

@@ -24,11 +24,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use placement::{FileRange, IdleRange, RANGE_BYTES, RangeHeat};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, NodeId};
 
-use super::records::RangeKey;
+use crate::{FileRange, IdleRange, RANGE_BYTES, RangeHeat};
 
 /// Windows in which heat is halved. A policy asks for several windows of reuse, and by then the
 /// first of them must still count; and what a load left is to be cold after half a minute.
@@ -51,6 +50,20 @@ const SEARCH: u32 = 8;
 /// Most windows between the reads of two parts of a range on two nodes by one who reads through it:
 /// a window may end between them.
 const APART: u32 = 1;
+
+/// What a plane counts the bytes of: one range of a file, the node of its data, and that of the
+/// CPUs that read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RangeKey {
+    /// The file, in one life of its inode number.
+    pub file: FileId,
+    /// Position in the file / [`RANGE_BYTES`].
+    pub range: u32,
+    /// The node that the bytes were on.
+    pub node: u16,
+    /// The node that they were read from.
+    pub by: u16,
+}
 
 /// A range, the node of its data and that of its readers. The file by its number in
 /// [`Ranges::files`].
@@ -93,7 +106,7 @@ struct OnNode {
 
 /// What is remembered of ranges.
 #[derive(Debug, Default)]
-pub(super) struct Ranges {
+pub struct Ranges {
     files: FxHashMap<FileId, u32>,
     /// The sizes of files by their numbers, as far as they are known.
     sizes: FxHashMap<u32, u64>,
@@ -122,8 +135,8 @@ impl Ranges {
                 self.next += 1;
                 self.next
             });
-            let of = Key { file: number, range: key.range, node: key.node, by: key.here };
-            self.nodes.extend([key.node, key.here]);
+            let of = Key { file: number, range: key.range, node: key.node, by: key.by };
+            self.nodes.extend([key.node, key.by]);
             let heat = self.heat.entry(of).or_default();
             *heat = heat.at(self.window);
             heat.bytes += *bytes as f32;
@@ -354,7 +367,6 @@ fn list(mut seen: Vec<(FileId, Key, Heat)>) -> BTreeMap<FileId, Vec<RangeHeat>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::intf::RANGE_SHIFT;
 
     const MIB: u64 = 1 << 20;
 
@@ -362,13 +374,12 @@ mod tests {
         FileId { dev: 1, ino, generation: 7 }
     }
 
-    fn key(ino: u64, range: u32, node: u16, here: u16) -> RangeKey {
-        RangeKey { file: file(ino), range, node, here }
+    fn key(ino: u64, range: u32, node: u16, by: u16) -> RangeKey {
+        RangeKey { file: file(ino), range, node, by }
     }
 
     #[test]
-    fn ranges_are_those_of_snapshots() {
-        assert_eq!(1 << RANGE_SHIFT, RANGE_BYTES);
+    fn an_entry_is_small() {
         assert!(size_of::<(Key, Heat)>() <= 24, "{}", size_of::<(Key, Heat)>());
     }
 
