@@ -47,9 +47,9 @@ Examples:
     /// system, and all users may use the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
-    /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server counts nothing and moves
-    /// nothing, and the kernel may keep file data in its page cache; with one it asks for every
-    /// read (cache=direct).
+    /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server
+    /// counts nothing and moves nothing, and the kernel may keep file data in its page cache; with
+    /// one it asks for every read (cache=direct).
     #[command(after_help = "\
 Examples:
   sudo homenode mount /dev/shm/a /mnt

@@ -335,8 +335,8 @@ impl DataMoves {
     }
 
     /// Starts a job that moves a file, or these ranges, or the part on one node, to a node. With
-    /// `back` it moves only the pages of this layout, to where they were. With `leave_mapped`, pages
-    /// that other processes map stay.
+    /// `back` it moves only the pages of this layout, to where they were. With `leave_mapped`,
+    /// pages that other processes map stay.
     fn file_job(
         &mut self,
         seen: Seen,
