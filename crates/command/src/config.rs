@@ -88,6 +88,8 @@ impl Config {
         ] {
             *bytes /= times;
         }
+        // At the scales of `cxl` and `dram` a mount with a policy did not start.
+        moves.rate = moves.rate.max(engine::settings::LEAST_RATE.min(moves.rate * times));
         let auto = &mut self.auto;
         for seconds_per_byte in [&mut auto.nvm_read_s, &mut auto.nvm_write_s, &mut auto.dram_s] {
             *seconds_per_byte *= times;
@@ -146,6 +148,8 @@ mod tests {
         let byte_s = |c: &Config| [c.auto.nvm_read_s, c.auto.nvm_write_s, c.auto.dram_s];
         assert_eq!(byte_s(&slow), byte_s(&config).map(|s| s * 200.0));
         assert_eq!((config.nthread.min_bytes, slow.nthread.min_bytes), (4 << 20, 20_971));
+        // The engine takes no lower rate.
+        assert_eq!(Config::default().slower(5000.0).moves.rate, 1e6);
         assert_eq!(slow.slower(1.0 / 200.0).dragonfly.max_window_s, config.dragonfly.max_window_s);
     }
 

@@ -76,6 +76,9 @@ pub struct Moves {
     pub freeze: bool,
 }
 
+/// Lowest [`Moves::rate`] that the engine takes.
+pub const LEAST_RATE: f64 = 1e6;
+
 impl Default for Moves {
     fn default() -> Self {
         Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5, dax: false, freeze: false }
@@ -198,7 +201,7 @@ impl Settings {
         within("budget.cpu", self.budget.cpu, 0.0001, 1024.0)?;
         within("budget.memory_bytes", self.budget.memory_bytes as f64, 1e6, 1e15)?;
         within("budget.windows", self.budget.windows.into(), 1.0, 1e6)?;
-        within_moves("rate", self.moves.rate, 1e6, 1e15)?;
+        within_moves("rate", self.moves.rate, LEAST_RATE, 1e15)?;
         within_moves("bytes_per_day", self.moves.bytes_per_day, 0.0, 1e18)?;
         within_moves("at_once", self.moves.at_once.into(), 1.0, 1e6)?;
         within_moves("trial", self.moves.trial.into(), 0.0, 1000.0)?;

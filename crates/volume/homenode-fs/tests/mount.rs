@@ -243,7 +243,6 @@ fn a_policy_starts_with_a_mount_of_mount_8() {
         ("emulate-nodes=0", "option \"emulate-nodes=0\": a number from 1 to 64"),
         ("emulate-memory-nodes=1", "option \"emulate-memory-nodes\": means something only with emulate-nodes="),
         ("emulate-nodes=2,emulate-memory-nodes=9", "option \"emulate-memory-nodes=9\": a number up to 8"),
-        ("emulate-nodes=2,emulate-memory-nodes=1", "--emulate-memory-nodes 1: the volume has no region on node 2"),
         ("polic=auto", "option \"polic=auto\": unknown"),
     ] {
         let (code, said) = ends(&call(wrong));

@@ -142,7 +142,8 @@ fn machine_with_slow_memory() -> Topology {
 fn slow_file(ranges: u64) -> (Arc<Volume>, Ino, VolumePlane) {
     let volume = mounted_on(machine_with_slow_memory(), Box::new(regions_of(&[16, 16, 32])));
     let new = NewFile { mode: 0o100_644, ..NewFile::default() };
-    let ino = volume.create(Ino::ROOT, b"slow", new).unwrap().ino;
+    // With its log.
+    let ino = fs::on_node(2, || volume.create(Ino::ROOT, b"slow", new)).unwrap().ino;
     for range in 0..ranges {
         let data = vec![range as u8; RANGE_BYTES as usize];
         volume.write_to(ino, range * RANGE_BYTES, &data, Placement::Node(2)).unwrap();

@@ -315,17 +315,17 @@ fn fill(load: &Load, file: &Path, cpus: [&[u32]; 2]) -> Result<()> {
         Some(node) if load.one_in > 1 => node as u64,
         _ => range % 2,
     };
-    for node in 0..2 {
+    for (node, cpus) in (0u64..).zip(cpus) {
         let write = || -> Result<()> {
-            threads::set_affinity(0, cpus[node])?;
+            threads::set_affinity(0, cpus)?;
             let open = File::options().read(true).write(true).open(file).with_context(context)?;
             // The server looks where a thread is once it has asked for something.
             open.read_exact_at(&mut [0], 0).with_context(context)?;
             thread::sleep(Duration::from_millis(100));
-            for range in (0..(load.mib << 20) / RANGE).filter(|range| node_of(*range) == node as u64) {
+            for range in (0..(load.mib << 20) / RANGE).filter(|range| node_of(*range) == node) {
                 open.write_all_at(&vec![range as u8 + 1; RANGE as usize], range * RANGE).with_context(context)?;
             }
-            Ok(open.sync_all().with_context(context)?)
+            open.sync_all().with_context(context)
         };
         thread::scope(|scope| scope.spawn(write).join()).map_err(|_| anyhow!("a writer panicked"))??;
     }

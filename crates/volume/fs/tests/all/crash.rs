@@ -501,6 +501,9 @@ fn not_needed(op: &Op, sabotage: Sabotage, (flushes, _): (u64, u64)) -> Option<&
         Sabotage::Flush(3) | Sabotage::Fence(2) if matches!(op, Op::Migrate(_, 1)) => {
             Some("the log follows the data right away, and that commits a new tail")
         }
+        Sabotage::Flush(3) | Sabotage::Fence(2) if matches!(op, Op::MigrateRange(_, 1, ..)) => {
+            Some("the file reads the same, and the append that follows commits a new tail")
+        }
         Sabotage::Fence(4) if matches!(op, Op::CleanAround(..)) => Some("what follows has a fence before its commit"),
         // Flushes: the inode's line, and its tail after the write.
         Sabotage::Flush(2 | 6) | Sabotage::Fence(1..=3) if matches!(op, Op::Unnamed(..)) => {
