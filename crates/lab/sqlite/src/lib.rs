@@ -12,7 +12,8 @@
 //!
 //! **Limits.** One process has the volume, so it has all connections. There is no shared memory: a
 //! write-ahead log needs `PRAGMA locking_mode = EXCLUSIVE` before `PRAGMA journal_mode = WAL`, and
-//! so does each later connection to such a database. Reads copy: no page is mapped.
+//! so does each later connection to such a database. Symbolic links are not followed. Reads copy:
+//! no page is mapped.
 //!
 //! ```
 //! use std::fs::File;
@@ -61,7 +62,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fs::{Error, FileLock, Ino, LockMode, LockSpace, NewFile, Volume};
+use fs::{Error, FileLock, Ino, Kind, LockMode, LockSpace, NewFile, Volume};
 pub use rsqlite_vfs::RegisterVfsError;
 use rsqlite_vfs::{
     AccessMode, DeviceCharacteristics, LockLevel, OpenOptions, OpenRequest, OpenedFile, OsCallback, SQLiteIoMethods,
@@ -164,6 +165,9 @@ fn open(volume: &Volume, path: &str, options: OpenOptions, new: NewFile<'_>) -> 
         Err(Error::Exists) if !options.exclusive() => found()?,
         opened => opened?,
     };
+    if stat.kind != Kind::File {
+        return Err(Error::Invalid("not a regular file"));
+    }
     volume.open(stat.ino)?;
     if options.delete_on_close() {
         volume.unlink(dir, name).inspect_err(|_| drop(volume.close(stat.ino)))?;
@@ -205,7 +209,8 @@ impl VfsStore for Files {
     fn access(volume: &Weak<Volume>, path: &str, _: AccessMode) -> VfsResult<bool> {
         let volume = mounted(volume)?;
         match place(&volume, path).and_then(|(dir, name)| volume.lookup(dir, name)) {
-            Ok(_) => Ok(true),
+            // As for SQLite's own VFS: an empty log of a program that has died is no log.
+            Ok(stat) => Ok(stat.kind != Kind::File || stat.size > 0),
             Err(Error::NotFound) => Ok(false),
             Err(error) => Err(failed(VfsErrorCode::IoAccess)(error)),
         }

@@ -281,3 +281,23 @@ fn a_name_that_is_taken_and_a_volume_that_is_gone_are_errors() {
     let error = Connection::open_with_flags_and_vfs("db", OpenFlags::default(), vfs.as_str()).unwrap_err();
     assert_eq!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen), "{error}");
 }
+
+/// A program that dies before it has changed the database's mode leaves an empty write-ahead log:
+/// the database could not be opened any more.
+#[test]
+fn an_empty_log_is_none_and_a_link_is_no_database() {
+    let memory = blank(4);
+    let (volume, vfs) = mount(&memory);
+    let open = |name: &str| Connection::open_with_flags_and_vfs(name, OpenFlags::default(), vfs.as_str());
+    open("db").unwrap().execute_batch("CREATE TABLE t (v); INSERT INTO t VALUES (7)").unwrap();
+    let new = fs::NewFile { mode: 0o644, ..fs::NewFile::default() };
+    volume.create(Ino::ROOT, b"db-wal", new).unwrap();
+    let db = open("db").unwrap();
+    assert_eq!(db.query_row("SELECT v FROM t", [], |row| row.get::<_, i64>(0)).unwrap(), 7);
+    drop(db);
+    let link = fs::NewFile { mode: 0o120_777, target: b"db", ..new };
+    volume.create(Ino::ROOT, b"link", link).unwrap();
+    let error = open("link").unwrap_err();
+    assert_eq!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen), "{error}");
+    unmount(volume, &memory);
+}

@@ -12,7 +12,8 @@
 //! readers.
 //!
 //! **Limits.** Thread numbers are reused: the reader of the counters knows which thread a number
-//! is.
+//! is. Whoever reads many ranges of files soon after each taking can fill the table of ranges, and
+//! what others read first after that is counted by file only.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

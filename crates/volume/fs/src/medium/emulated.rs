@@ -63,7 +63,7 @@ struct Controller {
     written: AtomicU64,
     /// Threads whose writes are under way.
     writers: AtomicU32,
-    /// Hops from the nearest CPUs: 0 but for memory nodes, which have none.
+    /// Hops from the nearest CPUs: 0 but for memory nodes, which are less than one from their own.
     nearest: f64,
 }
 
@@ -137,7 +137,7 @@ impl<M: Medium> Emulated<M> {
                     read: zero(),
                     written: zero(),
                     writers: AtomicU32::new(0),
-                    nearest: hops.reduce(f64::min).unwrap_or(0.0),
+                    nearest: hops.reduce(f64::min).filter(|hops| *hops < 1.0).unwrap_or(0.0),
                 });
                 controllers.len() - 1
             })

@@ -72,7 +72,7 @@ impl Volume {
     }
 
     /// From now on counts what is read of each range of so many bytes of each file, for
-    /// [`Volume::take_ranges`].
+    /// [`Volume::take_ranges`]; no longer, if 0.
     pub fn watch_ranges(&self, bytes: u64) {
         self.counters.watch_ranges(bytes);
     }

@@ -38,13 +38,14 @@ use act::watched::Unwatched;
 use act::{Actor, Seen};
 use engine::Copies as _;
 use engine::{Inherited, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
+use fs::format::BLOCK_BYTES;
 use fs::medium::Cores;
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
 use placement::ranges::{RangeKey, Ranges};
 use placement::{
-    FileUse, IdleFile, Move, NodeBytes, NodeLoad, ObservedFile, RANGE_BYTES, RangeHeat, Reclaim, Snapshot, Thread,
-    Writes,
+    FileUse, IdleFile, IdleRange, Move, NodeBytes, NodeLoad, ObservedFile, RANGE_BYTES, RangeHeat, Reclaim, Snapshot,
+    Thread, Writes,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
@@ -331,7 +332,8 @@ impl VolumePlane {
     }
 
     /// What was read earlier and not in this window, on nodes with slower memory below them: what a
-    /// policy may send down.
+    /// policy may send down. Ranges that are mostly holes are none: they count as whole ones, and
+    /// would make no room.
     fn idle(&mut self) -> Vec<IdleFile> {
         let on = self.actor.topology().above_the_slowest();
         let Some(ranges) = self.ranges.as_mut().filter(|_| !on.is_empty()) else { return Vec::new() };
@@ -341,10 +343,15 @@ impl VolumePlane {
             let _visit = Volume::visit(&*self.volume, ino);
             match self.volume.stat(ino) {
                 Ok(stat) if stat.generation == file.generation => {
+                    let is_full = |part: &IdleRange| {
+                        let (first, end) = (part.start / BLOCK_BYTES, (part.start + RANGE_BYTES) / BLOCK_BYTES);
+                        let bytes = self.volume.bytes_on_node(ino, (first, end), part.node.0);
+                        bytes.is_ok_and(|bytes| bytes >= RANGE_BYTES / 2)
+                    };
                     idle.push(IdleFile {
                         file: file.any_generation(),
                         generation: Some(u64::from(file.generation)),
-                        ranges: parts,
+                        ranges: parts.into_iter().filter(is_full).collect(),
                     });
                 }
                 _ => ranges.gone(file),
@@ -416,7 +423,7 @@ impl VolumePlane {
             for (region, before) in here {
                 load.read_bytes += region.traffic.read.saturating_sub(before.read);
                 load.write_bytes += region.traffic.written.saturating_sub(before.written);
-                load.memory_free += region.free_blocks.saturating_sub(region.reserved_blocks) * fs::format::BLOCK_BYTES;
+                load.memory_free += region.free_blocks.saturating_sub(region.reserved_blocks) * BLOCK_BYTES;
             }
             let used = |cpu| Some((self.cpu_before.get(&cpu)? - cpu_before.get(&cpu)?).max(0.0));
             load.reclaim = self.ranges.is_some().then(Reclaim::default);
@@ -477,6 +484,8 @@ impl Drop for VolumePlane {
     /// go on.
     fn drop(&mut self) {
         self.callers.unwatch();
+        self.volume.watch_ranges(0);
+        self.volume.take_ranges();
         loop {
             let running: Vec<JobId> =
                 self.actor.moves().poll().into_iter().filter(|p| p.state == JobState::Running).map(|p| p.job).collect();
