@@ -51,6 +51,9 @@ pub struct Nodes {
     /// The threads that use the mount; none where all are on one node and nobody wants to know.
     pub callers: Option<Arc<Callers>>,
     emulated: Option<Arc<Emulated<Arc<Mapped>>>>,
+    /// Emulated nodes from this one on are memory nodes. Others can have no CPUs, too, on a machine
+    /// that has too few.
+    memory_from: u32,
 }
 
 impl Nodes {
@@ -60,7 +63,7 @@ impl Nodes {
         let Some(count) = args.emulate_nodes else {
             let wanted = real.nodes.len() > 1 || args.policy();
             let callers = wanted.then(|| start(&real)).transpose()?;
-            return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None });
+            return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None, memory_from: 0 });
         };
         let more = args.emulate_memory_nodes.unwrap_or_default();
         let profile = profile(args)?.with_memory_nodes(count, more);
@@ -87,7 +90,8 @@ impl Nodes {
             medium = medium.with_cores(cores, Software { program_s, ..Software::NOVA });
         }
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);
-        Ok(Self { mapped: Arc::clone(mapped), topology, callers: Some(callers), emulated: Some(emulated) })
+        let (callers, emulated) = (Some(callers), Some(emulated));
+        Ok(Self { mapped: Arc::clone(mapped), topology, callers, emulated, memory_from: count })
     }
 
     /// The volume's memory, as it is or as it is emulated.
@@ -128,7 +132,13 @@ impl Nodes {
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
         let cores = self.cores().map_or(String::new(), |cores| format!(", {} cores a node", cores.count()));
-        let memory: Vec<String> = self.memory_nodes().map(|node| node.id.to_string()).collect();
+        let memory: Vec<String> = self
+            .topology
+            .nodes
+            .iter()
+            .filter(|node| self.is_memory_node(node))
+            .map(|node| node.id.to_string())
+            .collect();
         let memory = match memory.is_empty() {
             true => String::new(),
             false => format!(", memory alone on {}", memory.join(", ")),
@@ -136,9 +146,8 @@ impl Nodes {
         Some(format!("emulated {}, scale {}{cores}{memory}", profile.name, profile.scale))
     }
 
-    /// The emulated nodes that have no CPUs.
-    fn memory_nodes(&self) -> impl Iterator<Item = &Node> {
-        self.topology.nodes.iter().filter(|node| self.emulated.is_some() && node.cpus.is_empty())
+    fn is_memory_node(&self, node: &Node) -> bool {
+        self.emulated.is_some() && node.id.0 >= self.memory_from
     }
 
     fn scale(&self) -> f64 {
@@ -148,7 +157,7 @@ impl Nodes {
     fn notes(&self) -> Vec<String> {
         let Some(emulated) = &self.emulated else { return Vec::new() };
         let (profile, nodes) = (emulated.profile(), &self.topology.nodes);
-        let group = |n: &Node| match n.cpus.is_empty() {
+        let group = |n: &Node| match self.is_memory_node(n) {
             true => {
                 let gb_s = |bw: Option<f64>| bw.unwrap_or_default() * profile.scale / 1e9;
                 let (read, write) = (gb_s(n.read_bw_max), gb_s(n.write_bw_max));
