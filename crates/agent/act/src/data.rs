@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use linux::privileges;
+use placement::ranges::Ranges;
 use placement::{FileRange, Move, ObservedFile, RANGE_BYTES, Reason, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, NodeId, ProcessId, Topology};
@@ -111,16 +112,26 @@ pub struct Ended {
 
 /// What became of the parts of a move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parts {
+struct Parts {
     /// These are on the target.
-    pub moved: Vec<FileRange>,
+    moved: Vec<FileRange>,
     /// Of these, nothing or little was there to be moved.
-    pub absent: Vec<FileRange>,
+    absent: Vec<FileRange>,
 }
 
 impl Ended {
+    /// Lets the heat of ranges follow: it goes with what moved, and out with what is gone.
+    pub fn tell(&self, ranges: &mut Ranges) {
+        let (Move { from, to, .. }, parts) = (&self.mv, self.parts());
+        if self.gone() {
+            ranges.gone(self.file);
+        }
+        ranges.moved(self.file, &parts.moved, *from, *to);
+        ranges.forget(self.file, &parts.absent, *from);
+    }
+
     /// The file is gone, or cannot be moved: what is known of it is of no use.
-    pub fn gone(&self) -> bool {
+    fn gone(&self) -> bool {
         match &self.progress.state {
             JobState::Gone => true,
             JobState::Refused { reason, .. } => *reason != "no_memory",
@@ -129,7 +140,7 @@ impl Ended {
     }
 
     /// What became of its parts. A move that ended early has made the first of them.
-    pub fn parts(&self) -> Parts {
+    fn parts(&self) -> Parts {
         let Progress { done, state, left, .. } = &self.progress;
         let ranges = self.mv.ranges.clone();
         match state {

@@ -1,13 +1,12 @@
 //! The bottom of the stack: what the plane asks of its observer.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use act::watched::{Births, Trouble};
 use linux::births::Descendant;
 use observe::{FileSeen, ObserveError, Observed, Observer};
-use placement::{FileRange, IdleRange};
-use topology::{FileId, NodeId, ThreadId, Topology};
+use placement::ranges::Ranges;
+use topology::{ThreadId, Topology};
 
 /// What the plane asks of its observer: [`Observer`], or a script in tests.
 pub trait Observe {
@@ -21,16 +20,10 @@ pub trait Observe {
     fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError>;
     /// Says where the files of the last window are, as far as it was found out.
     fn locate(&mut self, _files: &[FileSeen]) {}
-    /// The ranges of these nodes that were read earlier and not in the last window.
-    fn idle(&mut self, _on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
-        BTreeMap::new()
+    /// The heat of ranges of files, where it is counted.
+    fn ranges(&mut self) -> Option<&mut Ranges> {
+        None
     }
-    /// These parts of a file were moved from one node to another.
-    fn moved(&mut self, _file: FileId, _parts: &[FileRange], _from: NodeId, _to: NodeId) {}
-    /// Of these parts of a file, nothing was on a node that could be moved.
-    fn forget(&mut self, _file: FileId, _parts: &[FileRange], _on: NodeId) {}
-    /// This file is gone.
-    fn gone(&mut self, _file: FileId) {}
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
     fn follow(&mut self, _topology: &Topology) {}
     /// Lists the limits of this kernel, which are part of each window's notes.
@@ -60,20 +53,8 @@ impl Observe for Observer {
         Observer::locate(self, files);
     }
 
-    fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
-        Observer::idle(self, on)
-    }
-
-    fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
-        Observer::moved(self, file, parts, from, to);
-    }
-
-    fn forget(&mut self, file: FileId, parts: &[FileRange], on: NodeId) {
-        Observer::forget(self, file, parts, on);
-    }
-
-    fn gone(&mut self, file: FileId) {
-        Observer::gone(self, file);
+    fn ranges(&mut self) -> Option<&mut Ranges> {
+        Observer::ranges(self)
     }
 
     fn follow(&mut self, topology: &Topology) {

@@ -24,6 +24,7 @@ use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
+use placement::ranges::Ranges;
 use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Node, Topology};
@@ -119,6 +120,11 @@ impl HostPlane {
         self.actor.watcher_mut()
     }
 
+    /// The heat of ranges of files, where the observer counts it.
+    fn ranges(&mut self) -> Option<&mut Ranges> {
+        self.observer()?.ranges()
+    }
+
     /// Waits for a window to end, and begins the next. `None`: there is no observer.
     fn window(&mut self, length: Duration) -> Result<Option<Observed>, HostError> {
         let length = length * self.spent.stretch;
@@ -195,16 +201,11 @@ impl HostPlane {
         (mapped, limits)
     }
 
-    /// Tells the observer what became of moves of files.
+    /// Lets the heat of ranges follow the moves of files that have ended.
     fn tell_ended(&mut self) {
         for ended in self.actor.moves().take_ended() {
-            let Some(observer) = self.actor.watcher_mut() else { return };
-            let (file, Move { from, to, .. }, parts) = (ended.file, &ended.mv, ended.parts());
-            if ended.gone() {
-                observer.gone(file);
-            }
-            observer.moved(file, &parts.moved, *from, *to);
-            observer.forget(file, &parts.absent, *from);
+            let Some(ranges) = self.ranges() else { return };
+            ended.tell(ranges);
         }
     }
 
@@ -217,7 +218,7 @@ impl HostPlane {
         let on = self.actor.topology().above_the_slowest();
         match on.is_empty() {
             true => BTreeMap::new(),
-            false => self.observer().map(|observer| observer.idle(&on)).unwrap_or_default(),
+            false => self.ranges().map(|ranges| ranges.idle(&on)).unwrap_or_default(),
         }
     }
 
@@ -299,7 +300,7 @@ impl Plane for HostPlane {
         if let (Err(PlaneError::Gone { .. }), Subject::File { file, generation }) = (&prepared, &mv.subject)
             && let Ok(generation @ 1..) = u32::try_from(*generation)
         {
-            self.observer().into_iter().for_each(|observer| observer.gone(FileId { generation, ..*file }));
+            self.ranges().into_iter().for_each(|ranges| ranges.gone(FileId { generation, ..*file }));
         }
         prepared
     }

@@ -81,14 +81,13 @@ skeleton!(
 );
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use placement::NodeBytes;
 use placement::ranges::Ranges;
-use placement::{FileRange, IdleRange, NodeBytes};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::ClockId;
-use topology::{FileId, NodeId, ThreadId, Topology};
+use topology::{FileId, ThreadId, Topology};
 
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
@@ -303,25 +302,9 @@ impl Observer {
         Ok(observed)
     }
 
-    /// The ranges of these nodes that were read earlier and not in the last window
-    /// ([`Settings::ranges`]).
-    pub fn idle(&mut self, on: &[NodeId]) -> BTreeMap<FileId, Vec<IdleRange>> {
-        self.ranges.as_mut().map(|ranges| ranges.idle(on)).unwrap_or_default()
-    }
-
-    /// Of these parts of a file, nothing was on a node that could be moved.
-    pub fn forget(&mut self, file: FileId, parts: &[FileRange], on: NodeId) {
-        self.ranges.iter_mut().for_each(|ranges| ranges.forget(file, parts, on));
-    }
-
-    /// This file is gone.
-    pub fn gone(&mut self, file: FileId) {
-        self.ranges.iter_mut().for_each(|ranges| ranges.gone(file));
-    }
-
-    /// These parts of a file were moved from one node to another.
-    pub fn moved(&mut self, file: FileId, parts: &[FileRange], from: NodeId, to: NodeId) {
-        self.ranges.iter_mut().for_each(|ranges| ranges.moved(file, parts, from, to));
+    /// The heat of ranges of files ([`Settings::ranges`]), which moves change.
+    pub fn ranges(&mut self) -> Option<&mut Ranges> {
+        self.ranges.as_mut()
     }
 
     /// Watches a thread that is about to be moved, and its later descendants. After an error it is

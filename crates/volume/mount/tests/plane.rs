@@ -161,6 +161,19 @@ fn on(volume: &Volume, ino: Ino, range: u64, node: u32) -> u64 {
     volume.bytes_on_node(ino, (range * blocks, (range + 1) * blocks), node).unwrap()
 }
 
+/// Waits for the end of a move: its state, the bytes that were there before, that are there now,
+/// and all.
+fn end(plane: &mut VolumePlane, started: Started) -> (JobState, u64, u64, u64) {
+    let job = started.job.unwrap();
+    loop {
+        let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
+        if progress.state != JobState::Running {
+            return (progress.state, progress.there, progress.done, progress.bytes);
+        }
+        std::thread::yield_now();
+    }
+}
+
 /// A plane moved whole files only: a promotion of two ranges took the file, and there was no room.
 fn only_the_ranges_of_a_move_go_and_come_back() {
     let (volume, ino, mut plane) = slow_file(6);
@@ -173,16 +186,6 @@ fn only_the_ranges_of_a_move_go_and_come_back() {
     let (from, to, reason, why) = (NodeId(2), NodeId(0), Reason::Promotion, "".into());
     let up = Move { subject, pid: 0, from, to, reason, why, ranges };
     let back = Move { from: up.to, to: up.from, ..up.clone() };
-    let end = |plane: &mut VolumePlane, started: Started| {
-        let job = started.job.unwrap();
-        loop {
-            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
-            if progress.state != JobState::Running {
-                return (progress.state, progress.there, progress.done, progress.bytes);
-            }
-            std::thread::yield_now();
-        }
-    };
     let all = |node| (0..6).map(|range| on(&volume, ino, range, node)).collect::<Vec<_>>();
     let free = || [0, 1, 2].map(|region| volume.usage().regions[region].free_blocks);
     let before = (free(), all(2));
@@ -465,16 +468,6 @@ fn only_what_a_move_has_moved_is_taken_back() {
     assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), half), (Some(1), half)].into());
     let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
     let mut plane = plane(&volume);
-    let end = |plane: &mut VolumePlane, started: Started| {
-        let job = started.job.unwrap();
-        loop {
-            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
-            if progress.state != JobState::Running {
-                return (progress.state, progress.there, progress.done, progress.bytes);
-            }
-            std::thread::yield_now();
-        }
-    };
     let there = mv(id(ino), generation, 1);
     plane.prepare(&there).unwrap();
     let started = plane.start(&there, &[], &mut |_| Ok(())).unwrap();

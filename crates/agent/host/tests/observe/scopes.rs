@@ -100,7 +100,8 @@ fn what_only_others_read_is_not_idle(hooks: Hooks) -> Outcome {
         ensure!(other.success(), "cat: {other}");
         observer.window(Duration::ZERO)?;
         observer.window(Duration::ZERO)?;
-        let idle: BTreeSet<u64> = observer.idle(&nodes).into_keys().map(|file| file.ino).collect();
+        let ranges = observer.ranges().ok_or("no heat of ranges")?;
+        let idle: BTreeSet<u64> = ranges.idle(&nodes).into_keys().map(|file| file.ino).collect();
         for (file, expected) in [(&own, true), (&others, seen)] {
             let ino = std::fs::metadata(file)?.ino();
             ensure!(idle.contains(&ino) == expected, "{said}: {} is not as it should be: {idle:?}", file.display());

@@ -302,14 +302,7 @@ impl VolumePlane {
     /// known.
     fn heat(&mut self) -> (BTreeMap<Ino, Vec<RangeHeat>>, u64) {
         let Some(ranges) = &mut self.ranges else { return (BTreeMap::new(), 0) };
-        for ended in self.actor.moves().take_ended() {
-            let (file, Move { from, to, .. }, parts) = (ended.file, &ended.mv, ended.parts());
-            if ended.gone() {
-                ranges.gone(file);
-            }
-            ranges.moved(file, &parts.moved, *from, *to);
-            ranges.forget(file, &parts.absent, *from);
-        }
+        self.actor.moves().take_ended().iter().for_each(|ended| ended.tell(ranges));
         let (uses, untold) = self.volume.take_ranges();
         let mut read: BTreeMap<RangeKey, u64> = BTreeMap::new();
         let mut sizes = Vec::new();
