@@ -8,7 +8,8 @@
 //! `move_pages(2)`, [`cache`] puts a file's pages on a node, [`load`] reads files with a controlled
 //! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
 //! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`filebench`] works as
-//! filebench does, [`plot`] draws the results. No instrument uses another crate of homenode;
+//! filebench does, [`hot_set`] says what is read of a file of which a part is hot, [`plot`] and
+//! [`page`] show the results. No instrument uses another crate of homenode;
 //! [`filebench`] has its operations and sizes from the simulator, so that both run the same load.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
@@ -36,10 +37,12 @@ pub mod daemon;
 pub mod damon;
 pub mod filebench;
 pub mod fio;
+pub mod hot_set;
 pub mod hung;
 pub mod load;
 pub mod machine;
 pub mod mounted;
+pub mod page;
 pub mod pages;
 pub mod plot;
 pub mod readers;

@@ -28,7 +28,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Parser;
+use lab::hot_set::{HotSet, Random};
 use lab::mounted::Server;
+use lab::page::wrapped;
 use lab::threads;
 
 const RANGE: u64 = 2 << 20;
@@ -77,8 +79,7 @@ struct Load {
     /// MiB of the file, and of the region on each node with CPUs without what is beside data.
     mib: u64,
     room_mib: u64,
-    /// One in so many ranges is read; by the readers of each node its own, by Zipf's law. 1: all
-    /// are, alike, by all.
+    /// One in so many ranges is read ([`HotSet`]).
     one_in: u64,
 }
 
@@ -100,19 +101,9 @@ const LOADS: [Load; 2] = [
 ];
 
 impl Load {
-    /// The ranges that the readers of a node read, and the sums of their weights.
-    fn of_node(&self, node: usize) -> (Vec<u64>, Vec<f64>) {
-        let read = (0..(self.mib << 20) / RANGE).filter(|range| range % self.one_in == self.one_in / 2);
-        let all = self.one_in == 1;
-        let read: Vec<u64> = read.enumerate().filter(|(k, _)| all || k % 2 == node).map(|(_, range)| range).collect();
-        let mut sum = 0.0;
-        let weight = |rank: usize| if all { 1.0 } else { 1.0 / (rank + 1) as f64 };
-        let sums = (0..read.len()).map(|rank| {
-            sum += weight(rank);
-            sum
-        });
-        let sums = sums.collect();
-        (read, sums)
+    /// What the readers of a node read.
+    fn of_node(&self, node: usize) -> HotSet {
+        HotSet::new((self.mib << 20) / RANGE, (self.one_in, self.one_in / 2), node)
     }
 }
 
@@ -227,6 +218,7 @@ fn run(args: &Args) -> Result<()> {
         args.seconds,
         args.seconds / 3.0
     )?;
+    let text = wrapped(&text);
     print!("{text}");
     let path = args.out.join("promote.md");
     fs::write(&path, &text).with_context(|| path.display().to_string())
@@ -310,8 +302,8 @@ fn one(args: &Args, load: &Load, way: Way, cpus: [&[u32]; 2]) -> Result<(Vec<Sam
 fn fill(load: &Load, file: &Path, cpus: [&[u32]; 2]) -> Result<()> {
     let context = || file.display().to_string();
     File::create(file).with_context(context)?.set_len(load.mib << 20).with_context(context)?;
-    let own = [0, 1].map(|node| load.of_node(node).0);
-    let node_of = |range: u64| match own.iter().position(|ranges| ranges.contains(&range)) {
+    let own = [0, 1].map(|node| load.of_node(node));
+    let node_of = |range: u64| match own.iter().position(|set| set.ranges().contains(&range)) {
         Some(node) if load.one_in > 1 => node as u64,
         _ => range % 2,
     };
@@ -343,18 +335,14 @@ fn read(
 ) -> Result<Vec<Sample>> {
     let node = n % 2;
     threads::set_affinity(0, cpus[node])?;
-    let (ranges, sums) = load.of_node(node);
-    let all = sums.last().copied().unwrap_or(0.0);
+    let set = load.of_node(node);
     let open = File::open(file).with_context(|| file.display().to_string())?;
     let (mut buffer, mut samples) = (vec![0; BLOCK as usize], Vec::new());
-    let mut random = 88_172_645_463_325_252_u64 ^ (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut random = Random::new((n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     while !halt.load(Ordering::Relaxed) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let at = (random >> 11) as f64 / (1u64 << 53) as f64 * all;
-        let Some(range) = ranges.get(sums.partition_point(|sum| *sum <= at)) else { continue };
-        let within = random % (RANGE / BLOCK) * BLOCK;
+        let number = random.draw();
+        let Some(range) = set.pick(number) else { continue };
+        let within = number % (RANGE / BLOCK) * BLOCK;
         let before = Instant::now();
         open.read_exact_at(&mut buffer, range * RANGE + within).with_context(|| file.display().to_string())?;
         samples.push((began.elapsed().as_secs_f64(), before.elapsed().as_secs_f64()));

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use lab::daemon::{Daemon, last_notes};
 use lab::damon::{Damon, MigrateHot};
+use lab::hot_set::{HotSet, Random};
 use lab::machine::Machine;
 use lab::plot::{self, Series};
 use lab::{cache, pages, threads};
@@ -81,11 +82,8 @@ impl Way {
 struct Load {
     name: &'static str,
     about: &'static str,
-    /// One in so many ranges is read, in turn by the readers of one node and of the other.
+    /// One in so many ranges is read ([`HotSet`]).
     one_in: u64,
-    /// The second of a reader's ranges is read half as often as the first, the third a third as
-    /// often, and so on; otherwise all alike.
-    zipf: bool,
     /// After a third of the time, and again after the second, other ranges are read.
     moves: bool,
     /// Beside them a thread reads through the file, three times.
@@ -105,7 +103,6 @@ const LOADS: [Load; 4] = [
         name: "Zipf",
         about: "a tenth of the file is read, by the readers of two nodes each its own ranges, by Zipf's law",
         one_in: 10,
-        zipf: true,
         moves: false,
         scan: false,
         room: None,
@@ -116,7 +113,6 @@ const LOADS: [Load; 4] = [
         about: "the same, but after a third of the time, and again after the second, another tenth is read. The spans are the \
                 second half of each third",
         one_in: 10,
-        zipf: true,
         moves: true,
         scan: false,
         room: None,
@@ -126,7 +122,6 @@ const LOADS: [Load; 4] = [
         name: "scan beside Zipf",
         about: "as Zipf, and beside it a thread reads through the whole file, three times. Its reads are not in the shares",
         one_in: 10,
-        zipf: true,
         moves: false,
         scan: true,
         room: None,
@@ -137,7 +132,6 @@ const LOADS: [Load; 4] = [
         about: "all of the file is read alike by both readers, and so much memory is held that an eighth of it fits on each \
                 of their nodes (control)",
         one_in: 1,
-        zipf: false,
         moves: false,
         scan: false,
         room: Some(0.125),
@@ -197,7 +191,7 @@ impl Run {
 struct Reader {
     cpu: u32,
     node: u32,
-    sets: Vec<Vec<u64>>,
+    sets: Vec<HotSet>,
     counts: Vec<AtomicU64>,
 }
 
@@ -237,23 +231,9 @@ pub fn compare(args: &Args, machine: &Machine, dir: &Path) -> Result<()> {
         },
         RESERVE / 1_000_000,
     )?;
-    let text: String =
-        text.lines().map(|line| if line.starts_with('|') { format!("{line}\n") } else { wrapped(line) }).collect();
+    let text = lab::page::wrapped(&text);
     print!("\n{text}");
     write(&args.out.join("compare-tiers.md"), &text)
-}
-
-/// A paragraph, or an item of a list, in lines of at most 100 columns.
-fn wrapped(text: &str) -> String {
-    let (indent, mut lines) = (if text.starts_with("- ") { "  " } else { "" }, vec![String::new()]);
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.len() + 1 + word.len() <= 100 => line.extend([" ", word]),
-            _ => lines.push(format!("{indent}{word}")),
-        }
-    }
-    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 /// Runs one load under each way, and adds its table.
@@ -374,12 +354,8 @@ fn one(args: &Args, machine: &Machine, slow: u32, load: &Load, way: Way, file: &
     let nodes: Vec<(u32, &Vec<u32>)> = machine.nodes.iter().take(2).map(|(node, cpus)| (*node, cpus)).collect();
     ensure!(nodes.len() == 2, "this needs two nodes with CPUs");
     let reader = |(i, (node, cpus)): (usize, &(u32, &Vec<u32>))| -> Result<Reader> {
-        let set = |part: usize| {
-            let first = (load.one_in / 2 + 3 * part as u64) % load.one_in;
-            let read = (0..ranges).filter(|range| range % load.one_in == first);
-            // Of a file that is read as a whole, each reads all.
-            read.enumerate().filter(|(k, _)| load.one_in == 1 || k % 2 == i).map(|(_, range)| range).collect()
-        };
+        let rest = |part: usize| (load.one_in / 2 + 3 * part as u64) % load.one_in;
+        let set = |part: usize| HotSet::new(ranges, (load.one_in, rest(part)), i);
         Ok(Reader {
             cpu: *cpus.first().context("a CPU")?,
             node: *node,
@@ -397,7 +373,7 @@ fn one(args: &Args, machine: &Machine, slow: u32, load: &Load, way: Way, file: &
     let (stop, part) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
         let mut started: Vec<_> =
-            readers.iter().map(|reader| scope.spawn(|| read_ranges(reader, load.zipf, file, &part, &stop))).collect();
+            readers.iter().map(|reader| scope.spawn(|| read_ranges(reader, file, &part, &stop))).collect();
         if load.scan {
             started.push(scope.spawn(|| scan(scanner, load.seconds(args) / 3.0, file, &stop)));
         }
@@ -448,30 +424,16 @@ impl Drop for Held {
 }
 
 /// Reads from the ranges of the part that it is, until `stop` is set.
-fn read_ranges(reader: &Reader, zipf: bool, file: &Path, part: &AtomicUsize, stop: &AtomicBool) -> Result<()> {
+fn read_ranges(reader: &Reader, file: &Path, part: &AtomicUsize, stop: &AtomicBool) -> Result<()> {
     threads::set_affinity(0, &[reader.cpu])?;
     let open = File::open(file).with_context(|| file.display().to_string())?;
-    // The sums of the weights up to each range.
-    let weight = |rank: usize| if zipf { 1.0 / (rank + 1) as f64 } else { 1.0 };
-    let sums = |set: &Vec<u64>| -> Vec<f64> {
-        let mut sum = 0.0;
-        let add = |rank| {
-            sum += weight(rank);
-            sum
-        };
-        (0..set.len()).map(add).collect()
-    };
-    let sets: Vec<(&Vec<u64>, Vec<f64>)> = reader.sets.iter().map(|set| (set, sums(set))).collect();
-    let (mut buffer, mut random) = (vec![0; BLOCK as usize], 88_172_645_463_325_252_u64 ^ u64::from(reader.cpu));
+    let (mut buffer, mut random) = (vec![0; BLOCK as usize], Random::new(reader.cpu.into()));
     while !stop.load(Ordering::Relaxed) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let Some((set, sums)) = sets.get(part.load(Ordering::Relaxed)) else { continue };
-        let at = (random >> 11) as f64 / (1u64 << 53) as f64 * sums.last().copied().unwrap_or(0.0);
-        let Some(range) = set.get(sums.partition_point(|sum| *sum <= at)) else { continue };
-        let Some(count) = reader.counts.get(*range as usize) else { continue };
-        let within = random % (RANGE / BLOCK) * BLOCK;
+        let number = random.draw();
+        let Some(set) = reader.sets.get(part.load(Ordering::Relaxed)) else { continue };
+        let Some(range) = set.pick(number) else { continue };
+        let Some(count) = reader.counts.get(range as usize) else { continue };
+        let within = number % (RANGE / BLOCK) * BLOCK;
         open.read_exact_at(&mut buffer, range * RANGE + within).with_context(|| file.display().to_string())?;
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -621,16 +583,4 @@ fn high_watermark(node: u32) -> Result<u64> {
         }
     }
     Ok(pages * page_size() as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn a_long_item_is_wrapped() {
-        let text = format!("- {}", "word ".repeat(40).trim_end());
-        let wrapped = super::wrapped(&text);
-        assert!(wrapped.lines().all(|line| line.len() <= 100) && wrapped.lines().count() == 3, "{wrapped}");
-        assert_eq!(wrapped.split_whitespace().collect::<Vec<_>>(), text.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(super::wrapped(""), "\n");
-    }
 }
