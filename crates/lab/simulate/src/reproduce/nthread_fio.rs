@@ -7,20 +7,14 @@ use crate::filesystem::FileSystem;
 use crate::papers::Paper;
 use crate::run::{Outcome, RunError, Scenario};
 use crate::workload::Place;
-use crate::workload::fio::{Fio, fio};
+use crate::workload::fio::{Fio, NTHREAD_MIXES, fio};
 use crate::world::Start;
 
-const READS: [(&str, f64); 6] =
-    [("read-only", 1.0), ("rw80", 0.8), ("rw60", 0.6), ("rw40", 0.4), ("rw20", 0.2), ("write-only", 0.0)];
 const MIXED: [&str; 4] = ["rw80", "rw60", "rw40", "rw20"];
-
-fn threads(threads: u32, block: f64, read: f64) -> Fio {
-    Fio { threads, block, read, file_size: 4e9, shared: false, sequential: false, think_s: 0.0 }
-}
 
 /// V-C: 4 cores a node, private files of 4 GB on node 0, blocks of 4 KB.
 fn scenario(c: &Constants, fs: FileSystem, n: u32, read: f64) -> Scenario {
-    let job = fio(c, "fio", fs, 0, Place::Node(0), &threads(n, 4096.0, read));
+    let job = fio(c, "fio", fs, 0, Place::Node(0), &Fio::nthread(n, 4096.0, read));
     experiment(nthread(c, 4), vec![launch(job, Start::Kernel)], 60.0)
 }
 
@@ -29,9 +23,9 @@ fn weighted(outcome: &Outcome) -> f64 {
 }
 
 fn fig5(bench: &Bench<'_>, n: u32) -> Result<Bars, RunError> {
-    let mut bars = Bars::new(READS.map(|r| r.0));
+    let mut bars = Bars::new(NTHREAD_MIXES.map(|r| r.0));
     for c in OTHERS.iter().chain(&VARIANTS).filter(|c| c.name != "NThread_nm") {
-        let values: Result<Vec<f64>, RunError> = READS
+        let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES
             .iter()
             .map(|(_, read)| bench.mean(&scenario(&bench.constants, c.fs, n, *read), c.who, weighted))
             .collect();
@@ -102,7 +96,7 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
         let best = bars.at("NThread", group).min(bars.at("NThread_cpu", group));
         d.better(format!("NThread and NThread_cpu beat NOVA_n for {group}"), best, n);
     }
-    for (group, _) in READS {
+    for (group, _) in NTHREAD_MIXES {
         let (now, before) = (bars.at("NThread_rl", group), four.at("NThread_rl", group));
         match group {
             "write-only" => d.better("NThread_rl with 8 threads beats 4 threads for write-only", now, before),
@@ -121,26 +115,26 @@ pub(super) fn fig5b(bench: &Bench<'_>) -> Result<Figure, RunError> {
 pub(super) fn contention(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let c = &bench.constants;
     let job = |name: &str, n: u32, block: f64, read: f64, node: usize| {
-        let job = fio(c, name, FileSystem::Nova, node, Place::Node(node), &threads(n, block, read));
+        let job = fio(c, name, FileSystem::Nova, node, Place::Node(node), &Fio::nthread(n, block, read));
         launch(job, Start::Pinned(node))
     };
     let value = |cores: u32, launches: Vec<_>| {
         bench.mean(&experiment(nthread(c, cores), launches, 10.0), Who::Kernel, weighted)
     };
-    let mut bars = Bars::new(READS.map(|r| r.0));
+    let mut bars = Bars::new(NTHREAD_MIXES.map(|r| r.0));
     for n in [8, 16] {
         let memory = |read: f64| -> Result<f64, RunError> {
             let all = value(n, vec![job("a", n, 4096.0, read, 0)])?;
             Ok(all / value(n, vec![job("a", n / 2, 4096.0, read, 0), job("b", n / 2, 4096.0, read, 1)])?)
         };
-        let values: Result<Vec<f64>, RunError> = READS.iter().map(|(_, read)| memory(*read)).collect();
+        let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES.iter().map(|(_, read)| memory(*read)).collect();
         bars.push(format!("NVMM, {n} threads"), values?);
         for (name, block) in [("1 KB", 1024.0), ("4 KB", 4096.0)] {
             let cpus = |read: f64| -> Result<f64, RunError> {
                 let few = value(4, vec![job("a", n, block, read, 0)])?;
                 Ok(few / value(n, vec![job("a", n, block, read, 0)])?)
             };
-            let values: Result<Vec<f64>, RunError> = READS.iter().map(|(_, read)| cpus(*read)).collect();
+            let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES.iter().map(|(_, read)| cpus(*read)).collect();
             bars.push(format!("CPUs, {n} threads, {name}"), values?);
         }
     }
@@ -170,11 +164,11 @@ pub(super) fn contention(bench: &Bench<'_>) -> Result<Figure, RunError> {
 pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let blocks = [("1 KB", 1024.0), ("4 KB", 4096.0), ("16 KB", 16384.0)];
     let ratios = |block: f64, n: u32| -> Result<Vec<f64>, RunError> {
-        READS
+        NTHREAD_MIXES
             .into_iter()
             .map(|(_, read)| {
                 let job = |name: &str, n| {
-                    fio(&bench.constants, name, FileSystem::Nova, 0, Place::Node(0), &threads(n, block, read))
+                    fio(&bench.constants, name, FileSystem::Nova, 0, Place::Node(0), &Fio::nthread(n, block, read))
                 };
                 let stay = vec![launch(job("a", n), Start::Pinned(0))];
                 let part = vec![launch(job("a", n / 2), Start::Pinned(0)), launch(job("b", n / 2), Start::Pinned(1))];
@@ -184,7 +178,7 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
             })
             .collect()
     };
-    let mut bars = Bars::new(READS.map(|r| r.0));
+    let mut bars = Bars::new(NTHREAD_MIXES.map(|r| r.0));
     for (name, block) in blocks {
         for n in [8, 16] {
             bars.push(format!("{name}_{n}"), ratios(block, n)?);
@@ -204,7 +198,7 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let worst = of(&["4 KB_8", "4 KB_16", "16 KB_8", "16 KB_16"], f64::min);
     d.point("moved / stayed", "1 KB, best", "x", of(&["1 KB_8", "1 KB_16"], f64::max));
     d.point("moved / stayed", "4 KB, 16 KB, worst", "x", worst);
-    for (group, _) in READS {
+    for (group, _) in NTHREAD_MIXES {
         let small = 0.5 * (bars.at("1 KB_8", group) + bars.at("1 KB_16", group));
         d.better(format!("with 1 KB blocks moving threads to free CPUs helps for {group}"), small, 1.0);
     }
@@ -217,7 +211,7 @@ pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
 /// at their data.
 pub(super) fn fig8(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let limits = [("80 %", 0.8), ("90 %", 0.9), ("100 %", 1.0), ("110 %", 1.1), ("130 %", 1.3), ("no limit", 1e6)];
-    let p = Fio { think_s: bench.constants.fig8_think_s, ..threads(16, 1024.0, 1.0) };
+    let p = Fio::fig8(&bench.constants);
     let job = fio(&bench.constants, "fio", FileSystem::Homenode, 0, Place::Node(0), &p);
     let scenario = experiment(nthread(&bench.constants, 4), vec![launch(job, Start::Kernel)], 60.0);
     let mut bars = Bars::new(limits.map(|l| l.0));
@@ -250,7 +244,8 @@ pub(super) fn fig9(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let outcomes: Result<Vec<Outcome>, RunError> = reads
         .iter()
         .map(|read| {
-            let job = fio(&bench.constants, "fio", FileSystem::Nova, 0, Place::Node(0), &threads(8, 4096.0, *read));
+            let job =
+                fio(&bench.constants, "fio", FileSystem::Nova, 0, Place::Node(0), &Fio::nthread(8, 4096.0, *read));
             bench
                 .once(&experiment(nthread(&bench.constants, 4), vec![launch(job, Start::Pinned(0))], 10.0), Who::Kernel)
         })

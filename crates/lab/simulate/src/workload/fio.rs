@@ -11,8 +11,14 @@ use super::{FileSet, Job, Operation, Part, Place, Role};
 use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 
+/// NThread's mixes of reads and writes (Fig. 5), and the fraction of calls that read.
+pub const NTHREAD_MIXES: [(&str, f64); 6] =
+    [("read-only", 1.0), ("rw80", 0.8), ("rw60", 0.6), ("rw40", 0.4), ("rw20", 0.2), ("write-only", 0.0)];
+/// Bytes of a thread's file (NThread V-C).
+pub const NTHREAD_FILE: f64 = 4e9;
+
 /// Parameters.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fio {
     /// Threads.
     pub threads: u32,
@@ -28,6 +34,18 @@ pub struct Fio {
     pub sequential: bool,
     /// Seconds asleep after each call (`thinktime`).
     pub think_s: f64,
+}
+
+impl Fio {
+    /// A job of NThread's micro-benchmarks: private files, of which any block may be next.
+    pub fn nthread(threads: u32, block: f64, read: f64) -> Self {
+        Self { threads, block, read, file_size: NTHREAD_FILE, shared: false, sequential: false, think_s: 0.0 }
+    }
+
+    /// The job of NThread Fig. 8: the paper does not say how busy its threads are.
+    pub fn fig8(c: &Constants) -> Self {
+        Self { think_s: c.fig8_think_s, ..Self::nthread(16, 1024.0, 1.0) }
+    }
 }
 
 /// The job. `place` says where the files are at the start.

@@ -21,12 +21,11 @@ use simulate::constants::Constants;
 use simulate::papers::Paper;
 use simulate::reproduce::measured::Ratio;
 use simulate::workload::filebench::FlowOp;
+use simulate::workload::fio::{Fio, NTHREAD_FILE, NTHREAD_MIXES};
 use simulate::workload::rocksdb::{self, Benchmark};
 
 /// Seconds of a run in the papers (Dragonfly Fig. 6; NThread names none: as in the simulator).
 const PAPER_SECONDS: f64 = 60.0;
-/// NThread V-C: bytes of a file of fio.
-const FIO_FILE: f64 = 4e9;
 /// Of no paper: four readers that rest long enough to leave each controller less than half full.
 /// The papers say what a policy does where none is overloaded, but each of their loads fills an
 /// emulated module.
@@ -58,18 +57,6 @@ pub enum Program {
     Db(Benchmark),
     /// A personality, already scaled down.
     Filebench(Filebench),
-}
-
-/// A job of fio.
-#[derive(Clone, Copy, Debug)]
-pub struct Fio {
-    pub threads: u32,
-    /// Per cent of the operations.
-    pub reads: u32,
-    /// Bytes of an operation.
-    pub block: u32,
-    /// Seconds of rest after each operation, on a machine as fast as the paper's.
-    pub rest_s: f64,
 }
 
 /// One group of bars.
@@ -224,17 +211,17 @@ const SIX_MODULES: (&str, f64) = ("optane-6", 2.0);
 /// All figures that can be measured. Memory is `scale` times as slow, and a run of the papers takes
 /// `seconds`.
 pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
-    let job = |threads, reads, block| Program::Fio(Fio { threads, reads, block, rest_s: 0.0 });
-    let mixes = [("read-only", 100), ("rw80", 80), ("rw60", 60), ("rw40", 40), ("rw20", 20), ("write-only", 0)];
-    let fio = |threads| mixes.map(|(name, reads)| Load::new(name, job(threads, reads, 4096))).to_vec();
-    let pinned = [(1, 8), (1, 16), (4, 8), (4, 16), (16, 8), (16, 16)].iter().flat_map(|(kb, threads)| {
-        mixes.map(|(mix, reads)| {
+    let fio = |threads| {
+        NTHREAD_MIXES.map(|(name, read)| Load::new(name, Program::Fio(Fio::nthread(threads, 4096.0, read)))).to_vec()
+    };
+    let pinned = [(1, 8), (1, 16), (4, 8), (4, 16), (16, 8), (16, 16)].into_iter().flat_map(|(kb, threads)| {
+        NTHREAD_MIXES.map(|(mix, read)| {
             // Nothing has to settle.
             let name = format!("{kb} KB_{threads} {mix}");
-            Load { length: 1.0 / 6.0, ..Load::new(name, job(*threads, reads, kb << 10)) }
+            let job = Fio::nthread(threads, f64::from(kb << 10), read);
+            Load { length: 1.0 / 6.0, ..Load::new(name, Program::Fio(job)) }
         })
     });
-    let busy = Fio { threads: 16, reads: 100, block: 1024, rest_s: Constants::CALIBRATED.fig8_think_s };
     let databases = |applications| {
         let all = [("W", Benchmark::FillSeq), ("R", Benchmark::ReadRandom), ("RW", Benchmark::ReadWhileWriting)];
         let one = |(name, benchmark)| Load { applications, spread: true, ..Load::new(name, Program::Db(benchmark)) };
@@ -283,7 +270,12 @@ pub fn figures(scale: f64, seconds: f64) -> Vec<Figure> {
         figure(Paper::NThread, "6b", nthread(2), ops),
         figure(Paper::NThread, "7a", databases(1), ops),
         figure(Paper::NThread, "7b", databases(2), ops),
-        figure(Paper::NThread, "8", vec![Load::new("1 KB", Program::Fio(busy))], "MB/s by Eq. 1"),
+        figure(
+            Paper::NThread,
+            "8",
+            vec![Load::new("1 KB", Program::Fio(Fio::fig8(&Constants::CALIBRATED)))],
+            "MB/s by Eq. 1",
+        ),
         figure(Paper::Dragonfly, "6a", dragonfly(true), ops),
         figure(Paper::Dragonfly, "6b", [dragonfly(false), vec![Load::new("light", LIGHT)]].concat(), ops),
         figure(
@@ -405,7 +397,7 @@ impl Runner<'_> {
     pub fn bytes(&self, load: &Load) -> f64 {
         match load.program {
             Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
-                f64::from(threads) * FIO_FILE / self.factor()
+                f64::from(threads) * NTHREAD_FILE / self.factor()
             }
             // The log has every value once more.
             Program::Db(_) => 2.0 * self.keys() * rocksdb::NTHREAD.1,
@@ -426,7 +418,7 @@ impl Runner<'_> {
     pub fn fill(&self, load: &Load, dir: &Path) -> Result<()> {
         match load.program {
             Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
-                let file_size = (FIO_FILE / self.factor()).round();
+                let file_size = (NTHREAD_FILE / self.factor()).round();
                 let personality = Personality::Videoserver;
                 let files = f64::from(threads);
                 lab::filebench::fill(dir, &Filebench { personality, threads, files, file_size, io_size: 4096.0 })
@@ -462,40 +454,38 @@ impl Runner<'_> {
         }
     }
 
+    /// fio, whose threads rest for so many microseconds after each operation.
+    fn fio(&self, load: &Load, job: &Fio, rest_us: u32, dir: &Path) -> Command {
+        let mut fio = Command::new("fio");
+        fio.args(["--output-format=json", "--name=job", "--thread", "--ioengine=psync", "--time_based"]);
+        fio.args(["--group_reporting", "--invalidate=0", "--fadvise_hint=0", "--randrepeat=0", "--norandommap"]);
+        fio.args(["--filename_format=file$jobnum", "--rw=randrw"]);
+        fio.arg(format!("--rwmixread={:.0}", 100.0 * job.read)).arg(format!("--bs={:.0}", job.block));
+        if rest_us > 0 {
+            fio.arg(format!("--thinktime={rest_us}"));
+        }
+        fio.arg(format!("--runtime={}", self.seconds(load)));
+        fio.arg(format!("--numjobs={}", job.threads)).arg(format!("--directory={}", dir.display()));
+        fio.arg(format!("--size={:.0}", job.file_size / self.factor()));
+        fio
+    }
+
     /// The command of application `i`.
     fn command(&self, load: &Load, policy: &str, i: u32, dir: &Path) -> Command {
         match load.program {
-            Program::Fio(Fio { threads, .. }) | Program::Light(threads, _) => {
-                let mut fio = Command::new("fio");
-                fio.args(["--output-format=json", "--name=job", "--thread", "--ioengine=psync", "--time_based"]);
-                fio.args([
-                    "--group_reporting",
-                    "--invalidate=0",
-                    "--fadvise_hint=0",
-                    "--randrepeat=0",
-                    "--norandommap",
-                ]);
-                fio.args(["--filename_format=file$jobnum", "--rw=randrw"]);
-                let (reads, block, rest_us) = match load.program {
-                    Program::Fio(job) => (job.reads, job.block, (job.rest_s * self.scale * 1e6) as u32),
-                    Program::Light(_, rest_us) => (100, 4096, rest_us),
-                    _ => (100, 4096, 0),
-                };
-                fio.arg(format!("--rwmixread={reads}")).arg(format!("--bs={block}"));
-                if rest_us > 0 {
-                    fio.arg(format!("--thinktime={rest_us}"));
-                }
-                match policy {
-                    "pinned" => fio.arg(format!("--cpus_allowed={}", self.cpus[0])),
+            Program::Fio(job) => {
+                let rest_us = (job.think_s * self.scale * 1e6) as u32;
+                let pinned = match policy {
+                    "pinned" => vec![format!("--cpus_allowed={}", self.cpus[0])],
                     // The threads in turn.
-                    "split" => fio.args(["--cpus_allowed_policy=split", &format!("--cpus_allowed={}", self.first())]),
-                    _ => &mut fio,
+                    "split" => vec!["--cpus_allowed_policy=split".into(), format!("--cpus_allowed={}", self.first())],
+                    _ => Vec::new(),
                 };
-                fio.arg(format!("--runtime={}", self.seconds(load)));
-                fio.arg(format!("--numjobs={threads}")).arg(format!("--directory={}", dir.display()));
-                fio.arg(format!("--size={:.0}", FIO_FILE / self.factor()));
+                let mut fio = self.fio(load, &job, rest_us, dir);
+                fio.args(pinned);
                 fio
             }
+            Program::Light(threads, rest_us) => self.fio(load, &Fio::nthread(threads, 4096.0, 1.0), rest_us, dir),
             // fillseq ends with its keys, not with a time; each thread writes them all.
             Program::Db(Benchmark::FillSeq) => {
                 let (benchmark, threads) = (Benchmark::FillSeq, rocksdb::NTHREAD.2);
@@ -642,6 +632,28 @@ mod tests {
         let args: Vec<&str> = write.get_args().filter_map(|arg| arg.to_str()).collect();
         assert!(args.contains(&"--threads=10") && args.contains(&"--num=5000"), "{args:?}");
         assert!(!args.iter().any(|arg| arg.starts_with("--rate_limiter")), "{args:?}");
+    }
+
+    #[test]
+    fn fio_has_the_papers_mix_blocks_and_rest_and_is_pinned_for_fig_4_alone() {
+        let cpus = ["0,1".to_owned(), "2,3".to_owned()];
+        let runner = Runner { built: Path::new("/"), seconds: 60.0, scale: 200.0, cpus, slow: None };
+        let args = |program, policy: &str| -> Vec<String> {
+            let command = runner.command(&Load::new("", program), policy, 0, Path::new("/d"));
+            command.get_args().filter_map(|arg| arg.to_str()).map(str::to_owned).collect()
+        };
+        let has = |args: &[String], wanted: &[&str]| wanted.iter().all(|arg| args.iter().any(|given| given == arg));
+        let mix = Program::Fio(Fio::nthread(16, 16384.0, 0.6));
+        let split = args(mix, "split");
+        assert!(has(&split, &["--rwmixread=60", "--bs=16384", "--numjobs=16", "--size=20000000"]), "{split:?}");
+        assert!(has(&split, &["--cpus_allowed_policy=split", "--cpus_allowed=0,2"]), "{split:?}");
+        assert!(has(&args(mix, "pinned"), &["--cpus_allowed=0,1"]));
+        let free = args(mix, "nthread");
+        assert!(!free.iter().any(|arg| arg.contains("cpus") || arg.contains("thinktime")), "{free:?}");
+        // 3 µs, 200 times as long.
+        let busy = args(Program::Fio(Fio::fig8(&Constants::CALIBRATED)), "limit-0.80");
+        assert!(has(&busy, &["--thinktime=600", "--bs=1024", "--rwmixread=100"]), "{busy:?}");
+        assert!(has(&args(LIGHT, "off"), &["--thinktime=1000", "--bs=4096", "--numjobs=4"]));
     }
 
     #[test]

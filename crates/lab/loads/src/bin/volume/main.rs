@@ -33,10 +33,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use loads::{Figure, Fio, Load, Program, Runner};
+use loads::{Figure, Load, Program, Runner};
 use place::{Line, Place};
 use simulate::papers::Paper;
 use simulate::reproduce::measured::{Measured, Spread, page, table};
+use simulate::workload::fio::Fio;
 use simulate::workload::rocksdb::Benchmark;
 use state::{Done, Loads, Run, State};
 
@@ -428,10 +429,11 @@ fn measured<'a>(
 /// The loads of this run.
 fn setup(load: &Load) -> String {
     let what = match load.program {
-        Program::Fio(Fio { threads, reads, block, rest_s }) => {
+        Program::Fio(Fio { threads, read, block, think_s, .. }) => {
             let rest =
-                if rest_s > 0.0 { format!(", {:.0} µs of rest after each", rest_s * 1e6) } else { String::new() };
-            format!("fio, {threads} threads with a file each, {reads} % reads of {} KiB{rest}", block >> 10)
+                if think_s > 0.0 { format!(", {:.0} µs of rest after each", think_s * 1e6) } else { String::new() };
+            let (reads, kib) = (100.0 * read, block / 1024.0);
+            format!("fio, {threads} threads with a file each, {reads:.0} % reads of {kib:.0} KiB{rest}")
         }
         Program::Light(threads, rest_us) => {
             format!(
