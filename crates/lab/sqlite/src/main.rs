@@ -2,14 +2,17 @@
 //! on ext4.
 //!
 //! ```text
-//! homenode-sqlite DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
+//! homenode-sqlite DIR ROUNDS JSON
 //! ```
+//!
+//! DIR is in memory: it has the regions, the image of ext4 and the mount points.
 //!
 //! **Approach.** The same program, library and statements each way; only the files are reached
 //! differently: through `sqlite::register`, or through SQLite's own VFS and the kernel. In each
 //! round all ways take turns, each with a new database. A figure is a median over rounds, a ratio
 //! the median of the rounds' ratios. CPU time is that of the program and the server. Each way ends
-//! with `PRAGMA integrity_check` and the same rows, and each volume with a check that finds nothing.
+//! with `PRAGMA integrity_check` and the same rows, and each volume with a check that finds
+//! nothing.
 //!
 //! **Limits.** One thread. The database fits in the kernel's page cache. CPU time of kernel threads
 //! (the loop device under ext4, io_uring's) is not counted.

@@ -174,7 +174,7 @@ impl Counters {
         self.files.store(true, Ordering::Relaxed);
     }
 
-    /// From now on counts by range of so many bytes, too.
+    /// Counts by range of so many bytes, too; 0 ends it.
     pub(crate) fn watch_ranges(&self, bytes: u64) {
         self.range_bytes.store(bytes, Ordering::Relaxed);
     }

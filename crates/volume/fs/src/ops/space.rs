@@ -71,8 +71,8 @@ impl Volume {
         self.counters.take_uses()
     }
 
-    /// From now on counts what is read of each range of so many bytes of each file, for
-    /// [`Volume::take_ranges`]; no longer, if 0.
+    /// Counts the bytes read from each range of each file, for [`Volume::take_ranges`]. A range has
+    /// so many bytes; 0 ends the counting.
     pub fn watch_ranges(&self, bytes: u64) {
         self.counters.watch_ranges(bytes);
     }
