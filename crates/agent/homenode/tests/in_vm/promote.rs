@@ -318,15 +318,18 @@ fn scan() -> Outcome {
 
 /// The load goes to other ranges of the file. As long as there is room, what it left stays; then
 /// that goes down, the oldest first, for what comes; and then the load goes round. With the
-/// settings that users have, but for the reserve, and no trial.
+/// settings that users have, but for the reserve, a third of the time until what is not read is
+/// cold, and no trial.
 fn moving() -> Outcome {
+    const STAY_S: u64 = 20;
     const A: std::ops::Range<u64> = 0..8;
     const B: std::ops::Range<u64> = 20..28;
     memory_node()?;
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     cache::put(&file, RANGES * RANGE, SLOW as u32)?;
-    let mut daemon = daemon(&bench, KEPT as f64, &[])?;
+    let settings = format!("reserve_bytes = {KEPT}.0\nstay_s = {STAY_S}.0");
+    let mut daemon = daemon_with(&bench, &settings, &["--policy", "promote"])?;
     daemon.window()?;
     // Room for A and B, and some more.
     fill(&bench, 24 * RANGE)?;
@@ -347,7 +350,7 @@ fn moving() -> Outcome {
     let of_b = read(B, &mut trips, &mut daemon)?;
     // Nobody has read A for longer than what is cold needs.
     let since = Instant::now();
-    while since.elapsed().as_secs() < 75 {
+    while since.elapsed().as_secs() < STAY_S + 5 {
         daemon.window()?;
         trips.look(&file)?;
     }
@@ -366,16 +369,16 @@ fn moving() -> Outcome {
     for part in [A, B, c.clone(), A, B] {
         let _reader = Reader::start(&bench, 0, &file, part)?;
         let since = Instant::now();
-        while since.elapsed().as_secs() < 8 {
+        while since.elapsed().as_secs() < STAY_S / 6 {
             daemon.window()?;
             trips.look(&file)?;
         }
     }
-    let most = trips.in_a_minute();
-    say!("{} moves of ranges; of one, {most} within a minute at most", trips.all());
+    let most = trips.within(STAY_S);
+    say!("{} moves of ranges; of one, {most} within {STAY_S} s at most", trips.all());
     // A, B and C came up, and A went down at least in part.
     ensure!(trips.all() as u64 >= 8 + 8 + (c.end - c.start) + 3, "{} moves: they were not seen", trips.all());
-    ensure!(most <= 2, "a range moved {most} times within a minute: {trips:?}");
+    ensure!(most <= 2, "a range moved {most} times within {STAY_S} s: {trips:?}");
     let after = reclaimed()?;
     ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
     Ok(())
@@ -402,12 +405,12 @@ impl Trips {
         self.0.values().map(|(_, at)| at.len()).sum()
     }
 
-    /// The most moves of one range within a minute.
-    fn in_a_minute(&self) -> usize {
-        let within = |at: &[Instant], first: &Instant| {
-            at.iter().filter(|later| *later >= first && later.duration_since(*first).as_secs() < 60).count()
+    /// The most moves of one range within so many seconds.
+    fn within(&self, seconds: u64) -> usize {
+        let count = |at: &[Instant], first: &Instant| {
+            at.iter().filter(|later| *later >= first && later.duration_since(*first).as_secs() < seconds).count()
         };
-        self.0.values().filter_map(|(_, at)| at.iter().map(|first| within(at, first)).max()).max().unwrap_or(0)
+        self.0.values().filter_map(|(_, at)| at.iter().map(|first| count(at, first)).max()).max().unwrap_or(0)
     }
 }
 
