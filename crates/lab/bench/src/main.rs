@@ -15,9 +15,13 @@ mod observe;
 mod plans;
 mod process;
 mod ratios;
+mod sqlite;
+mod systems;
 mod where_;
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use fs::Layout;
 
@@ -37,6 +41,7 @@ fn main() -> Result<()> {
         Some((&"plans", args)) => plans::main(args),
         Some((&"process", args)) => process::main(args),
         Some((&"ratios", args)) => ratios::main(args),
+        Some((&"sqlite", args)) => sqlite::main(args),
         Some((&"where", args)) => where_::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
     }
@@ -47,6 +52,41 @@ fn again(name: &str) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(name);
     Ok(command)
+}
+
+/// Such a process that has said its first line; killed when dropped.
+struct Part {
+    child: Child,
+    said: String,
+}
+
+impl Part {
+    fn start<S: AsRef<OsStr>>(name: &str, args: impl IntoIterator<Item = S>) -> std::io::Result<Self> {
+        let child = again(name)?.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut part = Self { child, said: String::new() };
+        if let Some(out) = &mut part.child.stdout {
+            BufReader::new(out).read_line(&mut part.said)?;
+        }
+        Ok(part)
+    }
+
+    /// Closes its standard input, and waits until it has ended.
+    fn end(mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The same numbers without order each time: below `most`, others for each seed.
+fn random_numbers(seed: u64, most: u64) -> impl Iterator<Item = u64> {
+    let mut random = lab::hot_set::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    std::iter::repeat_with(move || random.draw() % most)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
