@@ -24,6 +24,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use fs::Layout;
+use rustix::time::{ClockId, clock_gettime};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -81,6 +82,12 @@ impl Drop for Part {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// CPU seconds of this thread or process so far.
+fn cpu_s(clock: ClockId) -> f64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 /// The same numbers without order each time: below `most`, others for each seed.

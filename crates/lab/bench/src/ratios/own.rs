@@ -1,6 +1,6 @@
 //! Bare memory, and volumes over such memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::PathBuf;
 
 use fs::medium::{At, Mapped, Medium, RegionFile};
@@ -22,12 +22,7 @@ impl Memory {
     fn region(&self, bytes: usize) -> Result<RegionFile> {
         let file = match &self.dir {
             None => File::from(rustix::fs::memfd_create("ratios", rustix::fs::MemfdFlags::CLOEXEC)?),
-            Some(dir) => {
-                let path = dir.join("homenode-ratios-region");
-                let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-                std::fs::remove_file(path)?;
-                file
-            }
+            Some(dir) => tempfile::tempfile_in(dir)?,
         };
         file.set_len(bytes.next_multiple_of(2 * MIB) as u64)?;
         Ok(RegionFile { file, bind: None })
