@@ -11,8 +11,7 @@ use command::output::units::count;
 
 /// Compares the policies and prints the table, or all of it as JSON.
 pub fn run(global: &Global, scenarios: u32, seed: u64, unknown: bool) -> Result<Exit, Failure> {
-    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let request = Request { scenarios, seed, papers: true, unknown: false, workers };
+    let request = Request { scenarios, seed, papers: true, unknown: false, workers: simulate::parallel::workers() };
     let known = compare(global, request)?;
     let unknown = unknown.then(|| compare(global, Request { unknown: true, ..request })).transpose()?;
     if global.json {
