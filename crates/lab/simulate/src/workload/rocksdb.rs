@@ -117,16 +117,11 @@ pub fn rocksdb(c: &Constants, name: &str, fs: FileSystem, device: usize, place: 
         device,
         roles,
         files: vec![FileSet {
-            name: format!("{name}.sst"),
-            size: p.keys * record,
             filled,
-            private: false,
-            files: 1.0,
             together: 1.0,
-            place,
+            ..FileSet::new(format!("{name}.sst"), p.keys * record, place)
         }],
         process_bytes: 200e6,
-        processes: false,
         start_s: 0.0,
     }
 }

@@ -268,14 +268,11 @@ impl World {
                 _ => self.file(index, set, files, ""),
             })
             .collect();
-        let mut pid = *id;
+        let pid = *id;
         for (r, role) in job.roles.iter().enumerate() {
             for _ in 0..role.threads {
                 let tid = *id;
                 *id += 1;
-                if job.processes {
-                    pid = tid;
-                }
                 let node = placer.place(&self.machine, start);
                 let files = job.files.iter().enumerate().map(|(set, files)| match shared[set] {
                     usize::MAX => self.file(index, set, files, &format!(".{}", tid - pid)),
@@ -303,12 +300,10 @@ impl World {
             }
         }
         let nodes: Vec<usize> = self.threads[first..].iter().map(|t| t.node).collect();
-        let pids: Vec<(u32, u64, usize)> =
-            self.threads[first..].iter().filter(|t| t.tid == t.pid).map(|t| (t.pid, t.start_ns, t.node)).collect();
-        for (pid, start_ns, node) in pids {
-            let home = self.machine.nearest_home(node);
+        if let Some(Thread { start_ns, node, .. }) = self.threads.get(first) {
+            let home = self.machine.nearest_home(*node);
             let resident = Shares::from_slice(&[(home, job.process_bytes)]);
-            self.processes.push(Process { pid, start_ns, resident });
+            self.processes.push(Process { pid, start_ns: *start_ns, resident });
         }
         self.jobs.push(job);
         self.fill(index, first, &nodes);
