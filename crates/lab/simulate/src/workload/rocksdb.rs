@@ -116,11 +116,7 @@ pub fn rocksdb(c: &Constants, name: &str, fs: FileSystem, device: usize, place: 
         fs,
         device,
         roles,
-        files: vec![FileSet {
-            filled,
-            together: 1.0,
-            ..FileSet::new(format!("{name}.sst"), p.keys * record, place)
-        }],
+        files: vec![FileSet { filled, together: 1.0, ..FileSet::new(format!("{name}.sst"), p.keys * record, place) }],
         process_bytes: 200e6,
         start_s: 0.0,
     }
