@@ -237,13 +237,9 @@ fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()>
     write(&args.out.join("compare.md"), &text)?;
     let series: Vec<_> = runs
         .iter()
-        .map(|run| {
-            let mut time = 0.0;
-            let point = |w: &Window| {
-                time += w.window_s;
-                w.remote_share.map(|share| (time, share))
-            };
-            Series { name: run.way.name().to_owned(), points: run.windows.iter().filter_map(point).collect() }
+        .map(|run| Series {
+            name: run.way.name().to_owned(),
+            points: plot::over_time(run.windows.iter().map(|w| (w.window_s, w.remote_share))),
         })
         .collect();
     plot::remote_share(

@@ -173,8 +173,10 @@ impl Stage<'_> {
             ensure!(now > 0.95, "only {:.0} % of the process's memory is on node {home}", now * 100.0);
         }
         let png = self.args.out.join(format!("{name}.png"));
-        let series = [("without homenode", &off), ("with homenode", &on)]
-            .map(|(name, phase)| Series { name: name.to_owned(), points: points(phase) });
+        let series = [("without homenode", &off), ("with homenode", &on)].map(|(name, phase)| Series {
+            name: name.to_owned(),
+            points: plot::over_time(phase.iter().map(|(window, share)| (window.window_s, Some(*share)))),
+        });
         plot::remote_share(&png, self.act.title.split_once(" (").map_or(self.act.title, |t| t.0), &series)?;
         println!("remote     {:.0} % → {:.1} %, {moves} moves\nplot       {}", was * 100.0, is * 100.0, png.display());
         let notes = || last_notes(&on.iter().map(|w| w.0.clone()).collect::<Vec<_>>());
@@ -257,15 +259,4 @@ impl Stage<'_> {
 fn bandwidth(phase: &Phase) -> f64 {
     let (bytes, seconds) = phase.iter().fold((0, 0.0), |sum, w| (sum.0 + w.0.read_bytes, sum.1 + w.0.window_s));
     bytes as f64 / f64::max(seconds, 1e-3)
-}
-
-fn points(phase: &Phase) -> Vec<(f64, f64)> {
-    let mut time = 0.0;
-    phase
-        .iter()
-        .map(|(window, share)| {
-            time += window.window_s;
-            (time, *share)
-        })
-        .collect()
 }

@@ -65,18 +65,10 @@ impl Demo<'_> {
         let off_share = remote_share(&off.windows).context("fio read nothing without homenode")?;
         let settled = settled_after(&on.windows, REMOTE_AT_MOST);
         let on_share = remote_share(on.windows.get(settled..).unwrap_or_default()).unwrap_or(1.0);
-        let points = |phase: &Phase| {
-            let mut time = 0.0;
-            let point = |w: &Window| {
-                time += w.window_s;
-                w.remote_share.map(|share| (time, share))
-            };
-            phase.windows.iter().filter_map(point).collect()
-        };
-        let series = [
-            Series { name: "without homenode".to_owned(), points: points(&off) },
-            Series { name: "with homenode".to_owned(), points: points(&on) },
-        ];
+        let series = [("without homenode", &off), ("with homenode", &on)].map(|(name, phase)| Series {
+            name: name.to_owned(),
+            points: plot::over_time(phase.windows.iter().map(|w| (w.window_s, w.remote_share))),
+        });
         let png = self.args.out.join("remote-share.png");
         plot::remote_share(&png, &format!("fio, {THREADS} threads, files cached on node {home}"), &series)?;
         println!(
