@@ -250,7 +250,6 @@ fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()>
 }
 
 fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<String> {
-    let percent = |share: Option<f64>| share.map_or("–".to_owned(), |s| format!("{:.0} %", s * 100.0));
     let cpus = machine.nodes.values().map(|c| c.len().to_string()).collect::<Vec<_>>().join(" + ");
     let mut text = format!(
         "# Remote share beside peers\n\nfio: {THREADS} unpinned threads, each of which reads a file of {} MiB cached on node \
@@ -293,6 +292,10 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
     );
     Ok(text)
 }
+fn percent(share: Option<f64>) -> String {
+    share.map_or("–".to_owned(), |share| format!("{:.0} %", share * 100.0))
+}
+
 
 fn read(path: &str) -> Result<String> {
     Ok(fs::read_to_string(path).with_context(|| path.to_owned())?.trim().to_owned())
