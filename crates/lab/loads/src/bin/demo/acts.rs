@@ -15,7 +15,7 @@ use lab::readers::Readers;
 use lab::{cache, pages, threads};
 use rustix::process::Signal;
 
-use crate::{Args, Data, Shown, print_window};
+use crate::{Args, Shown, print_window};
 
 /// Before its move, at least this share must be remote; otherwise there is nothing to show.
 const REMOTE_AT_LEAST: f64 = 0.5;
@@ -86,10 +86,10 @@ pub(crate) const ACTS: &[Act] = &[
 
 impl Act {
     /// Shows the act.
-    pub(crate) fn show(&self, args: &Args, machine: &Machine, data: &Data) -> Result<Shown> {
+    pub(crate) fn show(&self, args: &Args, machine: &Machine, data: &Path) -> Result<Shown> {
         let mut nodes = machine.nodes.keys().copied();
         let (home, other) = (nodes.next().context("no node")?, nodes.next().context("one node")?);
-        let (file, busy) = (data.file(self.name), data.file(&format!("{}-busy", self.name)));
+        let (file, busy) = (data.join(self.name), data.join(format!("{}-busy", self.name)));
         cache::put(&file, args.size << 20, home)?;
         cache::put(&busy, args.size << 20, home)?;
         println!("a file of {} MiB is cached on node {home} (every page, says move_pages)", args.size);

@@ -8,7 +8,7 @@
 //! data, the demo says so and starts fio again.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::daemon::{Daemon, Window, remote_share, settled_after};
@@ -20,7 +20,7 @@ use lab::{cache, pages};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{Args, Data, Shown, print_window};
+use crate::{Args, Shown, print_window};
 
 /// Threads of fio, and files.
 const THREADS: usize = 4;
@@ -34,8 +34,8 @@ const SETTLE_WITHIN: usize = 5;
 const TRIES: usize = 5;
 
 /// Shows the act. Also returns its keys of the summary.
-pub(crate) fn show(args: &Args, machine: &Machine, data: &Data) -> Result<(Shown, Vec<(&'static str, Value)>)> {
-    let files: Vec<PathBuf> = (0..THREADS).map(|i| data.file(&format!("file{i}"))).collect();
+pub(crate) fn show(args: &Args, machine: &Machine, data: &Path) -> Result<(Shown, Vec<(&'static str, Value)>)> {
+    let files: Vec<PathBuf> = (0..THREADS).map(|i| data.join(format!("file{i}"))).collect();
     let shown = Demo { args, machine, files: &files }.run();
     for file in files {
         fs::remove_file(&file).with_context(|| file.display().to_string())?;
