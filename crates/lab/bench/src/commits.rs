@@ -13,7 +13,7 @@ use std::time::Instant;
 use fs::medium::{Mapped, RegionFile};
 use fs::{Ino, Layout, NewFile, Options, Volume};
 
-use crate::{LAYOUT, Result, median};
+use crate::{Result, median};
 
 const THREADS: [usize; 3] = [1, 4, 16];
 /// Calls of all threads together in a round: the disk's time for each of them is the same.
@@ -94,7 +94,7 @@ fn volume(dir: &Path, files: usize) -> Result<Volume> {
     file.sync_all()?;
     let regions = [RegionFile { file, bind: None }];
     let journals = std::thread::available_parallelism()?.get() as u32;
-    let layout = Layout { nodes: vec![None], journals, ..LAYOUT };
+    let layout = Layout { nodes: vec![None], journals, ..Layout::default() };
     fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
     Ok(Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?)
 }

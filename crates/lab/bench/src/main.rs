@@ -23,7 +23,6 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use fs::Layout;
 use rustix::time::{ClockId, clock_gettime};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -106,15 +105,3 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|i| values.get(values.len().saturating_sub(1) * i / 4).copied().unwrap_or(f64::NAN))
 }
-
-/// Of a volume without regions.
-const LAYOUT: Layout = Layout {
-    volume: [1; 16],
-    created: 0,
-    nodes: Vec::new(),
-    names: Vec::new(),
-    bytes_per_inode: 16384,
-    journals: 4,
-    data_checksums: false,
-    owner: (0, 0),
-};

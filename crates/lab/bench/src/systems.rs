@@ -10,7 +10,7 @@ use ::fs::medium::{Mapped, RegionFile};
 use ::fs::{Layout, Volume};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{LAYOUT, Part};
+use crate::Part;
 
 /// The file that has the memory of a system.
 pub fn region(place: &Path, name: &str) -> PathBuf {
@@ -25,7 +25,7 @@ pub fn medium(region: &Path) -> Box<Mapped> {
 /// A new volume of so many bytes.
 pub fn volume(region: &Path, bytes: u64) -> Volume {
     File::create(region).unwrap().set_len(bytes).unwrap();
-    let layout = Layout { nodes: vec![Some(0)], ..LAYOUT };
+    let layout = Layout { nodes: vec![Some(0)], journals: 4, ..Layout::default() };
     ::fs::mkfs(medium(region), &layout).unwrap();
     Volume::mount(medium(region), ::fs::Options::default()).unwrap()
 }

@@ -24,7 +24,6 @@ use command::output::{self, progress};
 use command::signals::Stop;
 use command::volume_args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 
-const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.
 const SMALLEST: u64 = 1 << 18;
 /// What to do about damaged file data.
@@ -99,10 +98,10 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         created,
         nodes,
         names,
-        bytes_per_inode: BYTES_PER_INODE,
         journals,
         data_checksums: args.data_checksums,
         owner,
+        ..Layout::default()
     };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     new.0.clear();

@@ -97,16 +97,8 @@ fn regions_of(mib: &[u64]) -> Arc<Mapped> {
         RegionFile { file, bind: None }
     };
     let files: Vec<RegionFile> = mib.iter().map(region).collect();
-    let layout = Layout {
-        volume: [7; 16],
-        created: 1,
-        nodes: (0..mib.len() as u32).map(Some).collect(),
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 2,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let nodes = (0..mib.len() as u32).map(Some).collect();
+    let layout = Layout { volume: [7; 16], nodes, journals: 2, ..Layout::default() };
     let mapped = Arc::new(Mapped::new(&files).unwrap());
     fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).unwrap();
     mapped

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Layout, NewFile, Options, Placement, Volume};
 
-use crate::{LAYOUT, Result};
+use crate::Result;
 
 pub const BLOCK: usize = 4096;
 pub const MIB: usize = 1 << 20;
@@ -39,7 +39,7 @@ impl Memory {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
         let nodes = (0..regions.len() as u32).map(Some).collect();
         let journals = std::thread::available_parallelism()?.get() as u32;
-        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..LAYOUT };
+        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..Layout::default() };
         fs::mkfs(Box::new(map(&files)?), &layout)?;
         let options = Options { placement: Placement::Node(0), ..Options::default() };
         Ok((Volume::mount(Box::new(map(&files)?), options)?, map(&files)?))

@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, Sparse, blank};
-use crate::{REGIONS, format, options};
+use crate::{REGIONS, format, layout, options};
 
 fn volume() -> Volume {
     let ram = Ram::new(blank(&REGIONS));
@@ -87,10 +87,7 @@ fn more_files_than_fit_are_refused_and_give_everything_back() {
             let region = fs::medium::RegionFile { file: memfd.try_clone().unwrap(), bind: None };
             Box::new(fs::medium::Mapped::new(&[region]).unwrap())
         };
-        let (nodes, names, volume) = (vec![None], Vec::new(), [7; 16]);
-        let (created, journals, data_checksums, owner) = (1, 1, false, (0, 0));
-        let layout = fs::Layout { volume, created, nodes, names, bytes_per_inode, journals, data_checksums, owner };
-        fs::mkfs(map(), &layout).unwrap();
+        fs::mkfs(map(), &fs::Layout { bytes_per_inode, ..layout() }).unwrap();
         let volume = Volume::mount(map(), options(2)).unwrap();
         let free = |volume: &Volume| {
             let region = &volume.usage().regions[0];
@@ -244,9 +241,7 @@ fn many_files_take_a_block_each_and_give_everything_back() {
     let directories = files.div_ceil(PER_DIRECTORY);
     // A log page each; an inode each, 64 to a block; two names in three lines of a log, at most.
     let medium = Sparse::new(files + files / 20 + 8 * directories + 1000);
-    let (volume, names, owner) = ([7; 16], Vec::new(), (0, 0));
-    let (bytes_per_inode, data_checksums, nodes) = (4096, false, vec![Some(0)]);
-    let layout = fs::Layout { volume, created: 1, nodes, names, bytes_per_inode, journals: 1, data_checksums, owner };
+    let layout = fs::Layout { nodes: vec![Some(0)], bytes_per_inode: 4096, ..layout() };
     fs::mkfs(Box::new(medium.clone()), &layout).unwrap();
     let mount = |what: &str| {
         // In a thread of its own: else the C library sorts the memory that the volume before had,

@@ -47,6 +47,11 @@ pub fn mount_whole(medium: Box<dyn Medium>, options: Options) -> fs::Result<fs::
     }
 }
 
+/// What is alike in the volumes of these tests.
+pub fn layout() -> Layout {
+    Layout { volume: [7; 16], created: 1, ..Layout::default() }
+}
+
 /// Makes a volume on a medium: node 0 and node 1.
 pub fn format(medium: Box<dyn Medium>, journals: u32) {
     format_with(medium, journals, false);
@@ -55,8 +60,5 @@ pub fn format(medium: Box<dyn Medium>, journals: u32) {
 /// The same, with or without checksums of file data.
 pub fn format_with(medium: Box<dyn Medium>, journals: u32, data_checksums: bool) {
     let nodes = (0..medium.regions() as u32).map(Some).collect();
-    let (volume, names) = ([7; 16], Vec::new());
-    let owner = (0, 0);
-    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, data_checksums, owner };
-    fs::mkfs(medium, &layout).unwrap();
+    fs::mkfs(medium, &Layout { nodes, journals, data_checksums, ..layout() }).unwrap();
 }
