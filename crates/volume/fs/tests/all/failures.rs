@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, NewFile, Rename, Result, Volume};
 
-use crate::medium::{Ram, blank};
-use crate::{format, mount_whole, options};
+use crate::medium::Ram;
+use crate::{formatted, mount_whole, options};
 
 /// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share
 /// it.
@@ -97,8 +97,7 @@ fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() 
     for (name, act) in ACTS {
         let mut failed = 0;
         for nth in 0..6 {
-            let ram = Ram::new(blank(&[400, 400]));
-            format(Box::new(ram.clone()), 1);
+            let ram = formatted(&[400, 400]);
             let failing = Failing::new(&ram);
             let fences = Arc::clone(&failing.fences);
             let volume = mount_whole(Box::new(failing), options(1)).unwrap();
@@ -171,8 +170,7 @@ fn a_failed_msync_is_not_forgotten() {
 /// that the medium might name.
 #[test]
 fn after_a_panic_within_a_commit_nothing_is_stored() {
-    let ram = Ram::new(blank(&[400]));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&[400]);
     let failing = Failing { panics: true, ..Failing::new(&ram) };
     let fences = Arc::clone(&failing.fences);
     let volume = mount_whole(Box::new(failing), options(1)).unwrap();
@@ -196,8 +194,7 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
 /// memory for each time.
 #[test]
 fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
-    let ram = Ram::new(blank(&[400]));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&[400]);
     mount_whole(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
     let mut image = ram.image();
     let block = image[0].chunks_mut(4096).rfind(|block| &block[4..8] == b"HCKP").unwrap();

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Ino, NewFile, Result, Volume};
 
-use crate::medium::{Ram, blank};
-use crate::{format, mount_whole, options};
+use crate::{format, fresh, mount_whole, options};
 
 /// Counts the bytes that are read.
 pub struct Counting<M>(pub M, pub Arc<AtomicU64>);
@@ -124,9 +123,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
 /// open, the next mount knew nothing, and read all logs.
 #[test]
 fn an_unmount_closes_what_is_open() {
-    let ram = Ram::new(blank(&[400, 400]));
-    format(Box::new(ram.clone()), 1);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&[400, 400]);
     let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.free_blocks).sum::<u64>();
     let before = free(&volume);
     for i in 0..9 {

@@ -6,7 +6,7 @@ use fs::{Error, Ino, Layout, Migration, NewFile, Options, Placement, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Image, Ram, blank};
-use crate::{layout, options};
+use crate::{fresh, layout, options};
 
 /// A volume on unequal regions with a file over all of them.
 fn example(count: usize, id: u8) -> (Image, Ino, Vec<u8>) {
@@ -174,9 +174,7 @@ fn a_migration_from_a_node_leaves_what_is_on_others() {
 /// A promotion brings ranges of a file near; what lies beside them stays, and so does the log.
 #[test]
 fn a_migration_of_a_range_moves_its_blocks_from_one_node_and_nothing_else() {
-    let ram = Ram::new(blank(&[200, 200]));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[200, 200]);
     let file = written(&volume, 40, 0);
     volume.write_to(file, 12 * 4096, &[9; 4 * 4096], Placement::Node(1)).unwrap();
     let free = || [0, 1].map(|region| volume.usage().regions[region].free_blocks);
@@ -206,9 +204,7 @@ fn a_migration_of_a_range_moves_its_blocks_from_one_node_and_nothing_else() {
 /// it all anew. Without room there either, a move that was done was an error.
 #[test]
 fn a_log_that_finds_no_room_on_the_new_node_stays_and_the_move_is_done() {
-    let ram = Ram::new(blank(&[200, 200]));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[200, 200]);
     let file = written(&volume, 10, 0);
     for i in 0..8 {
         volume.set_xattr(file, format!("user.{i}").as_bytes(), &[1; 3000], fs::SetXattr::Any).unwrap();

@@ -8,7 +8,7 @@ use fs::medium::{At, Medium};
 use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 
 use crate::medium::{Ram, blank};
-use crate::{format_with, options};
+use crate::{create, format_with, options};
 
 /// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an
 /// error that no test expects.
@@ -91,11 +91,6 @@ impl Medium for Holed {
     fn fence(&self) -> Result<()> {
         Ok(())
     }
-}
-
-fn create(volume: &Volume, name: &str) -> Result<Ino> {
-    let new = NewFile { mode: 0o644, ..NewFile::default() };
-    volume.create(Ino::ROOT, name.as_bytes(), new).map(|stat| stat.ino)
 }
 
 /// The number of a free inode that could not be read came back to the top of those to use: no file
