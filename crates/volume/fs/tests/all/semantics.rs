@@ -337,7 +337,7 @@ fn a_page_of_a_log_that_is_only_history_is_dropped() {
 #[test]
 fn overwrites_clean_their_log_without_reading_it() {
     let read = Arc::default();
-    let medium = crate::recovery::Counting(formatted(&[1000]), Arc::clone(&read));
+    let medium = crate::medium::counting(formatted(&[1000]), &read);
     let volume = Volume::mount(Box::new(medium), options(1)).unwrap();
     let file = create(&volume, b"file");
     let used = || volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
