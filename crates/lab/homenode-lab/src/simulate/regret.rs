@@ -16,8 +16,8 @@ pub fn run(global: &Global, scenarios: u32, seed: u64, unknown: bool) -> Result<
     let unknown = unknown.then(|| compare(global, Request { unknown: true, ..request })).transpose()?;
     if global.json {
         let mut all = json!(known);
-        if let (Some(unknown), Some(all)) = (&unknown, all.as_object_mut()) {
-            all.insert("unknown_machines".to_owned(), json!(unknown));
+        if let Some(unknown) = &unknown {
+            all["unknown_machines"] = json!(unknown);
         }
         output::print_json(&all)?;
     } else {

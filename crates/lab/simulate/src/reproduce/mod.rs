@@ -39,7 +39,7 @@ mod tests;
 mod trial;
 
 pub use bench::Bench;
-pub use canvas::{Area, LINE, PlotError, WIDTH, png, text};
+pub use canvas::{Area, Drawn, LINE, PlotError, WIDTH, png, text};
 pub use csv::csv;
 pub(crate) use draft::{Bars, Draft};
 pub use effect::{Effect, Tally, Verdict};
