@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use engine::JobId;
 use memory_model::queues::{Solver, System};
-pub(crate) use memory_model::{Shares, add, total};
+pub(crate) use memory_model::{Shares, add, on, total};
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
 use smallvec::SmallVec;
@@ -92,9 +92,8 @@ impl File {
 /// Fraction of two non-empty sets of bytes that is on different nodes.
 fn apart(a: &Shares, b: &Shares) -> f64 {
     let (all_a, all_b) = (total(a), total(b));
-    let of = |shares: &Shares, node: usize| shares.binary_search_by_key(&node, |s| s.0).map_or(0.0, |at| shares[at].1);
     // Both add up to one: what is more here is less there.
-    let more = |s: &(usize, f64)| (s.1 / all_a - of(b, s.0) / all_b).max(0.0);
+    let more = |s: &(usize, f64)| (s.1 / all_a - on(b, s.0) / all_b).max(0.0);
     a.iter().map(more).sum()
 }
 
@@ -386,9 +385,8 @@ impl World {
 
     /// Free bytes of a node.
     pub fn free(&self, node: usize) -> f64 {
-        let of = |shares: &Shares| shares.iter().filter(|s| s.0 == node).map(|s| s.1).sum::<f64>();
-        let files: f64 = self.files.iter().map(|f| of(&f.bytes)).sum();
-        let processes: f64 = self.processes.iter().map(|p| of(&p.resident)).sum();
+        let files: f64 = self.files.iter().map(|f| on(&f.bytes, node)).sum();
+        let processes: f64 = self.processes.iter().map(|p| on(&p.resident, node)).sum();
         self.machine.nodes()[node].capacity - files - processes
     }
 
