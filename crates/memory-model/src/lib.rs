@@ -19,7 +19,7 @@ mod shares;
 mod software;
 
 pub use profile::{Cost, Direction, Memory, Profile};
-pub use shares::{Shares, add, total};
+pub use shares::{Shares, add, on, total};
 pub use software::{Call, Software};
 
 /// SLIT distance of a node to itself.

@@ -13,6 +13,11 @@ pub fn add(shares: &mut Shares, node: usize, amount: f64) {
     }
 }
 
+/// The amount of a node.
+pub fn on(shares: &Shares, node: usize) -> f64 {
+    shares.binary_search_by_key(&node, |s| s.0).map_or(0.0, |at| shares[at].1)
+}
+
 /// The sum over all nodes.
 pub fn total(shares: &Shares) -> f64 {
     shares.iter().map(|s| s.1).sum()

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use fs::medium::{Mapped, RegionFile};
 use fs::{Background, Error, Ino, Layout, NewFile, Options, SetAttributes, Volume};
 
-use crate::{LAYOUT, Result, median};
+use crate::{Result, median};
 
 const BLOCK: u64 = 4096;
 
@@ -100,7 +100,7 @@ fn fragmented(extents: u64, blocks: u64) -> Result<(Volume, Ino)> {
     let file = std::fs::File::from(rustix::fs::memfd_create("cleaning", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.set_len(blocks * BLOCK)?;
     let regions = [RegionFile { file, bind: None }];
-    let layout = Layout { nodes: vec![None], journals: 2, ..LAYOUT };
+    let layout = Layout { nodes: vec![None], journals: 2, ..Layout::default() };
     fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
     let volume = Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?;
     let new = NewFile { mode: 0o100_644, ..NewFile::default() };

@@ -5,7 +5,7 @@
 //! Each thread writes 4 KiB at a time to a file of its own. The contenders take turns; a line has
 //! the median of the rounds, and its relation to one thread.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use fs::medium::{Mapped, RegionFile};
 use fs::{Ino, Layout, NewFile, Options, Volume};
 
-use crate::{LAYOUT, Result, median};
+use crate::{Result, median};
 
 const THREADS: [usize; 3] = [1, 4, 16];
 /// Calls of all threads together in a round: the disk's time for each of them is the same.
@@ -41,7 +41,7 @@ pub fn main(args: &[&str]) -> Result<()> {
     });
     let inodes = inodes.collect::<Result<Vec<Ino>>>()?;
     let files = (0..most).map(|_| {
-        let file = unnamed(&dir)?;
+        let file = tempfile::tempfile_in(&dir)?;
         file.write_all_at(&vec![1; BLOCKS * BLOCK], 0)?;
         Ok(file)
     });
@@ -86,23 +86,15 @@ fn together(threads: usize, first: usize, call: &(dyn Fn(usize, usize) -> Result
     Ok(CALLS as f64 / begin.elapsed().as_secs_f64())
 }
 
-/// A file that is gone when it is closed.
-fn unnamed(dir: &Path) -> Result<File> {
-    let path = dir.join("homenode-commits");
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
-}
-
 fn volume(dir: &Path, files: usize) -> Result<Volume> {
-    let file = unnamed(dir)?;
+    let file = tempfile::tempfile_in(dir)?;
     // Of zeros that are written: the disk's blocks are there, and a commit changes no map of them.
     let bytes = files * BLOCKS * BLOCK * 3 + (16 << 20);
     (0..bytes >> 20).try_for_each(|mib| file.write_all_at(&vec![0; 1 << 20], (mib << 20) as u64))?;
     file.sync_all()?;
     let regions = [RegionFile { file, bind: None }];
     let journals = std::thread::available_parallelism()?.get() as u32;
-    let layout = Layout { nodes: vec![None], journals, ..LAYOUT };
+    let layout = Layout { nodes: vec![None], journals, ..Layout::default() };
     fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
     Ok(Volume::mount(Box::new(Mapped::new(&regions)?), Options::default())?)
 }

@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 use lab::damon::Damon;
 use observe::mapped::Mapped;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use serde_json::json;
 use topology::Topology;
 
-use crate::{Result, again, median};
+use crate::{Result, again, cpu_s, median};
 
 /// How long each of the three runs in a round.
 const SPELL: Duration = Duration::from_secs(10);
@@ -110,11 +110,6 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn cpu_s(clock: ClockId) -> f64 {
-    let now = clock_gettime(clock);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {

@@ -15,11 +15,15 @@ mod observe;
 mod plans;
 mod process;
 mod ratios;
+mod sqlite;
+mod systems;
 mod where_;
 
-use std::process::Command;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use fs::Layout;
+use rustix::time::{ClockId, clock_gettime};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -37,6 +41,7 @@ fn main() -> Result<()> {
         Some((&"plans", args)) => plans::main(args),
         Some((&"process", args)) => process::main(args),
         Some((&"ratios", args)) => ratios::main(args),
+        Some((&"sqlite", args)) => sqlite::main(args),
         Some((&"where", args)) => where_::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
     }
@@ -49,6 +54,47 @@ fn again(name: &str) -> std::io::Result<Command> {
     Ok(command)
 }
 
+/// Such a process that has said its first line; killed when dropped.
+struct Part {
+    child: Child,
+    said: String,
+}
+
+impl Part {
+    fn start<S: AsRef<OsStr>>(name: &str, args: impl IntoIterator<Item = S>) -> std::io::Result<Self> {
+        let child = again(name)?.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut part = Self { child, said: String::new() };
+        if let Some(out) = &mut part.child.stdout {
+            BufReader::new(out).read_line(&mut part.said)?;
+        }
+        Ok(part)
+    }
+
+    /// Closes its standard input, and waits until it has ended.
+    fn end(mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// CPU seconds of this thread or process so far.
+fn cpu_s(clock: ClockId) -> f64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// The same numbers without order each time: below `most`, others for each seed.
+fn random_numbers(seed: u64, most: u64) -> impl Iterator<Item = u64> {
+    let mut random = lab::hot_set::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    std::iter::repeat_with(move || random.draw() % most)
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -59,15 +105,3 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|i| values.get(values.len().saturating_sub(1) * i / 4).copied().unwrap_or(f64::NAN))
 }
-
-/// Of a volume without regions.
-const LAYOUT: Layout = Layout {
-    volume: [1; 16],
-    created: 0,
-    nodes: Vec::new(),
-    names: Vec::new(),
-    bytes_per_inode: 16384,
-    journals: 4,
-    data_checksums: false,
-    owner: (0, 0),
-};

@@ -17,21 +17,18 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-use ::fs::medium::{Mapped, RegionFile};
-use ::fs::{Layout, Volume};
 use mount::plane::Callers;
 use mount::{Options, null};
-use rustix::mount::{UnmountFlags, unmount};
 
-use crate::{LAYOUT, Result, again, quartiles};
+use crate::systems::{Mount, region, volume};
+use crate::{Result, quartiles, random_numbers};
 
 /// Bytes of the file that is read and written, and of a volume, which needs room for what replaces
 /// it.
@@ -73,7 +70,7 @@ fn serve(kind: &str, dir: &Path) {
     let options = Options { source: "bench".to_owned(), ring, ..Options::default() };
     let mountpoint = dir.join(kind);
     let session = if of_volume {
-        let volume = volume(&dir.join(format!("{kind}.region")));
+        let volume = volume(&region(dir, kind), VOLUME);
         mount::serve(Arc::new(volume), &mountpoint, &options).unwrap()
     } else {
         null::serve(&mountpoint, &options).unwrap()
@@ -85,57 +82,18 @@ fn serve(kind: &str, dir: &Path) {
     session.wait().unwrap();
 }
 
-/// A new volume.
-fn volume(region: &Path) -> Volume {
-    File::create(region).unwrap().set_len(VOLUME).unwrap();
-    let medium = || {
-        let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
-        Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
-    };
-    let layout = Layout { nodes: vec![Some(0)], ..LAYOUT };
-    ::fs::mkfs(medium(), &layout).unwrap();
-    Volume::mount(medium(), ::fs::Options::default()).unwrap()
-}
-
 /// A file system under test.
 struct System {
     name: &'static str,
-    dir: PathBuf,
-    server: Option<Child>,
+    mount: Mount,
     /// The file, by way of the page cache and past it.
     files: [File; 2],
 }
 
 impl System {
     fn new(name: &'static str, place: &Path) -> Self {
-        let dir = place.join(name);
-        fs::create_dir(&dir).unwrap();
-        let run = |program: &str, args: &[&str]| assert!(Command::new(program).args(args).status().unwrap().success());
-        let path = dir.to_str().unwrap();
-        let mut server = None;
-        match name {
-            "tmpfs" => run("mount", &["-t", "tmpfs", "none", path]),
-            "ext4" => {
-                let image = place.join("ext4.image");
-                File::create(&image).unwrap().set_len(VOLUME).unwrap();
-                let image = image.to_str().unwrap();
-                run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image]);
-                run("mount", &["-o", "loop", image, path]);
-            }
-            _ => {
-                let mut child = again("mount")
-                    .unwrap()
-                    .args(["--serve", name, place.to_str().unwrap()])
-                    .stdin(Stdio::piped())
-                    .stdout(Stdio::piped())
-                    .spawn()
-                    .unwrap();
-                let mut said = String::new();
-                BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-                assert_eq!(said, "mounted\n");
-                server = Some(child);
-            }
-        }
+        let mount = Mount::new("mount", name, place, VOLUME);
+        let dir = &mount.dir;
         // Names that a null mount has anyway.
         let open = |flags| {
             OpenOptions::new().read(true).write(true).create(true).custom_flags(flags).open(dir.join("file00000"))
@@ -151,32 +109,7 @@ impl System {
             }
         }
         files[0].sync_all().unwrap();
-        Self { name, dir, server, files }
-    }
-
-    /// CPU time of caller and server until now, ns.
-    fn cpu(&self) -> u64 {
-        let of = |clock| {
-            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: the call writes one timespec, which lives through it.
-            assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0);
-            time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-        };
-        // The clock of another process, as clock_getcpuclockid(3) makes it.
-        let server = self.server.as_ref().map_or(0, |server| of((!(server.id() as i32) << 3) | 2));
-        of(libc::CLOCK_PROCESS_CPUTIME_ID) + server
-    }
-}
-
-impl Drop for System {
-    fn drop(&mut self) {
-        // Files of its own are open until after this, so the mount is detached.
-        unmount(&self.dir, UnmountFlags::DETACH).unwrap();
-        if let Some(server) = &mut self.server {
-            drop(server.stdin.take());
-            server.kill().unwrap();
-            server.wait().unwrap();
-        }
+        Self { name, mount, files }
     }
 }
 
@@ -193,14 +126,7 @@ fn buffer() -> Box<Buffer> {
 
 /// The same places of a file each time, without order.
 fn places(size: usize, count: usize, seed: u64) -> impl Iterator<Item = u64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    std::iter::repeat_with(move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % (FILE / size as u64) * size as u64
-    })
-    .take(count)
+    random_numbers(seed, FILE / size as u64).take(count).map(move |at| at * size as u64)
 }
 
 /// An operation: its name, number of threads, and repetitions of each thread.
@@ -234,7 +160,7 @@ fn read_cold(system: &System, buffer: &mut Buffer) {
 }
 
 fn new_names(system: &System, seed: u64) -> impl Iterator<Item = PathBuf> {
-    (0..NAMES).map(move |n| system.dir.join(format!("new{seed}-{n}")))
+    (0..NAMES).map(move |n| system.mount.dir.join(format!("new{seed}-{n}")))
 }
 
 fn create(system: &System, _: &mut Buffer, seed: u64) {
@@ -254,11 +180,11 @@ fn stat(system: &System, _: &mut Buffer, seed: u64) {
 }
 
 fn list(system: &System, _: &mut Buffer, _: u64) {
-    assert!(fs::read_dir(&system.dir).unwrap().count() >= null::ENTRIES);
+    assert!(fs::read_dir(&system.mount.dir).unwrap().count() >= null::ENTRIES);
 }
 
 fn open(system: &System, _: &mut Buffer, _: u64) {
-    (0..NAMES).for_each(|n| drop(File::open(system.dir.join(format!("file{:05}", n + 1))).unwrap()));
+    (0..NAMES).for_each(|n| drop(File::open(system.mount.dir.join(format!("file{:05}", n + 1))).unwrap()));
 }
 
 const LOADS: &[Load] = &[
@@ -313,11 +239,11 @@ fn once(system: &System, load: &Load, round: u64) -> [f64; 2] {
         let work = &work;
         let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
         barrier.wait();
-        let cpu = system.cpu();
+        let cpu = system.mount.cpu_ns();
         barrier.wait();
         (cpu, workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<_>>())
     });
-    let cpu = system.cpu() - cpu;
+    let cpu = system.mount.cpu_ns() - cpu;
     let (first, last) = (times.iter().map(|t| t.0).min().unwrap(), times.iter().map(|t| t.1).max().unwrap());
     let all = (load.count * load.threads) as f64;
     [(last - first).as_nanos() as f64 / all, cpu as f64 / all]
@@ -376,7 +302,7 @@ fn told(place: &Path, rounds: u64) -> Vec<(&'static str, f64, f64)> {
     callers.enter(tid, || ());
     callers.look(); // from now on it is known where this thread runs
     let volumes = ["told.region", "watched.region"].map(|name| {
-        let volume = volume(&place.join(name));
+        let volume = volume(&place.join(name), VOLUME);
         let new = ::fs::NewFile { mode: libc::S_IFREG | 0o600, ..::fs::NewFile::default() };
         let ino = volume.create(::fs::Ino::ROOT, b"f", new).unwrap().ino;
         (0..FILE).step_by(LARGE).for_each(|at| volume.write(ino, at, &vec![7; LARGE]).unwrap());

@@ -12,11 +12,11 @@
 
 use std::fs::{self, File};
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ use linux::residency;
 use serde_json::{Value, json};
 use topology::NodeId;
 
-use crate::{Result, again, quartiles};
+use crate::{Part, Result, quartiles};
 
 const PAGE: usize = 4096;
 /// `MPOL_MF_MOVE_ALL`, include/uapi/linux/mempolicy.h.
@@ -112,16 +112,11 @@ fn check(path: &Path, node: NodeId, size: usize) {
 
 /// Moves the file with the process that maps it; measures migratepages alone.
 fn migratepages(path: &Path, from: NodeId, to: NodeId) -> Duration {
-    let mut holder = again("move").unwrap();
-    let holder = holder.arg("--hold").arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut holder = holder.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let holder = Part::start("move", ["--hold".as_ref(), path.as_os_str()]).unwrap();
     let mut command = Command::new("migratepages");
-    command.args([holder.id().to_string(), from.to_string(), to.to_string()]);
+    command.args([holder.child.id().to_string(), from.to_string(), to.to_string()]);
     let took = timed(|| assert!(command.status().unwrap().success()));
-    drop(holder.stdin.take());
-    holder.wait().unwrap();
+    holder.end().unwrap();
     took
 }
 

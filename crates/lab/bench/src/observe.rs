@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,9 +22,11 @@ use std::time::Duration;
 
 use observe::times::ReadTimes;
 use observe::{Observer, Scope, Settings};
+use rustix::thread::CpuSet;
+use rustix::time::ClockId;
 use serde_json::{Value, json};
 
-use crate::{Result, again};
+use crate::{Part, Result, cpu_s, quartiles};
 
 const WINDOW: Duration = Duration::from_secs(1);
 const FILES: usize = 1000;
@@ -60,10 +62,7 @@ type Way = (&'static str, Option<Settings>);
 /// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it
 /// can; and those of them that the observer's threads sent, by the function that was called.
 fn interrupts(directory: &Path, rounds: usize) -> Result<Value> {
-    std::fs::create_dir_all(directory)?;
-    let path = directory.join("read");
-    std::fs::write(&path, vec![1; 4096 * 4096])?;
-    let file = File::open(&path)?;
+    let file = cached_file(directory)?;
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let ways: [Way; 3] = [
         ("not observed", None),
@@ -122,7 +121,7 @@ fn interrupts(directory: &Path, rounds: usize) -> Result<Value> {
     })?;
     println!("function-call interrupts, a second and CPU   median   quartiles ({sliced} windows sliced)");
     let mut rows = serde_json::Map::new();
-    for (((name, _), result), senders) in ways.iter().zip(&mut results).zip(&senders) {
+    for (((name, _), result), senders) in ways.iter().zip(results).zip(&senders) {
         let [low, median, high] = quartiles(result);
         println!("  {name:<42} {median:>7.0}   {low:.0} to {high:.0}");
         let by: Vec<_> = senders.iter().map(|(function, n)| format!("{function} {n:.1}")).collect();
@@ -179,6 +178,14 @@ fn sent_between_cpus() -> std::io::Result<f64> {
     Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
 }
 
+/// A new file of 16 MiB to read.
+fn cached_file(directory: &Path) -> std::io::Result<File> {
+    std::fs::create_dir_all(directory)?;
+    let path = directory.join("read");
+    std::fs::write(&path, vec![1; 4096 * 4096])?;
+    File::open(&path)
+}
+
 /// ns of CPU time per 4 KiB pread, over a quarter of a second of CPU time.
 fn pread_ns(file: &File) -> std::io::Result<f64> {
     burst_ns(file, Duration::from_millis(250))
@@ -186,20 +193,16 @@ fn pread_ns(file: &File) -> std::io::Result<f64> {
 
 /// ns of CPU time per 4 KiB pread, over this much CPU time, which excludes the work of others.
 fn burst_ns(file: &File, length: Duration) -> std::io::Result<f64> {
-    let cpu_ns = || {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        now.tv_sec * 1_000_000_000 + now.tv_nsec
-    };
     let mut buffer = [0; 4096];
-    let (start, mut n) = (cpu_ns(), 0u64);
+    let (start, mut n) = (cpu_s(ClockId::ThreadCPUTime), 0u64);
     loop {
         for i in 0..1000u64 {
             file.read_exact_at(&mut buffer, (n + i) % 4096 * 4096)?;
         }
         n += 1000;
-        let used = cpu_ns() - start;
-        if used >= length.as_nanos() as i64 {
-            return Ok(used as f64 / n as f64);
+        let used = cpu_s(ClockId::ThreadCPUTime) - start;
+        if used >= length.as_secs_f64() {
+            return Ok(used * 1e9 / n as f64);
         }
     }
 }
@@ -215,8 +218,8 @@ const SETTLE: Duration = Duration::from_millis(2200);
 /// Rounds per observed measurement: together a second, as the hook is attached in slices.
 const ROUNDS_OBSERVED: u32 = 4;
 
-/// The same while an observer takes its windows in another thread, on whichever CPU.
-fn observed_ns(file: &File, settings: &Settings, cpus: &rustix::thread::CpuSet) -> Result<f64> {
+/// What is measured while an observer takes its windows in another thread, on one of these CPUs.
+fn observed_ns(settings: &Settings, cpus: &CpuSet, measure: impl FnOnce() -> std::io::Result<f64>) -> Result<f64> {
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let mut observer = Observer::open(settings, &topology)?;
     let done = AtomicBool::new(false);
@@ -228,7 +231,7 @@ fn observed_ns(file: &File, settings: &Settings, cpus: &rustix::thread::CpuSet) 
             }
             Ok(())
         });
-        let ns = settled_ns(file);
+        let ns = measure();
         done.store(true, Ordering::Relaxed);
         windows.join().map_err(|_| "the observing thread panicked")??;
         Ok(ns?)
@@ -256,11 +259,8 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
     /// An observer's first windows, in which it sees how little there is. Unobserved bursts follow
     /// a pause, too.
     const PAUSE: Duration = Duration::from_millis(1100);
-    std::fs::create_dir_all(directory)?;
-    let path = directory.join("read");
-    std::fs::write(&path, vec![1; 4096 * 4096])?;
-    let file = File::open(&path)?;
-    let topology = topology::sysfs::read(Path::new("/sys"))?;
+    let file = cached_file(directory)?;
+    let cpus = rustix::thread::sched_getaffinity(None)?;
     // Two threads throughout, as below.
     let (keep, parked) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || parked.recv());
@@ -268,22 +268,8 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
         std::thread::sleep(PAUSE);
         burst_ns(&file, length)
     };
-    let observed = |length, steady| -> Result<f64> {
-        let mut observer = Observer::open(&Settings { steady, ..Settings::default() }, &topology)?;
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let windows = scope.spawn(|| -> Result<()> {
-                while !done.load(Ordering::Relaxed) {
-                    observer.window(WINDOW)?;
-                }
-                Ok(())
-            });
-            let ns = unobserved(length);
-            done.store(true, Ordering::Relaxed);
-            windows.join().map_err(|_| "the observing thread panicked")??;
-            Ok(ns?)
-        })
-    };
+    let observed =
+        |length, steady| observed_ns(&Settings { steady, ..Settings::default() }, &cpus, || unobserved(length));
     println!("4 KiB cached pread in bursts, ratio of CPU time   median   quartiles");
     let mut rows = serde_json::Map::new();
     for (seconds, rounds) in lengths {
@@ -299,7 +285,7 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
                 before = after;
             }
         }
-        for ((name, _), ratios) in ways.iter().zip(&mut ratios) {
+        for ((name, _), ratios) in ways.iter().zip(ratios) {
             let [low, median, high] = quartiles(ratios);
             println!("  {name:<24} {seconds:>4} s {rounds:>3} rounds   {median:>10.3}   {low:.3} to {high:.3}");
             rows.insert(format!("{name}, {seconds} s"), json!([low, median, high]));
@@ -329,7 +315,10 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
                         let _timed = ReadTimes::open(&Scope::All)?;
                         settled_ns(file)?
                     }
-                    way => observed_ns(file, &Settings { exact: way == "exact", ..Settings::default() }, all)?,
+                    way => {
+                        let settings = Settings { exact: way == "exact", ..Settings::default() };
+                        observed_ns(&settings, all, || settled_ns(file))?
+                    }
                 };
                 let after = warm_ns(file)?;
                 alone.push((before + after) / 2.0);
@@ -340,13 +329,13 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
         eprintln!();
         Ok(())
     })?;
-    let alone = quartiles(&mut alone);
+    let alone = quartiles(alone);
     println!("4 KiB cached pread         median   quartiles");
     println!("  not observed          {:>6.0} ns   {:.0} to {:.0}", alone[1], alone[0], alone[2]);
     let mut json =
         serde_json::Map::from_iter([("rounds".to_owned(), json!(rounds)), ("alone_ns".to_owned(), json!(alone))]);
-    for (way, mut ratios) in ratios {
-        let [low, median, high] = quartiles(&mut ratios);
+    for (way, ratios) in ratios {
+        let [low, median, high] = quartiles(ratios);
         println!("  {:<22} {median:>7.3}   {low:.3} to {high:.3}", format!("{way}, ratio"));
         json.insert(format!("{}_ratio", way.replace(' ', "_")), json!([low, median, high]));
     }
@@ -361,7 +350,10 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
 fn ranges(directory: &Path, rounds: usize) -> Result<Value> {
     let (mut ratios, mut without) = (Vec::new(), Vec::new());
     on_one_cpu(directory, |file, all| {
-        let observed = |ranges| observed_ns(file, &Settings { ranges, steady: true, ..Settings::default() }, all);
+        let observed = |ranges| {
+            let settings = Settings { ranges, steady: true, ..Settings::default() };
+            observed_ns(&settings, all, || settled_ns(file))
+        };
         let mut before = observed(false)?;
         for _ in 0..rounds {
             let with = observed(true)?;
@@ -372,7 +364,7 @@ fn ranges(directory: &Path, rounds: usize) -> Result<Value> {
         }
         Ok(())
     })?;
-    let (ratio, without) = (quartiles(&mut ratios), quartiles(&mut without));
+    let (ratio, without) = (quartiles(ratios), quartiles(without));
     println!("4 KiB cached pread, observed   median   quartiles");
     println!("  without ranges        {:>6.0} ns   {:.0} to {:.0}", without[1], without[0], without[2]);
     println!("  with, ratio           {:>8.4}   {:.4} to {:.4}", ratio[1], ratio[0], ratio[2]);
@@ -380,16 +372,13 @@ fn ranges(directory: &Path, rounds: usize) -> Result<Value> {
 }
 
 /// Measures on one CPU; all CPUs are for observers.
-fn on_one_cpu(directory: &Path, measure: impl FnOnce(&File, &rustix::thread::CpuSet) -> Result<()>) -> Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let path = directory.join("read");
-    std::fs::write(&path, vec![1; 4096 * 4096])?;
-    let file = File::open(&path)?;
+fn on_one_cpu(directory: &Path, measure: impl FnOnce(&File, &CpuSet) -> Result<()>) -> Result<()> {
+    let file = cached_file(directory)?;
     // Two threads throughout: in a process with one, the kernel does not count a file's users.
     let (keep, parked) = std::sync::mpsc::channel::<()>();
     std::thread::spawn(move || parked.recv());
     let all = rustix::thread::sched_getaffinity(None)?;
-    let mut one = rustix::thread::CpuSet::new();
+    let mut one = CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &one)?;
     let measured = measure(&file, &all);
@@ -398,16 +387,12 @@ fn on_one_cpu(directory: &Path, measure: impl FnOnce(&File, &rustix::thread::Cpu
     measured
 }
 
-/// First quartile, median, third quartile.
-fn quartiles(values: &mut [f64]) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    let at = |share: f64| values.get(((values.len() - 1) as f64 * share).round() as usize).copied().unwrap_or(f64::NAN);
-    [at(0.25), at(0.5), at(0.75)]
-}
-
 /// The observer's cost while `threads` threads of another process read a little in every window.
 fn capacity(directory: &Path, threads: usize) -> Result<Value> {
-    let mut load = Load::start(directory, threads)?;
+    let load = Part::start("observe", ["--readers".as_ref(), directory.as_os_str(), threads.to_string().as_ref()])?;
+    if load.said != "ready\n" {
+        return Err(format!("the readers did not start: {}", load.said).into());
+    }
     let topology = topology::sysfs::read(Path::new("/sys"))?;
     let mut observer = Observer::open(&Settings::default(), &topology)?;
     // In the first window the buffers grow.
@@ -418,14 +403,14 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value> {
         cpu.push(observed.cost.cpu_s / observed.window_s);
         rss = rss.max(observed.cost.rss_bytes);
         kernel = kernel.max(observed.cost.kernel_bytes);
-        let pid = load.0.id();
+        let pid = load.child.id();
         reported
             .push(observed.threads.iter().filter(|t| t.thread.pid == pid && t.thread.file_bytes() > 0).count() as f64);
     }
     drop(observer);
     let peers = peers()?;
-    load.end();
-    let (cpu, reported) = (quartiles(&mut cpu), quartiles(&mut reported));
+    drop(load);
+    let (cpu, reported) = (quartiles(cpu), quartiles(reported));
     println!(
         "{threads} threads: {:.2} % of a CPU ({:.2} to {:.2}), {:.1} MB resident, {:.1} MB in the kernel, {} reported",
         cpu[1] * 100.0,
@@ -536,11 +521,9 @@ fn used_in_ten_seconds(pid: u32) -> Result<Used, String> {
 
 /// One pass a second over every thread's CPU time and bytes read, five times.
 fn procfs_reader() -> Result<Used> {
-    let cpu = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let seconds = |t: rustix::time::Timespec| t.tv_sec as f64 + t.tv_nsec as f64 / 1e9;
     let mut shares = Vec::new();
     for _ in 0..5 {
-        let before = seconds(cpu());
+        let before = cpu_s(ClockId::ThreadCPUTime);
         let mut seen = 0u64;
         for process in procfs::process::all_processes()?.flatten() {
             for task in process.tasks().into_iter().flatten().flatten() {
@@ -551,45 +534,11 @@ fn procfs_reader() -> Result<Used> {
             }
         }
         std::hint::black_box(seen);
-        shares.push(seconds(cpu()) - before);
+        shares.push(cpu_s(ClockId::ThreadCPUTime) - before);
         std::thread::sleep(WINDOW);
     }
     let rss_bytes = procfs::process::Process::myself()?.stat()?.rss * procfs::page_size();
-    Ok(Used { cpu: quartiles(&mut shares)[1], rss_bytes })
-}
-
-/// The reading process.
-struct Load(Child);
-
-impl Load {
-    fn start(directory: &Path, threads: usize) -> Result<Self> {
-        let mut child = again("observe")?
-            .arg("--readers")
-            .arg(directory)
-            .arg(threads.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = child.stdout.take().ok_or("no output")?;
-        let load = Self(child);
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        match line.trim() {
-            "ready" => Ok(load),
-            _ => Err(format!("the readers did not start: {line}").into()),
-        }
-    }
-
-    fn end(&mut self) {
-        _ = self.0.kill();
-        _ = self.0.wait();
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.end();
-    }
+    Ok(Used { cpu: quartiles(shares)[1], rss_bytes })
 }
 
 /// Threads that each read 64 KiB of a small file about three times a second, until standard input

@@ -12,12 +12,11 @@
 //! **Limits.** Simulated windows only; `homenode replay` compares plans of recorded ones.
 
 use std::hash::{DefaultHasher, Hasher as _};
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use placement::{Plan, Policy, Snapshot, Traits};
-use simulate::regret::experiments;
+use simulate::parallel;
+use simulate::regret::{self, experiments};
 use simulate::scenario::ScenarioFile;
 use topology::Topology;
 
@@ -117,32 +116,11 @@ pub fn main(args: &[&str]) -> Result<()> {
     let (random, seed) = (number(0, 300)?, number(1, 1)?);
     let only = std::env::var("PLANS_OF").ok();
     let papers = experiments::all();
-    let count = papers.len() + random as usize;
-    let results: Mutex<Vec<String>> = Mutex::new(vec![String::new(); count]);
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                return;
-            }
-            let file = match papers.get(i) {
-                Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
-                None => simulate::random::scenario(seed, (i - papers.len()) as u32),
-            };
-            let text = match file {
-                Ok(file) => lines(&file, only.as_deref()),
-                Err(error) => format!("{i}\t{error}\n"),
-            };
-            results.lock().unwrap_or_else(PoisonError::into_inner)[i] = text;
-        }
+    let numbers: Vec<usize> = (0..papers.len() + random as usize).collect();
+    let text = |i: &usize| match regret::nth(&papers, seed, *i) {
+        Ok(file) => lines(&file, only.as_deref()),
+        Err(error) => format!("{i}\t{error}\n"),
     };
-    std::thread::scope(|scope| {
-        for _ in 1..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    print!("{}", results.into_inner().unwrap_or_else(PoisonError::into_inner).concat());
+    print!("{}", parallel::each(&numbers, parallel::workers(), text).concat());
     Ok(())
 }

@@ -10,9 +10,8 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use act::copying::Copying;
@@ -20,7 +19,7 @@ use act::memory::MemoryMove;
 use linux::threads::Threads;
 use topology::NodeId;
 
-use crate::{Result, again, quartiles};
+use crate::{Part, Result, quartiles};
 
 const PROC: &str = "/proc";
 /// `MPOL_MF_MOVE`, include/uapi/linux/mempolicy.h.
@@ -64,15 +63,6 @@ fn hold(len: usize, huge: bool) {
     let _ = std::io::stdin().lines().count();
 }
 
-struct Holder(Child);
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn milliseconds(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();
@@ -104,18 +94,8 @@ fn move_to(pid: u32, node: u32) -> u64 {
 
 fn measure(mib: &str, rounds: usize, kind: &str) {
     let len = mib.parse::<usize>().unwrap() << 20;
-    let mut child = again("process")
-        .unwrap()
-        .args(["--hold", mib, kind])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let at = line.trim().parse().unwrap();
-    let holder = Holder(child);
-    let pid = holder.0.id();
+    let holder = Part::start("process", ["--hold", mib, kind]).unwrap();
+    let (pid, at) = (holder.child.id(), holder.said.trim().parse().unwrap());
     let two_nodes = Path::new("/sys/devices/system/node/node1").exists();
     let (from, to) = (memory(len, kind == "huge"), memory(len, kind == "huge"));
     let mut took: Vec<(&str, Vec<f64>)> = Vec::new();

@@ -3,7 +3,7 @@
 
 use command::heat_map::{CELLS, HeatMap};
 use plotters::prelude::*;
-use simulate::reproduce::{Area, LINE, PlotError, WIDTH, png, text};
+use simulate::reproduce::{Area, Drawn, LINE, PlotError, WIDTH, png, text};
 use topology::NodeId;
 
 /// Colours of the nodes, by turns: those that people with colour blindness can tell apart (Okabe
@@ -33,10 +33,7 @@ fn color_of(node: NodeId) -> RGBColor {
     COLORS[node.0 as usize % COLORS.len()]
 }
 
-fn page_of<'a>(
-    page: &Area<'a>,
-    map: &HeatMap,
-) -> Result<(), DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>> {
+fn page_of<'a>(page: &Area<'a>, map: &HeatMap) -> Drawn<'a> {
     page.draw_text(&map.title, &text(30), (MARGIN, 20))?;
     legend(page, map)?;
     let mut y = 3 * LINE;
@@ -58,10 +55,7 @@ fn page_of<'a>(
 }
 
 /// Each node's colour from never accessed to accessed in each sample.
-fn legend<'a>(
-    page: &Area<'a>,
-    map: &HeatMap,
-) -> Result<(), DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>> {
+fn legend<'a>(page: &Area<'a>, map: &HeatMap) -> Drawn<'a> {
     let mut nodes: Vec<NodeId> =
         map.bands.iter().flat_map(|band| band.cells.iter().flatten()).map(|(node, _)| *node).collect();
     nodes.sort();

@@ -63,8 +63,8 @@ fn as_json(figures: &[Figure], seeds: u64, written: &[PathBuf], trials: Option<&
     let scores: serde_json::Map<String, Value> =
         reproduce::scores(figures).into_iter().map(|(paper, score)| (paper.name().to_owned(), json!(score))).collect();
     let mut all = json!({ "seeds": seeds, "scores": scores, "files": written, "figures": figures });
-    if let (Some(trials), Some(all)) = (trials, all.as_object_mut()) {
-        all.insert("trials".to_owned(), json!(trials));
+    if let Some(trials) = trials {
+        all["trials"] = json!(trials);
     }
     all
 }

@@ -34,6 +34,8 @@ use simulate::calibration::{CROSS_LOCK, PICK_S};
 pub use simulate::workload::filebench::{DRAGONFLY, Filebench, NTHREAD, Personality, Rows};
 use simulate::workload::filebench::{FlowOp, LOG};
 
+use crate::hot_set::Random;
+
 /// Waits below this are not worth a sleep, which takes about as long.
 const LEAST_SLEEP_NS: u64 = 5_000;
 
@@ -139,9 +141,8 @@ pub fn run(
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let start = |i: u32| {
-            // Any number but 0 will do for the first one of xorshift.
-            let random = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mut one = Worker::new(dir, what, slow, (&set, &stop), (u64::from(i), random));
+            let seed = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut one = Worker::new(dir, what, slow, (&set, &stop), (u64::from(i), seed));
             scope.spawn(move || one.work().map(|()| one.done))
         };
         let workers: Vec<_> = (0..what.threads).map(start).collect();
@@ -176,7 +177,7 @@ struct Worker<'a> {
     open: Option<File>,
     /// The number of the file that it streams.
     own: u64,
-    random: u64,
+    random: Random,
     done: Done,
 }
 
@@ -186,9 +187,9 @@ impl<'a> Worker<'a> {
         what: &'a Filebench,
         slow: Option<&'a Slow>,
         (set, stop): (&'a Mutex<Set>, &'a AtomicBool),
-        (thread, random): (u64, u64),
+        (thread, seed): (u64, u64),
     ) -> Self {
-        let own = thread % (what.files as u64).max(1);
+        let (own, random) = (thread % (what.files as u64).max(1), Random::new(seed));
         Self { dir, what, slow, set, stop, node: None, open: None, own, random, done: Done::default() }
     }
 
@@ -326,10 +327,8 @@ impl<'a> Worker<'a> {
 
     /// Under the lock of the file set, with a random number.
     fn with<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        act(&mut self.set.lock().unwrap_or_else(PoisonError::into_inner), self.random >> 8)
+        let random = self.random.draw() >> 8;
+        act(&mut self.set.lock().unwrap_or_else(PoisonError::into_inner), random)
     }
 
     /// The same to pick a file, which takes its time.

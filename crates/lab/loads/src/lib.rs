@@ -14,9 +14,12 @@
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use tempfile::TempDir;
 
 /// Ends a program of the laboratory. An error is one line with its causes, whatever
 /// `RUST_BACKTRACE` says.
@@ -30,6 +33,12 @@ pub fn exit(result: Result<()>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A directory of its own for the files of a run; taken away when dropped.
+pub fn scratch(parent: &Path, prefix: &str) -> Result<TempDir> {
+    let make = || tempfile::Builder::new().prefix(prefix).tempdir_in(parent);
+    fs::create_dir_all(parent).and_then(|()| make()).with_context(|| parent.display().to_string())
 }
 
 pub mod cache;

@@ -16,6 +16,17 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// The points of a line from spans of time, each with its length in seconds and the figure, which
+/// stands at its end.
+pub fn over_time(spans: impl IntoIterator<Item = (f64, Option<f64>)>) -> Vec<(f64, f64)> {
+    let mut time = 0.0;
+    let point = |(seconds, value): (f64, Option<f64>)| {
+        time += seconds;
+        value.map(|value| (time, value))
+    };
+    spans.into_iter().filter_map(point).collect()
+}
+
 /// Colours that are distinct in print and for colour-blind readers (Okabe and Ito).
 const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),

@@ -4,6 +4,7 @@ pub mod constants;
 pub mod filesystem;
 pub mod machine;
 pub mod papers;
+pub mod parallel;
 mod plane;
 pub mod random;
 pub mod regret;

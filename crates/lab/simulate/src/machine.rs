@@ -331,7 +331,6 @@ fn positive(what: &str, value: f64) -> Result<(), MachineError> {
     }
 }
 
-/// A missing distance counts as one hop.
 /// A topology of identical nodes with consecutive CPU numbers.
 pub fn topology(nodes: u32, cpus: u32, capacity: u64, distance: impl Fn(u32, u32) -> u32) -> Topology {
     let row = |from| -> BTreeMap<NodeId, u32> { (0..nodes).map(|to| (NodeId(to), distance(from, to))).collect() };

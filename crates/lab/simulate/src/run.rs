@@ -34,7 +34,7 @@ pub struct Scenario {
 }
 
 /// Result of a scenario under a policy. Throughputs are those after the warm-up.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// The scenario.
     pub scenario: String,
@@ -325,18 +325,7 @@ impl Sums {
     fn new(scenario: &Scenario, policy: &str, seed: u64) -> Self {
         let none = vec![JobTally::default(); scenario.launches.len()];
         Self {
-            outcome: Outcome {
-                scenario: scenario.name.clone(),
-                policy: policy.to_owned(),
-                seed,
-                measured_s: 0.0,
-                workloads: Vec::new(),
-                remote_share: None,
-                moves: Moves::default(),
-                last_move: 0,
-                windows: Vec::new(),
-                notes: Vec::new(),
-            },
+            outcome: Outcome { scenario: scenario.name.clone(), policy: policy.to_owned(), seed, ..Outcome::default() },
             warmup_s: scenario.warmup_s,
             at_warmup: (0.0, none.clone()),
             at_window: (0.0, none),

@@ -36,8 +36,6 @@ pub struct Job {
     pub files: Vec<FileSet>,
     /// Bytes of memory of the process.
     pub process_bytes: f64,
-    /// Whether every thread is a process of its own.
-    pub processes: bool,
     /// Seconds from the start of the process to its first operation.
     pub start_s: f64,
 }
@@ -130,24 +128,9 @@ pub enum Place {
 }
 
 impl FileSet {
-    /// A full set on one node.
-    pub fn on(name: &str, size: f64, node: usize) -> Self {
-        Self {
-            name: name.into(),
-            size,
-            filled: 1.0,
-            private: false,
-            files: 1.0,
-            together: 0.0,
-            place: Place::Node(node),
-        }
-    }
-
-    /// The same, one for each thread.
-    #[must_use]
-    pub fn private(mut self) -> Self {
-        self.private = true;
-        self
+    /// One full file for all threads, of which no two read the same data at the same time.
+    pub fn new(name: String, size: f64, place: Place) -> Self {
+        Self { name, size, filled: 1.0, private: false, files: 1.0, together: 0.0, place }
     }
 }
 

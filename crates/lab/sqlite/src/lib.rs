@@ -30,14 +30,9 @@
 //! # file.set_len(8 << 20)?;
 //! # fs::reserve(&file)?;
 //! # let layout = Layout {
-//! #     volume: *b"a random number.",
-//! #     created: 0,
 //! #     nodes: vec![Some(0)],
 //! #     names: vec![path.as_os_str().as_encoded_bytes().to_vec()],
-//! #     bytes_per_inode: 16 << 10,
-//! #     journals: 2,
-//! #     data_checksums: false,
-//! #     owner: (0, 0),
+//! #     ..Layout::default()
 //! # };
 //! # fs::mkfs(Box::new(Mapped::new(&[RegionFile { file, bind: None }])?), &layout)?;
 //! // A volume that `homenode mkfs` made in the file `path`.

@@ -10,17 +10,6 @@ use fs::medium::{At, Medium};
 use fs::{Ino, Layout, Options, Volume, fsck};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-const LAYOUT: Layout = Layout {
-    volume: [1; 16],
-    created: 0,
-    nodes: Vec::new(),
-    names: Vec::new(),
-    bytes_per_inode: 16384,
-    journals: 1,
-    data_checksums: false,
-    owner: (0, 0),
-};
-
 /// Memory that loses what was not flushed and fenced. `rows` is what is committed; every so many
 /// fences, what a power cut before it leaves is put away, with the rows until then.
 #[derive(Default)]
@@ -95,7 +84,7 @@ impl Medium for Memory {
 
 fn blank(mib: usize) -> Arc<Memory> {
     let memory = Memory::new(vec![0; mib << 20]);
-    fs::mkfs(Box::new(memory.clone()), &Layout { nodes: vec![Some(0)], ..LAYOUT }).unwrap();
+    fs::mkfs(Box::new(memory.clone()), &Layout { nodes: vec![Some(0)], ..Layout::default() }).unwrap();
     memory
 }
 

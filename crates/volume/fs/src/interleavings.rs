@@ -60,16 +60,7 @@ pub fn regions(blocks: [u64; 2]) -> impl Fn() -> Box<dyn Medium> {
 }
 
 fn format(medium: Box<dyn Medium>) {
-    let layout = Layout {
-        volume: [1; 16],
-        created: 1,
-        nodes: vec![Some(0), Some(1)],
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 1,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let layout = Layout { volume: [1; 16], nodes: vec![Some(0), Some(1)], ..Layout::default() };
     mkfs(medium, &layout).unwrap();
 }
 

@@ -48,13 +48,9 @@
 //! // A volume with a region on node 0 and one on node 1, as by `homenode mkfs`.
 //! let layout = Layout {
 //!     volume: *b"a random number.",
-//!     created: 0,
 //!     nodes: vec![Some(0), Some(1)],
 //!     names: paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect(),
-//!     bytes_per_inode: 16 << 10,
-//!     journals: 2,
-//!     data_checksums: false,
-//!     owner: (0, 0),
+//!     ..Layout::default()
 //! };
 //! fs::mkfs(Box::new(Mapped::new(&regions)?), &layout)?;
 //! drop(regions);

@@ -32,6 +32,22 @@ pub struct Layout {
     pub owner: (u32, u32),
 }
 
+impl Default for Layout {
+    /// Of nothing: an inode for 16 KiB, one journal a region, no checksums of data, root's.
+    fn default() -> Self {
+        Self {
+            volume: [0; 16],
+            created: 0,
+            nodes: Vec::new(),
+            names: Vec::new(),
+            bytes_per_inode: 16 << 10,
+            journals: 1,
+            data_checksums: false,
+            owner: (0, 0),
+        }
+    }
+}
+
 /// Makes a volume on the regions of `medium`. All that was on them is lost.
 pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
     if medium.regions() == 0 || medium.regions() > MAX_REGIONS {

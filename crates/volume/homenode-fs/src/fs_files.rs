@@ -24,6 +24,8 @@ use command::signals::Stop;
 use command::volume_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 
 const CHUNK: usize = 1 << 20;
+/// What a bar of bytes shows.
+const OF_BYTES: &str = "{wide_bar} {bytes} of {total_bytes}  {eta} left";
 const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
 
 /// Runs a sub-command of `homenode fs`.
@@ -140,7 +142,7 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     let len = from.metadata().map_err(|e| Failure::io("look at", &args.local, &e))?.len();
     let stop = Stop::on_signals()?;
     with_volume(global, &args.volume, |volume, _| {
-        let bar = progress::bar(global.json, len, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+        let bar = progress::bar(global.json, len, OF_BYTES);
         let copied = put_in(volume, args, &mut from, |done| {
             bar.inc(done);
             !stop.requested()
@@ -218,7 +220,7 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     } else {
         Box::new(File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?)
     };
-    let bar = progress::bar(global.json, stat.size, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let bar = progress::bar(global.json, stat.size, OF_BYTES);
     let mut offset = 0;
     while len > 0 {
         to.write_all(buffer.get(..len).unwrap_or_default()).map_err(|e| Failure::io("write", &args.local, &e))?;
@@ -273,7 +275,7 @@ fn tell_place(global: &Global, (path, len): (&str, u64), nodes: BTreeMap<String,
 fn migrate(global: &Global, (path, args): (&str, &MigrateArgs), volume: &Volume, stop: &Stop) -> Result<Exit, Failure> {
     let ino = find(volume, path)?;
     let blocks = volume.stat(ino).map_err(|e| failure(path, e))?.blocks;
-    let bar = progress::bar(global.json, blocks * BLOCK, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let bar = progress::bar(global.json, blocks * BLOCK, OF_BYTES);
     let mut moved = 0;
     let done = volume.migrate_file(ino, args.to, args.rate.map(|rate| rate as u64), |now| {
         moved = now.moved * BLOCK;
@@ -292,7 +294,7 @@ fn migrate_on_mount(global: &Global, args: &MigrateArgs, stop: &Stop) -> Result<
     let (file, _) = on_mount(&args.file.file)?;
     let path = file.path.to_string_lossy();
     mounted::start(&file, NodeId(args.to), args.rate)?;
-    let bar = progress::bar(global.json, 0, "{wide_bar} {bytes} of {total_bytes}  {eta} left");
+    let bar = progress::bar(global.json, 0, OF_BYTES);
     let done = volume::follow(&file.fd, |now| {
         bar.set_length(now.bytes.max(now.moved_bytes));
         bar.set_position(now.moved_bytes);

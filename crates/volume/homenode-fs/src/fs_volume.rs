@@ -24,7 +24,6 @@ use command::output::{self, progress};
 use command::signals::Stop;
 use command::volume_args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 
-const BYTES_PER_INODE: u64 = 16384;
 /// Smallest `--size`. What is below it was probably meant to have a unit.
 const SMALLEST: u64 = 1 << 18;
 /// What to do about damaged file data.
@@ -99,10 +98,10 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         created,
         nodes,
         names,
-        bytes_per_inode: BYTES_PER_INODE,
         journals,
         data_checksums: args.data_checksums,
         owner,
+        ..Layout::default()
     };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     new.0.clear();
@@ -348,10 +347,7 @@ pub fn with_look(
     work: impl FnOnce(&Volume, &Mapped) -> Result<Exit, Failure>,
 ) -> Result<Exit, Failure> {
     let mapped = map_to_look(args)?;
-    let volume = Volume::look(Box::new(Arc::clone(&mapped)), options(global)?);
-    let volume = volume.map_err(|e| failure(args.volume.display().to_string(), e))?;
-    tell_damage(&volume, &args.volume);
-    work(&volume, &mapped)
+    work(&open(global, args, &mapped, Volume::look)?, &mapped)
 }
 
 /// Runs `work` on a mounted volume and its regions, and unmounts it, also after an error: else the
@@ -361,7 +357,8 @@ pub fn with_volume(
     args: &VolumeArgs,
     work: impl FnOnce(&Volume, &Mapped) -> Result<Exit, Failure>,
 ) -> Result<Exit, Failure> {
-    let (volume, mapped) = mount(global, args)?;
+    let mapped = map(args)?;
+    let volume = open(global, args, &mapped, Volume::mount)?;
     let done = work(&volume, &mapped);
     let unmounted = unmount(volume);
     let exit = done?;
@@ -374,28 +371,24 @@ pub fn unmount(volume: Volume) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn mount(global: &Global, args: &VolumeArgs) -> Result<(Volume, Arc<Mapped>), Failure> {
-    let mapped = map(args)?;
-    let volume = Volume::mount(Box::new(Arc::clone(&mapped)), options(global)?);
-    let volume = volume.map_err(|e| failure(args.volume.display().to_string(), e))?;
-    tell_damage(&volume, &args.volume);
-    Ok((volume, mapped))
-}
-
-fn options(global: &Global) -> Result<Options, Failure> {
+/// Opens a volume, and says what damage there is, and what that means for the volume.
+fn open(
+    global: &Global,
+    args: &VolumeArgs,
+    mapped: &Arc<Mapped>,
+    by: fn(Box<dyn Medium>, Options) -> ::fs::Result<Volume>,
+) -> Result<Volume, Failure> {
     let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?).ok();
-    Ok(Options { topology, ..Options::default() })
+    let volume = by(Box::new(Arc::clone(mapped)), Options { topology, ..Options::default() });
+    let volume = volume.map_err(|e| failure(args.volume.display().to_string(), e))?;
+    for line in damage_lines(&volume, &args.volume) {
+        output::complain(&format!("homenode: {}\n", output::escape(&line)));
+    }
+    Ok(volume)
 }
 
 /// Lines of damage that a command says on its way to what it is for.
 const DAMAGE_LINES: usize = 10;
-
-/// Says what damage there is, and what that means for the volume.
-fn tell_damage(volume: &Volume, path: &Path) {
-    for line in damage_lines(volume, path) {
-        output::complain(&format!("homenode: {}\n", output::escape(&line)));
-    }
-}
 
 /// What damage a mount went past, and what that means for the volume.
 pub fn damage_lines(volume: &Volume, path: &Path) -> Vec<String> {

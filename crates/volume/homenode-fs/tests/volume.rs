@@ -111,18 +111,18 @@ fn the_whole_way_from_mkfs_to_fsck() {
     stdout(&["mkfs", "--force", &format!("{a}@0"), &format!("{b}@1")]);
 
     stdout(&["fs", "put", &a, &local, "/file"]);
-    let place: serde_json::Value = serde_json::from_str(&stdout(&["fs", "where", &b, "/file", "--json"])).unwrap();
+    let place = json(&["fs", "where", &b, "/file"]);
     assert_eq!((&place["path"], &place["size"]), (&"/file".into(), &3_000_000.into()));
     let total: u64 = place["nodes"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert_eq!(total, 733 * 4096);
 
     stdout(&["fs", "migrate", &a, "/file", "--to", "1"]);
-    let place: serde_json::Value = serde_json::from_str(&stdout(&["fs", "where", &a, "/file", "--json"])).unwrap();
+    let place = json(&["fs", "where", &a, "/file"]);
     assert_eq!(place["nodes"], serde_json::json!({"1": 733 * 4096}));
     stdout(&["fs", "get", &a, "/file", &back]);
     assert!(fs::read(&back).unwrap() == data);
 
-    let listed: serde_json::Value = serde_json::from_str(&stdout(&["fs", "ls", &a, "/", "--json"])).unwrap();
+    let listed = json(&["fs", "ls", &a, "/"]);
     assert_eq!(listed["names"][0]["name"], "file");
     let ino = listed["names"][0]["ino"].to_string();
     let log = stdout(&["fs", "debug", "log", &a, &ino]);

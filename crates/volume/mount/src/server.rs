@@ -654,16 +654,7 @@ mod tests {
         file.set_len(16 << 20).unwrap();
         let mapped = Mapped::new(&[RegionFile { file, bind: None }]).unwrap();
         let medium = Arc::new(Failing(mapped, AtomicBool::new(false)));
-        let layout = Layout {
-            volume: [7; 16],
-            created: 1,
-            nodes: vec![Some(0)],
-            names: Vec::new(),
-            bytes_per_inode: 16384,
-            journals: 2,
-            data_checksums: false,
-            owner: (0, 0),
-        };
+        let layout = Layout { volume: [7; 16], nodes: vec![Some(0)], journals: 2, ..Layout::default() };
         fs::mkfs(Box::new(Arc::clone(&medium)), &layout).unwrap();
         let volume = Volume::mount(Box::new(Arc::clone(&medium)), fs::Options::default()).unwrap();
         (medium, Server::new(Arc::new(volume), &Options::default()))

@@ -97,16 +97,8 @@ fn regions_of(mib: &[u64]) -> Arc<Mapped> {
         RegionFile { file, bind: None }
     };
     let files: Vec<RegionFile> = mib.iter().map(region).collect();
-    let layout = Layout {
-        volume: [7; 16],
-        created: 1,
-        nodes: (0..mib.len() as u32).map(Some).collect(),
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 2,
-        data_checksums: false,
-        owner: (0, 0),
-    };
+    let nodes = (0..mib.len() as u32).map(Some).collect();
+    let layout = Layout { volume: [7; 16], nodes, journals: 2, ..Layout::default() };
     let mapped = Arc::new(Mapped::new(&files).unwrap());
     fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).unwrap();
     mapped
@@ -418,29 +410,15 @@ fn a_file_is_where_its_move_ended() {
         for to in [1, 0] {
             let mv = mv(id(ino), generation, to);
             assert!(plane.prepare(&mv).unwrap().is_empty());
-            let job = plane.start(&mv, &[], &mut |_| Ok(())).unwrap().job.unwrap();
-            let end = loop {
-                let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
-                if progress.state != JobState::Running {
-                    break progress;
-                }
-                std::thread::yield_now();
-            };
-            assert_eq!((end.state, end.done, end.bytes), (JobState::Done, FILE_BYTES as u64, FILE_BYTES as u64));
+            let started = plane.start(&mv, &[], &mut |_| Ok(())).unwrap();
+            assert_eq!(end(&mut plane, started), (JobState::Done, 0, FILE_BYTES as u64, FILE_BYTES as u64));
             assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(to), FILE_BYTES as u64)].into());
         }
         // What it has on other nodes than the move names stays.
         let other = Move { from: NodeId(7), ..mv(id(ino), generation, 1) };
         assert!(plane.prepare(&other).unwrap().is_empty());
-        let job = plane.start(&other, &[], &mut |_| Ok(())).unwrap().job.unwrap();
-        let end = loop {
-            let progress = plane.poll().into_iter().find(|p| p.job == job).unwrap();
-            if progress.state != JobState::Running {
-                break progress;
-            }
-            std::thread::yield_now();
-        };
-        assert_eq!((end.state, end.done, end.bytes), (JobState::Done, 0, 0));
+        let started = plane.start(&other, &[], &mut |_| Ok(())).unwrap();
+        assert_eq!(end(&mut plane, started), (JobState::Done, 0, 0, 0));
         assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), FILE_BYTES as u64)].into());
         // At one byte a second it would take days.
         plane.pace(1.0);

@@ -1,12 +1,12 @@
 //! Bare memory, and volumes over such memory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::PathBuf;
 
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Layout, NewFile, Options, Placement, Volume};
 
-use crate::{LAYOUT, Result};
+use crate::Result;
 
 pub const BLOCK: usize = 4096;
 pub const MIB: usize = 1 << 20;
@@ -22,12 +22,7 @@ impl Memory {
     fn region(&self, bytes: usize) -> Result<RegionFile> {
         let file = match &self.dir {
             None => File::from(rustix::fs::memfd_create("ratios", rustix::fs::MemfdFlags::CLOEXEC)?),
-            Some(dir) => {
-                let path = dir.join("homenode-ratios-region");
-                let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-                std::fs::remove_file(path)?;
-                file
-            }
+            Some(dir) => tempfile::tempfile_in(dir)?,
         };
         file.set_len(bytes.next_multiple_of(2 * MIB) as u64)?;
         Ok(RegionFile { file, bind: None })
@@ -44,7 +39,7 @@ impl Memory {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
         let nodes = (0..regions.len() as u32).map(Some).collect();
         let journals = std::thread::available_parallelism()?.get() as u32;
-        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..LAYOUT };
+        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..Layout::default() };
         fs::mkfs(Box::new(map(&files)?), &layout)?;
         let options = Options { placement: Placement::Node(0), ..Options::default() };
         Ok((Volume::mount(Box::new(map(&files)?), options)?, map(&files)?))

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::Result;
+use crate::{Result, quartiles};
 
 /// One way to do an operation.
 pub struct Contender<'a> {
@@ -24,25 +24,9 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// Median and quartiles.
-pub struct Spread {
-    pub low: f64,
-    pub median: f64,
-    pub high: f64,
-}
-
-impl Spread {
-    pub fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut sorted: Vec<f64> = values.collect();
-        sorted.sort_by(f64::total_cmp);
-        let at = |quarter: usize| sorted.get(sorted.len().saturating_sub(1) * quarter / 4).copied().unwrap_or(f64::NAN);
-        Self { low: at(1), median: at(2), high: at(3) }
-    }
-
-    /// Of each value relative to the one of the same round.
-    pub fn relative(values: &[f64], to: &[f64]) -> Self {
-        Self::of(values.iter().zip(to).map(|(value, to)| value / to))
-    }
+/// Quartiles of each value relative to the one of the same round.
+pub fn relative(values: &[f64], to: &[f64]) -> [f64; 3] {
+    quartiles(values.iter().zip(to).map(|(value, to)| value / to).collect())
 }
 
 pub fn fastest(times: &[f64]) -> f64 {
@@ -79,11 +63,11 @@ impl Rounds {
         }
         let first = times.first().cloned().unwrap_or_default();
         for (contender, times) in contenders.iter().zip(&times) {
-            let Spread { low, median, high } = Spread::relative(times, &first);
+            let [low, median, high] = relative(times, &first);
             println!(
                 "| {what} | {} | {} | {} | {median:.2} ({low:.2}–{high:.2}) | {:.2} |",
                 contender.name,
-                time(Spread::of(times.iter().copied()).median),
+                time(quartiles(times.clone())[1]),
                 time(fastest(times)),
                 fastest(times) / fastest(&first),
             );

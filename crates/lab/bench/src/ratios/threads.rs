@@ -9,8 +9,8 @@ use fs::{Ino, NewFile};
 use rustix::thread::CpuSet;
 
 use super::own::{BLOCK, FILE, MIB, Memory, stream};
-use super::rounds::{Rounds, Spread, fastest, random, time};
-use crate::Result;
+use super::rounds::{Rounds, fastest, random, relative, time};
+use crate::{Result, quartiles};
 
 /// Size of each file.
 const SIZE: usize = 32 * MIB;
@@ -68,10 +68,10 @@ pub fn measure(rounds: &Rounds, memory: &Memory) -> Result<()> {
         }
         let one = times.first().cloned().unwrap_or_default();
         for (count, times) in counts.iter().zip(&times) {
-            let Spread { low, median, high } = Spread::relative(&one, times);
+            let [low, median, high] = relative(&one, times);
             println!(
                 "| {what} | {by} | {count} | {} | {:.0} % ({:.0}–{:.0}) | {} | {:.0} % |",
-                time(Spread::of(times.iter().copied()).median),
+                time(quartiles(times.clone())[1]),
                 100.0 * median,
                 100.0 * low,
                 100.0 * high,

@@ -100,8 +100,8 @@ impl Load {
         };
         if global.json {
             let mut all = json!({"scenario": scenario.name(), "outcomes": outcomes});
-            if let (Some(recorded), Some(all)) = (recorded, all.as_object_mut()) {
-                all.insert("recorded".to_owned(), json!(recorded));
+            if let Some(recorded) = recorded {
+                all["recorded"] = json!(recorded);
             }
             output::print_json(&all)?;
         } else {

@@ -11,14 +11,13 @@ use command::output::units::count;
 
 /// Compares the policies and prints the table, or all of it as JSON.
 pub fn run(global: &Global, scenarios: u32, seed: u64, unknown: bool) -> Result<Exit, Failure> {
-    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let request = Request { scenarios, seed, papers: true, unknown: false, workers };
+    let request = Request { scenarios, seed, papers: true, unknown: false, workers: simulate::parallel::workers() };
     let known = compare(global, request)?;
     let unknown = unknown.then(|| compare(global, Request { unknown: true, ..request })).transpose()?;
     if global.json {
         let mut all = json!(known);
-        if let (Some(unknown), Some(all)) = (&unknown, all.as_object_mut()) {
-            all.insert("unknown_machines".to_owned(), json!(unknown));
+        if let Some(unknown) = &unknown {
+            all["unknown_machines"] = json!(unknown);
         }
         output::print_json(&all)?;
     } else {

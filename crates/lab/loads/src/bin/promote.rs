@@ -224,25 +224,14 @@ fn run(args: &Args) -> Result<()> {
     fs::write(&path, &text).with_context(|| path.display().to_string())
 }
 
-/// A directory with a volume and its mount point; taken away when dropped.
-struct Place(PathBuf);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir_all(&self.0) {
-            eprintln!("{}: {e}", self.0.display());
-        }
-    }
-}
-
 /// Makes a volume with the file, and reads it. Returns what was read, and the MiB of the file that
 /// are on nodes with CPUs at the end.
 fn one(args: &Args, load: &Load, way: Way, cpus: [&[u32]; 2]) -> Result<(Vec<Sample>, u64)> {
-    let place = Place(args.data.join(format!("homenode-promote-{}", std::process::id())));
-    let mount = place.0.join("mount");
+    let place = lab::scratch(&args.data, "homenode-promote-")?;
+    let mount = place.path().join("mount");
     fs::create_dir_all(&mount).with_context(|| mount.display().to_string())?;
     let room = if way == Way::Near { load.mib } else { load.room_mib };
-    let regions = [0, 1, 2].map(|node| place.0.join(format!("region{node}")));
+    let regions = [0, 1, 2].map(|node| place.path().join(format!("region{node}")));
     for (region, mib) in regions.iter().zip([room, room, load.mib]) {
         let file = File::create(region).with_context(|| region.display().to_string())?;
         file.set_len((mib << 20) + BESIDE).with_context(|| region.display().to_string())?;
@@ -251,14 +240,14 @@ fn one(args: &Args, load: &Load, way: Way, cpus: [&[u32]; 2]) -> Result<(Vec<Sam
     let made = Command::new(&args.homenode_fs).arg("mkfs").args(at).output().context("mkfs")?;
     ensure!(made.status.success(), "mkfs: {}", String::from_utf8_lossy(&made.stderr));
 
-    let config = place.0.join("homenode.toml");
+    let config = place.path().join("homenode.toml");
     // A mount divides them by the scale.
     let (promote, moves) = (RATES.0 * args.scale, RATES.1 * args.scale);
     fs::write(&config, format!("[promote]\nrate = {promote:.1}\n\n[moves]\nrate = {moves:.1}\n"))
         .with_context(|| config.display().to_string())?;
     let serve = |scale: f64, options: &[&str]| -> Result<Server> {
         let mut command = Command::new(&args.homenode_fs);
-        command.args(["mount", "--foreground", "--state-dir"]).arg(place.0.join("state"));
+        command.args(["mount", "--foreground", "--state-dir"]).arg(place.path().join("state"));
         command.arg("--config").arg(&config).args(["--emulate-nodes", "2", "--emulate-memory-nodes", "1"]);
         command.args(["--profile", "dram", "--scale", &scale.to_string()]).args(options);
         let log = File::create(args.out.join("promote.log")).context("promote.log")?;

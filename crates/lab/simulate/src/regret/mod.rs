@@ -20,7 +20,6 @@ mod search;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rand::SeedableRng;
@@ -28,9 +27,11 @@ use rand::rngs::ChaCha12Rng;
 use serde::Serialize;
 
 use crate::machine::Machine;
+use crate::parallel;
 use crate::random;
 use crate::run::{RunError, run};
 use crate::scenario::{ScenarioError, ScenarioFile};
+use experiments::Experiment;
 
 pub use search::{MOST_PLACEMENTS, Optimum};
 
@@ -163,42 +164,32 @@ pub fn regret(request: Request, done: &(dyn Fn(usize, usize) + Sync)) -> Result<
     let Request { scenarios, seed, workers, .. } = request;
     let papers = if request.papers { experiments::all() } else { Vec::new() };
     let count = papers.len() + scenarios as usize;
-    let next = AtomicUsize::new(0);
     let finished = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<ScenarioResult, RegretError>>>> =
-        Mutex::new((0..count).map(|_| None).collect());
-    let work = || {
-        loop {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            if i >= count {
-                return;
+    let work = |i: &usize| {
+        let result = nth(&papers, seed, *i).map_err(RegretError::from).and_then(|mut file| {
+            if request.unknown {
+                file.scenario.machine = unknown(&file.scenario.machine, seed, *i as u64);
             }
-            let result = match papers.get(i) {
-                Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
-                None => random::scenario(seed, (i - papers.len()) as u32),
-            };
-            let result = result.map_err(RegretError::from).and_then(|mut file| {
-                if request.unknown {
-                    file.scenario.machine = unknown(&file.scenario.machine, seed, i as u64);
-                }
-                compare(&file)
-            });
-            // A worker that panics ends all of them (scope), so the list is never poisoned here.
-            if let Ok(mut results) = results.lock() {
-                results[i] = Some(result);
-            }
-            done(finished.fetch_add(1, Ordering::Relaxed) + 1, count);
-        }
+            compare(&file)
+        });
+        done(finished.fetch_add(1, Ordering::Relaxed) + 1, count);
+        result
     };
-    std::thread::scope(|scope| {
-        for _ in 1..workers.clamp(1, count.max(1)) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    let results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let results = results.into_iter().flatten().collect::<Result<Vec<_>, _>>()?;
+    let results = parallel::each(&(0..count).collect::<Vec<_>>(), workers, work);
+    let results = results.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(sum_up(scenarios, seed, papers.len(), results))
+}
+
+/// The scenario with this number: one of the papers', or after them a random one of this seed.
+///
+/// # Errors
+///
+/// [`ScenarioError`], only if homenode is broken.
+pub fn nth(papers: &[Experiment], seed: u64, number: usize) -> Result<ScenarioFile, ScenarioError> {
+    match papers.get(number) {
+        Some(paper) => ScenarioFile::parse(&paper.text, Path::new(&paper.name)),
+        None => random::scenario(seed, (number - papers.len()) as u32),
+    }
 }
 
 /// This machine with other numbers. The scenarios themselves are drawn from other streams of the

@@ -186,9 +186,7 @@ fn bandwidth(bench: &Bench<'_>, size: f64, node: usize, who: Who) -> Result<f64,
 fn bandwidths(bench: &Bench<'_>, runs: [(&str, usize, Who); 2]) -> Result<Bars, RunError> {
     let mut bars = Bars::new(names());
     for (name, node, who) in runs {
-        let values: Result<Vec<f64>, RunError> =
-            FILES.iter().map(|(_, size)| bandwidth(bench, *size, node, who)).collect();
-        bars.push(name, values?);
+        bars.run(name, FILES.iter().map(|(_, size)| bandwidth(bench, *size, node, who)))?;
     }
     Ok(bars)
 }
@@ -232,21 +230,15 @@ pub(super) fn fig8_5(bench: &Bench<'_>) -> Result<Figure, RunError> {
          Listing A.7 does: it moves the task first, and then the memory of the node that the task is on by then.",
     );
     let mut bars = Bars::new(names());
+    let value = |process_size: f64, size: f64, who: Who| -> Result<f64, RunError> {
+        let scenario = scenario(&bench.constants, &SimpleRead { process_size, ..small(size) }, 1);
+        Ok(less(run_time(bench, &scenario, who)?, run_time(bench, &scenario, Who::Kernel)?))
+    };
     for (name, process_size) in processes {
-        let value = |size: f64| -> Result<f64, RunError> {
-            let scenario = scenario(&bench.constants, &SimpleRead { process_size, ..small(size) }, 1);
-            Ok(less(run_time(bench, &scenario, ARC)?, run_time(bench, &scenario, Who::Kernel)?))
-        };
-        let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| value(*size)).collect();
-        bars.push(name, values?);
+        bars.run(name, FILES.iter().map(|(_, size)| value(process_size, *size, ARC)))?;
     }
     let large = bars.of("1 GB").to_vec();
-    let thread_only = |size: f64| -> Result<f64, RunError> {
-        let scenario = scenario(&bench.constants, &SimpleRead { process_size: GB, ..small(size) }, 1);
-        Ok(less(run_time(bench, &scenario, Who::ThreadOnly)?, run_time(bench, &scenario, Who::Kernel)?))
-    };
-    let values: Result<Vec<f64>, RunError> = FILES.iter().map(|(_, size)| thread_only(*size)).collect();
-    bars.push("1 GB, thread only", values?);
+    bars.run("1 GB, thread only", FILES.iter().map(|(_, size)| value(GB, *size, Who::ThreadOnly)))?;
     let series = "less run time, process of 1 GB";
     let (least, most) = large[3..].iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(*v), b.max(*v)));
     d.point(series, "1 GB", "%", large[2]);

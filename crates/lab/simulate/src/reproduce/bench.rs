@@ -175,6 +175,11 @@ pub(super) fn experiment(machine: Machine, launches: Vec<Launch>, seconds: f64) 
     }
 }
 
+/// Thousands of operations per second.
+pub(super) fn kops(outcome: &Outcome) -> f64 {
+    outcome.ops_per_s() / 1e3
+}
+
 pub(super) fn launch(job: Job, start: Start) -> Launch {
     Launch { job, start }
 }

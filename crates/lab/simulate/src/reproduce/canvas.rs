@@ -44,6 +44,7 @@ pub enum PlotError {
 /// A page, or a part of one.
 pub type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 pub type Failed<'a> = DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>;
+/// What drawing returns.
 pub type Drawn<'a> = Result<(), Failed<'a>>;
 
 /// A page of [`WIDTH`] by `height` as a PNG file's bytes.

@@ -4,6 +4,7 @@ use super::effect::{MARGIN, POINTS};
 use super::figure::{Check, Figure, Kind, Plot, Point};
 use super::fitted;
 use crate::papers::Paper;
+use crate::run::RunError;
 
 /// Takes an experiment's numbers and orderings.
 pub(crate) struct Draft {
@@ -116,6 +117,16 @@ impl Bars {
 
     pub fn push(&mut self, series: impl Into<String>, values: Vec<f64>) {
         self.series.push((series.into(), values));
+    }
+
+    /// Adds a series of results, if all runs gave one.
+    pub fn run(
+        &mut self,
+        series: impl Into<String>,
+        values: impl Iterator<Item = Result<f64, RunError>>,
+    ) -> Result<(), RunError> {
+        self.push(series, values.collect::<Result<_, _>>()?);
+        Ok(())
     }
 
     pub fn of(&self, series: &str) -> &[f64] {

@@ -2,13 +2,13 @@
 
 use placement::dragonfly::mtp::Mtp;
 
-use super::bench::{Bench, Who, dragonfly_machine, experiment, launch};
+use super::bench::{Bench, Who, dragonfly_machine, experiment, kops, launch};
 use super::effect::MARGIN;
 use super::{Bars, Draft, Figure, Kind, Plot};
 use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::papers::Paper;
-use crate::run::{Outcome, RunError, Scenario};
+use crate::run::{RunError, Scenario};
 use crate::workload::Place;
 use crate::workload::filebench::{DRAGONFLY, Filebench, Rows, filebench};
 use crate::world::{Launch, Start};
@@ -44,10 +44,6 @@ fn settled(c: &Constants, load: &Rows, heavy: bool, seconds: f64) -> Scenario {
         launch.job.files.iter_mut().for_each(|f| f.place = Place::Node(node));
     }
     scenario
-}
-
-fn kops(outcome: &Outcome) -> f64 {
-    outcome.ops_per_s() / 1e3
 }
 
 /// II-B: two light webservers with their files on node 0, one on each node; three more that
@@ -141,11 +137,8 @@ const WHO: [(&str, Who); 3] =
 fn fig6(bench: &Bench<'_>, heavy: bool) -> Result<Bars, RunError> {
     let mut bars = Bars::new(DRAGONFLY.map(|l| l.heavy.personality.name()));
     for (name, who) in WHO {
-        let values: Result<Vec<f64>, RunError> = DRAGONFLY
-            .iter()
-            .map(|load| bench.mean(&scenario(&bench.constants, load, heavy, 60.0), who, kops))
-            .collect();
-        bars.push(name, values?);
+        let of = |load: &Rows| bench.mean(&scenario(&bench.constants, load, heavy, 60.0), who, kops);
+        bars.run(name, DRAGONFLY.iter().map(of))?;
     }
     Ok(bars)
 }

@@ -23,6 +23,7 @@ use super::trial::{self, Came};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::constants::Constants;
 use crate::papers::Paper;
+use crate::parallel;
 use crate::run::RunError;
 
 /// Calibrated on one paper, or on none, or on all.
@@ -143,9 +144,10 @@ pub fn holdout(done: &(dyn Fn() + Sync)) -> Result<Vec<Row>, RunError> {
         let came = scores(&figures).into_iter().map(|(paper, score)| (paper, Came::from(score))).collect();
         let value = |c: &Calibrated| Some((c.name.to_owned(), constants.get(&c.name.to_lowercase())?));
         let constants = CALIBRATED.iter().filter_map(value).collect();
+        done();
         Ok(Row { calibrated_on: (*name).to_owned(), constants, came })
     };
-    trial::all(&tasks, done, row).into_iter().collect()
+    parallel::each(&tasks, parallel::workers(), row).into_iter().collect()
 }
 
 /// The report's section.

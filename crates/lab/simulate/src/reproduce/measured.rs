@@ -12,10 +12,10 @@
 //! **Limits.** The paper's averages are over all groups of its figure, even where fewer were
 //! measured; the table says of how many.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use serde::Serialize;
 
-use super::report::{STYLE, picture};
+use super::report::{self, picture};
 use super::{Effect, Figure, Plot, PlotError, Point, Verdict, plot};
 use crate::papers::Paper;
 
@@ -347,28 +347,17 @@ fn measured_cause(paper: Paper, at: [&str; 3]) -> Option<&'static str> {
 /// [`PlotError`] when a plot cannot be drawn.
 pub fn page(title: &str, about: &[String], figures: &[Measured<'_>]) -> Result<String, PlotError> {
     let sections = figures.iter().map(Measured::section).collect::<Result<Vec<_>, _>>()?;
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "homenode: " (title) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                h1 { (title) }
-                @for line in about { p { (line) } }
-                p {
-                    "A ratio is formed within each round, and its mean is over the rounds; thin lines in the plots and “least to most” span "
-                    "the rounds. The paper's averages are over all groups of its figure. A dash means that the paper states no number, or that "
-                    "the simulated figure lacks the series."
-                }
-                @for section in &sections { (section) }
-            }
+    let body = html! {
+        h1 { (title) }
+        @for line in about { p { (line) } }
+        p {
+            "A ratio is formed within each round, and its mean is over the rounds; thin lines in the plots and “least to most” span "
+            "the rounds. The paper's averages are over all groups of its figure. A dash means that the paper states no number, or that "
+            "the simulated figure lacks the series."
         }
+        @for section in &sections { (section) }
     };
-    Ok(page.into_string())
+    Ok(report::page(title, &body))
 }
 
 #[cfg(test)]

@@ -38,11 +38,8 @@ mod stated;
 mod tests;
 mod trial;
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 pub use bench::Bench;
-pub use canvas::{Area, LINE, PlotError, WIDTH, png, text};
+pub use canvas::{Area, Drawn, LINE, PlotError, WIDTH, png, text};
 pub use csv::csv;
 pub(crate) use draft::{Bars, Draft};
 pub use effect::{Effect, Tally, Verdict};
@@ -52,6 +49,7 @@ pub use score::{Held, Score, score, scores};
 pub use trial::{Came, Trials, steps, trials};
 
 use crate::papers::Paper;
+use crate::parallel;
 use crate::run::RunError;
 
 type Experiment = fn(&Bench<'_>) -> Result<Figure, RunError>;
@@ -103,24 +101,12 @@ pub fn figures(papers: &[Paper]) -> usize {
 /// [`RunError`] when an experiment does not run, which none does unless homenode is broken.
 pub fn reproduce(papers: &[Paper], bench: &Bench<'_>) -> Result<Vec<Figure>, RunError> {
     let chosen: Vec<_> = EXPERIMENTS.iter().filter(|e| papers.contains(&e.0)).collect();
-    let results: Vec<OnceLock<Result<Figure, RunError>>> = chosen.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        while let Some(((paper, id, experiment), result)) = {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            chosen.get(i).zip(results.get(i))
-        } {
-            // Each is taken by one thread only, so it is never set before.
-            let _ = result.set(repeated(*experiment, bench));
-            bench.say(*paper, id);
-        }
+    let figure = |(paper, id, experiment): &&(Paper, &str, Experiment)| {
+        let figure = repeated(*experiment, bench);
+        bench.say(*paper, id);
+        figure
     };
-    std::thread::scope(|scope| {
-        let helpers = std::thread::available_parallelism().map_or(0, |n| n.get() - 1).min(chosen.len());
-        (0..helpers).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
-    results.into_iter().filter_map(OnceLock::into_inner).collect()
+    parallel::each(&chosen, parallel::workers(), figure).into_iter().collect()
 }
 
 /// One experiment: with all seeds, with each of them alone, and with the constants alone.

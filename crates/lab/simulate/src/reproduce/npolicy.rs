@@ -95,7 +95,7 @@ fn scan_and_cache(c: &Constants) -> Scenario {
     let p =
         Fio { threads: 1, block: 4096.0, read: 1.0, file_size: 14e9, shared: false, sequential: true, think_s: 0.0 };
     let mut job = fio(c, "scan", FileSystem::Mapped, 0, Place::Node(0), &p);
-    job.files.push(FileSet::on("cache.data", 0.2e9, 1));
+    job.files.push(FileSet::new("cache.data".into(), 0.2e9, Place::Node(1)));
     for op in job.roles.iter_mut().map(|role| &mut role.op) {
         let whole = op.parts[0];
         op.parts = vec![

@@ -1,13 +1,13 @@
 //! NThread's applications: RocksDB (Fig. 2, 7), filebench (Fig. 6), and the gain of each of its
 //! parts (Table II).
 
-use super::bench::{Bench, Contestant, OTHERS, VARIANTS, Who, experiment, launch, nthread, nthread_four};
+use super::bench::{Bench, Contestant, OTHERS, VARIANTS, Who, experiment, kops, launch, nthread, nthread_four};
 use super::{Bars, Draft, Figure};
 use crate::constants::Constants;
 use crate::filesystem::FileSystem;
 use crate::machine::Machine;
 use crate::papers::Paper;
-use crate::run::{Outcome, RunError, Scenario};
+use crate::run::{RunError, Scenario};
 use crate::workload::filebench::{NTHREAD, filebench};
 use crate::workload::fio::{Fio, fio};
 use crate::workload::rocksdb::{self, Benchmark, RocksDb, rocksdb};
@@ -19,10 +19,6 @@ const NAMES: [&str; 4] = ["ext4-dax", "PMFS", "NOVA", "NOVA_n"];
 /// The paper's abbreviations.
 const DATABASES: [(&str, Benchmark); 3] =
     [("W", Benchmark::FillSeq), ("R", Benchmark::ReadRandom), ("RW", Benchmark::ReadWhileWriting)];
-
-fn kops(outcome: &Outcome) -> f64 {
-    outcome.ops_per_s() / 1e3
-}
 
 /// The place of an application's data at the start: on the device of its file system, or on all
 /// devices.
@@ -100,14 +96,10 @@ fn fig6(bench: &Bench<'_>, count: usize) -> Result<Bars, RunError> {
     let mut bars = Bars::new(NTHREAD.map(|row| row.personality.name()));
     for c in OTHERS.iter().chain(&VARIANTS) {
         let value = |row: usize| {
-            bench.mean(
-                &applications(&machine, count, |i, place| bench_job(&bench.constants, c.fs, row, i, place), c.fs),
-                c.who,
-                kops,
-            )
+            let job = |i, place| bench_job(&bench.constants, c.fs, row, i, place);
+            bench.mean(&applications(&machine, count, job, c.fs), c.who, kops)
         };
-        let values: Result<Vec<f64>, RunError> = (0..NTHREAD.len()).map(value).collect();
-        bars.push(c.name, values?);
+        bars.run(c.name, (0..NTHREAD.len()).map(value))?;
     }
     Ok(bars)
 }
@@ -171,14 +163,10 @@ fn fig7(bench: &Bench<'_>, machine: &Machine, count: usize, keys: f64) -> Result
     let mut bars = Bars::new(DATABASES.map(|d| d.0));
     for c in OTHERS.iter().chain(VARIANTS.last()) {
         let value = |(_, benchmark): (&str, Benchmark)| {
-            bench.mean(
-                &applications(machine, count, |i, place| db(&bench.constants, c.fs, benchmark, keys, i, place), c.fs),
-                c.who,
-                kops,
-            )
+            let job = |i, place| db(&bench.constants, c.fs, benchmark, keys, i, place);
+            bench.mean(&applications(machine, count, job, c.fs), c.who, kops)
         };
-        let values: Result<Vec<f64>, RunError> = DATABASES.into_iter().map(value).collect();
-        bars.push(c.name, values?);
+        bars.run(c.name, DATABASES.into_iter().map(value))?;
     }
     Ok(bars)
 }

@@ -25,11 +25,8 @@ fn weighted(outcome: &Outcome) -> f64 {
 fn fig5(bench: &Bench<'_>, n: u32) -> Result<Bars, RunError> {
     let mut bars = Bars::new(NTHREAD_MIXES.map(|r| r.0));
     for c in OTHERS.iter().chain(&VARIANTS).filter(|c| c.name != "NThread_nm") {
-        let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES
-            .iter()
-            .map(|(_, read)| bench.mean(&scenario(&bench.constants, c.fs, n, *read), c.who, weighted))
-            .collect();
-        bars.push(c.name, values?);
+        let of = |(_, read): (&str, f64)| bench.mean(&scenario(&bench.constants, c.fs, n, read), c.who, weighted);
+        bars.run(c.name, NTHREAD_MIXES.into_iter().map(of))?;
     }
     Ok(bars)
 }
@@ -127,15 +124,13 @@ pub(super) fn contention(bench: &Bench<'_>) -> Result<Figure, RunError> {
             let all = value(n, vec![job("a", n, 4096.0, read, 0)])?;
             Ok(all / value(n, vec![job("a", n / 2, 4096.0, read, 0), job("b", n / 2, 4096.0, read, 1)])?)
         };
-        let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES.iter().map(|(_, read)| memory(*read)).collect();
-        bars.push(format!("NVMM, {n} threads"), values?);
+        bars.run(format!("NVMM, {n} threads"), NTHREAD_MIXES.iter().map(|(_, read)| memory(*read)))?;
         for (name, block) in [("1 KB", 1024.0), ("4 KB", 4096.0)] {
             let cpus = |read: f64| -> Result<f64, RunError> {
                 let few = value(4, vec![job("a", n, block, read, 0)])?;
                 Ok(few / value(n, vec![job("a", n, block, read, 0)])?)
             };
-            let values: Result<Vec<f64>, RunError> = NTHREAD_MIXES.iter().map(|(_, read)| cpus(*read)).collect();
-            bars.push(format!("CPUs, {n} threads, {name}"), values?);
+            bars.run(format!("CPUs, {n} threads, {name}"), NTHREAD_MIXES.iter().map(|(_, read)| cpus(*read)))?;
         }
     }
     let mut d = Draft::new(
@@ -163,25 +158,22 @@ pub(super) fn contention(bench: &Bench<'_>) -> Result<Figure, RunError> {
 /// III-B: all threads on node 0, against half of them on node 1, with all data on node 0.
 pub(super) fn fig4(bench: &Bench<'_>) -> Result<Figure, RunError> {
     let blocks = [("1 KB", 1024.0), ("4 KB", 4096.0), ("16 KB", 16384.0)];
-    let ratios = |block: f64, n: u32| -> Result<Vec<f64>, RunError> {
-        NTHREAD_MIXES
-            .into_iter()
-            .map(|(_, read)| {
-                let job = |name: &str, n| {
-                    fio(&bench.constants, name, FileSystem::Nova, 0, Place::Node(0), &Fio::nthread(n, block, read))
-                };
-                let stay = vec![launch(job("a", n), Start::Pinned(0))];
-                let part = vec![launch(job("a", n / 2), Start::Pinned(0)), launch(job("b", n / 2), Start::Pinned(1))];
-                let stay = bench.mean(&experiment(nthread(&bench.constants, 4), stay, 10.0), Who::Kernel, weighted)?;
-                let part = bench.mean(&experiment(nthread(&bench.constants, 4), part, 10.0), Who::Kernel, weighted)?;
-                Ok(part / stay)
-            })
-            .collect()
+    let ratio = |block: f64, n: u32, read: f64| -> Result<f64, RunError> {
+        let value = |parts: &[(u32, usize)]| {
+            let part = |(n, node): &(u32, usize)| {
+                let p = Fio::nthread(*n, block, read);
+                let job = fio(&bench.constants, &format!("on {node}"), FileSystem::Nova, 0, Place::Node(0), &p);
+                launch(job, Start::Pinned(*node))
+            };
+            let launches = parts.iter().map(part).collect();
+            bench.mean(&experiment(nthread(&bench.constants, 4), launches, 10.0), Who::Kernel, weighted)
+        };
+        Ok(value(&[(n / 2, 0), (n / 2, 1)])? / value(&[(n, 0)])?)
     };
     let mut bars = Bars::new(NTHREAD_MIXES.map(|r| r.0));
     for (name, block) in blocks {
         for n in [8, 16] {
-            bars.push(format!("{name}_{n}"), ratios(block, n)?);
+            bars.run(format!("{name}_{n}"), NTHREAD_MIXES.into_iter().map(|(_, read)| ratio(block, n, read)))?;
         }
     }
     let mut d = Draft::new(

@@ -18,47 +18,53 @@ use super::{Check, Figure, Kind, Point, Trials};
 use crate::calibration::{CALIBRATED, Calibrated};
 use crate::papers::{Cause, Note, Paper};
 
-pub(super) const STYLE: &str = include_str!("report.css");
+const STYLE: &str = include_str!("report.css");
 const UNKNOWN: &str = "No cause is known.";
 
 /// The report on these figures, with the overview and their plots (PNG bytes, in the same order).
 pub fn html(figures: &[Figure], overview: &[u8], plots: &[Vec<u8>], seeds: u64, trials: Option<&Trials>) -> String {
     let mut papers: Vec<Paper> = figures.iter().map(|f| f.paper).collect();
     papers.dedup();
+    let body = html! {
+        h1 { "The papers' results, reproduced" }
+        p {
+            "homenode " (env!("CARGO_PKG_VERSION")) ", " code { (command(&papers, seeds, trials.is_some())) } ". "
+            "Each experiment ran on a simulated machine, under the policies and the engine that run on a host. Numbers are "
+            "means of " (seeds) " start placements of the kernel; the same seeds give the same bytes."
+        }
+        h2 #overview { "Overview" }
+        (picture("Stated effects, paper against homenode", overview))
+        p {
+            "Each dot is an effect that a paper states as a number. On the diagonal homenode agrees; the grey band counts as "
+            "met; a model in which nothing has any effect draws every dot on the black line. Vertical lines span the seeds."
+        }
+        (summary(figures))
+        (contents(figures, &papers, trials.is_some()))
+        (misses(figures))
+        @if let Some(trials) = trials { (trials.sections()) }
+        (given(&papers))
+        @for paper in &papers {
+            h2 id=(paper.name()) { (paper.title()) }
+            @for (figure, plot) in figures.iter().zip(plots).filter(|(f, _)| f.paper == *paper) {
+                (section(figure, plot))
+            }
+        }
+    };
+    page("the papers' results, reproduced", &body)
+}
+
+/// A page with this in its title and this as its body.
+pub(super) fn page(title: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "homenode: the papers' results, reproduced" }
+                title { "homenode: " (title) }
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                h1 { "The papers' results, reproduced" }
-                p {
-                    "homenode " (env!("CARGO_PKG_VERSION")) ", " code { (command(&papers, seeds, trials.is_some())) } ". "
-                    "Each experiment ran on a simulated machine, under the policies and the engine that run on a host. Numbers are "
-                    "means of " (seeds) " start placements of the kernel; the same seeds give the same bytes."
-                }
-                h2 #overview { "Overview" }
-                (picture("Stated effects, paper against homenode", overview))
-                p {
-                    "Each dot is an effect that a paper states as a number. On the diagonal homenode agrees; the grey band counts as "
-                    "met; a model in which nothing has any effect draws every dot on the black line. Vertical lines span the seeds."
-                }
-                (summary(figures))
-                (contents(figures, &papers, trials.is_some()))
-                (misses(figures))
-                @if let Some(trials) = trials { (trials.sections()) }
-                (given(&papers))
-                @for paper in &papers {
-                    h2 id=(paper.name()) { (paper.title()) }
-                    @for (figure, plot) in figures.iter().zip(plots).filter(|(f, _)| f.paper == *paper) {
-                        (section(figure, plot))
-                    }
-                }
-            }
+            body { (body) }
         }
     };
     page.into_string()

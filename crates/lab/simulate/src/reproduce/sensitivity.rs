@@ -20,6 +20,7 @@ use super::trial::{self, Came};
 use super::{Figure, score};
 use crate::constants::Constants;
 use crate::papers::Paper;
+use crate::parallel;
 use crate::run::RunError;
 
 /// By what fraction each constant is changed.
@@ -107,9 +108,12 @@ pub fn sensitivity(papers: &[Paper], done: &(dyn Fn() + Sync)) -> Result<Sensiti
         Constants::NAMES.iter().flat_map(|name| [(*name, 1.0 - CHANGE), (*name, 1.0 + CHANGE)]).collect();
     let run = |(name, factor): &(&str, f64)| {
         let constants = Constants::CALIBRATED.scaled(name, *factor).unwrap_or(Constants::CALIBRATED);
-        trial::figures(papers, &constants).map(|figures| (Came::from(score(&figures)), verdicts(&figures)))
+        let figures = trial::figures(papers, &constants);
+        done();
+        figures.map(|figures| (Came::from(score(&figures)), verdicts(&figures)))
     };
-    let results = trial::all(&tasks, done, run).into_iter().collect::<Result<Vec<_>, RunError>>()?;
+    let results = parallel::each(&tasks, parallel::workers(), run);
+    let results = results.into_iter().collect::<Result<Vec<_>, RunError>>()?;
     let mut flips: BTreeMap<&Key, Vec<String>> = BTreeMap::new();
     let mut constants: Vec<Changed> = Vec::new();
     for ((name, factor), (score, seen)) in tasks.iter().zip(&results) {

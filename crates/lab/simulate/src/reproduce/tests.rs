@@ -1,6 +1,7 @@
 //! All experiments with one seed, checked from several sides.
 
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 use super::*;
 use crate::calibration::CALIBRATED;

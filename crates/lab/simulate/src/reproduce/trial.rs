@@ -1,8 +1,5 @@
 //! Experiments again, with other numbers in the model.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use maud::{Markup, html};
 use serde::Serialize;
 
@@ -94,30 +91,4 @@ impl From<Score> for Came {
             orderings: held + orderings.missed + dependent_orderings.missed,
         }
     }
-}
-
-/// Does all of some work, as much at a time as there are CPUs; `done` is called after each.
-pub(super) fn all<T: Sync, R: Send + Sync>(
-    tasks: &[T],
-    done: &(dyn Fn() + Sync),
-    work: impl Fn(&T) -> R + Sync,
-) -> Vec<R> {
-    let results: Vec<OnceLock<R>> = tasks.iter().map(|_| OnceLock::new()).collect();
-    let next = AtomicUsize::new(0);
-    let worker = || {
-        while let Some((task, result)) = {
-            let i = next.fetch_add(1, Ordering::Relaxed);
-            tasks.get(i).zip(results.get(i))
-        } {
-            // Each is taken by one thread only, so it is never set before.
-            let _ = result.set(work(task));
-            done();
-        }
-    };
-    std::thread::scope(|scope| {
-        let helpers = std::thread::available_parallelism().map_or(0, |n| n.get() - 1).min(tasks.len());
-        (0..helpers).for_each(|_| drop(scope.spawn(worker)));
-        worker();
-    });
-    results.into_iter().filter_map(OnceLock::into_inner).collect()
 }

@@ -33,9 +33,7 @@ impl Kind {
         match name {
             "fio" => Some(Self::Fio),
             "simpleread" => Some(Self::SimpleRead),
-            _ => Personality::ALL
-                .into_iter()
-                .find(|p| p.name() == name)
+            _ => Personality::named(name)
                 .map(Self::Filebench)
                 .or_else(|| BENCHMARKS.into_iter().find(|b| b.name() == name).map(Self::RocksDb)),
         }
@@ -104,76 +102,57 @@ impl Table<'_> {
         (fs, device, place): (FileSystem, usize, Place),
     ) -> Result<Job, ScenarioError> {
         let w = self.raw;
+        let within = |value: Option<&Spanned<f64>>, key: &str, default: f64, most: f64| {
+            value.map_or(Ok(default), |value| self.checker.within(value, &self.key(key), 0.0, most))
+        };
         Ok(match kind {
             Kind::Fio => {
-                let read = w.read.as_ref().map_or(Ok(1.0), |r| self.checker.within(r, &self.key("read"), 0.0, 1.0))?;
-                fio(
-                    c,
-                    name,
-                    fs,
-                    device,
-                    place,
-                    &Fio {
-                        threads: self.threads(1)?,
-                        block: self.amount(w.block.as_ref(), "block", 4096.0)?,
-                        read,
-                        file_size: self.needed(w.file_size.as_ref(), "file_size")?,
-                        shared: w.shared.as_ref().is_some_and(|s| *s.get_ref()),
-                        sequential: w.sequential.as_ref().is_some_and(|s| *s.get_ref()),
-                        think_s: w
-                            .think_s
-                            .as_ref()
-                            .map_or(Ok(0.0), |t| self.checker.within(t, &self.key("think_s"), 0.0, 1e3))?,
-                    },
-                )
+                let p = Fio {
+                    threads: self.threads(1)?,
+                    block: self.amount(w.block.as_ref(), "block", 4096.0)?,
+                    read: within(w.read.as_ref(), "read", 1.0, 1.0)?,
+                    file_size: self.needed(w.file_size.as_ref(), "file_size")?,
+                    shared: w.shared.as_ref().is_some_and(|s| *s.get_ref()),
+                    sequential: w.sequential.as_ref().is_some_and(|s| *s.get_ref()),
+                    think_s: within(w.think_s.as_ref(), "think_s", 0.0, 1e3)?,
+                };
+                fio(c, name, fs, device, place, &p)
             }
-            Kind::Filebench(personality) => filebench(
-                c,
-                name,
-                fs,
-                device,
-                place,
-                &Filebench {
+            Kind::Filebench(personality) => {
+                let p = Filebench {
                     personality,
                     threads: self.threads(1)?,
                     files: self.count(w.files.as_ref(), "files", 1000.0)?,
                     file_size: self.needed(w.file_size.as_ref(), "file_size")?,
                     io_size: self.amount(w.io_size.as_ref(), "io_size", personality.io_size())?,
-                },
-            ),
-            Kind::RocksDb(benchmark) => rocksdb(
-                c,
-                name,
-                fs,
-                device,
-                place,
-                &RocksDb {
+                };
+                filebench(c, name, fs, device, place, &p)
+            }
+            Kind::RocksDb(benchmark) => {
+                let p = RocksDb {
                     benchmark,
                     threads: self.threads(1)?,
                     keys: self.count(w.keys.as_ref(), "keys", 1e6)?,
                     value: self.amount(w.value.as_ref(), "value", 100.0)?,
-                },
-            ),
-            Kind::SimpleRead => simpleread(
-                c,
-                name,
-                fs,
-                device,
-                place,
-                &SimpleRead {
+                };
+                rocksdb(c, name, fs, device, place, &p)
+            }
+            Kind::SimpleRead => {
+                let p = SimpleRead {
                     file_size: self.needed(w.file_size.as_ref(), "file_size")?,
                     read_size: self.amount(w.read_size.as_ref(), "read_size", 1048576.0)?,
                     process_size: w.process_size.as_ref().map_or(1e6, |s| s.get_ref().0),
                     passes: self.count(w.passes.as_ref(), "passes", 1.0)?,
-                },
-            ),
+                };
+                simpleread(c, name, fs, device, place, &p)
+            }
         })
     }
 
     /// Refuses keys that this kind does not use.
     fn only(&self, kind: Kind) -> Result<(), ScenarioError> {
         let w = self.raw;
-        let given: [(&str, Option<std::ops::Range<usize>>); 13] = [
+        let given = [
             ("threads", w.threads.as_ref().map(Spanned::span)),
             ("block", w.block.as_ref().map(Spanned::span)),
             ("read", w.read.as_ref().map(Spanned::span)),
@@ -187,9 +166,9 @@ impl Table<'_> {
             ("value", w.value.as_ref().map(Spanned::span)),
             ("read_size", w.read_size.as_ref().map(Spanned::span)),
             ("process_size", w.process_size.as_ref().map(Spanned::span)),
+            ("passes", w.passes.as_ref().map(Spanned::span)),
         ];
-        let passes = ("passes", w.passes.as_ref().map(Spanned::span));
-        for (key, span) in given.into_iter().chain([passes]) {
+        for (key, span) in given {
             if let (Some(span), false) = (span, kind.keys().contains(&key)) {
                 let why = format!("does not apply to `{}`, which takes {}", w.kind.get_ref(), kind.keys().join(", "));
                 return Err(self.checker.error_at(span, self.key(key), why));

@@ -134,9 +134,7 @@ impl Load {
                             None => Place::Shares(file.on(&map, nodes)),
                         };
                         file.owner.get_or_insert((job, sets.len()));
-                        let name = data.name();
-                        let (size, private) = (file.size, false);
-                        sets.push(FileSet { name, size, filled: 1.0, private, files: 1.0, together: 0.0, place });
+                        sets.push(FileSet::new(data.name(), file.size, place));
                         sets.len() - 1
                     })
                 });
@@ -156,7 +154,6 @@ impl Load {
                 roles,
                 files: sets,
                 process_bytes: resident.iter().map(|s| s.1).sum(),
-                processes: false,
                 start_s: 0.0,
             };
             load.launches.push(Launch { job, start: Start::Kernel });

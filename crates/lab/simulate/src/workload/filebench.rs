@@ -250,13 +250,10 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
     let together = 1.0 - (1.0 - 1.0 / count.max(1.0)).powf(f64::from(p.threads) - 1.0);
     let together = if private { 0.0 } else { together };
     let file_set = |name: String, size: f64, files: f64, together: f64| FileSet {
-        name,
-        size,
-        filled: 1.0,
         private,
         files,
         together,
-        place: place.clone(),
+        ..FileSet::new(name, size, place.clone())
     };
     let mut files: Vec<FileSet> =
         (0..parts).map(|i| file_set(format!("{name}.fileset.{i}"), total * share, count * share, together)).collect();
@@ -273,7 +270,6 @@ pub fn filebench(c: &Constants, name: &str, fs: FileSystem, device: usize, place
         roles: vec![Role { comm: "filebench".into(), threads: p.threads, op, counts: true, limit: None }],
         files,
         process_bytes: 10e6 * f64::from(p.threads),
-        processes: false,
         start_s: 0.0,
     }
 }

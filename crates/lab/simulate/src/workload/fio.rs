@@ -79,16 +79,11 @@ pub fn fio(c: &Constants, name: &str, fs: FileSystem, device: usize, place: Plac
         device,
         roles: vec![Role { comm: "fio".into(), threads: p.threads, op, counts: true, limit: None }],
         files: vec![FileSet {
-            name: format!("{name}.data"),
-            size: p.file_size,
-            filled: 1.0,
             private: !p.shared,
-            files: 1.0,
             together: if p.shared { 1.0 } else { 0.0 },
-            place,
+            ..FileSet::new(format!("{name}.data"), p.file_size, place)
         }],
         process_bytes: 16e6,
-        processes: false,
         start_s: 0.0,
     }
 }

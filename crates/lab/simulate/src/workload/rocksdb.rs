@@ -116,17 +116,8 @@ pub fn rocksdb(c: &Constants, name: &str, fs: FileSystem, device: usize, place: 
         fs,
         device,
         roles,
-        files: vec![FileSet {
-            name: format!("{name}.sst"),
-            size: p.keys * record,
-            filled,
-            private: false,
-            files: 1.0,
-            together: 1.0,
-            place,
-        }],
+        files: vec![FileSet { filled, together: 1.0, ..FileSet::new(format!("{name}.sst"), p.keys * record, place) }],
         process_bytes: 200e6,
-        processes: false,
         start_s: 0.0,
     }
 }

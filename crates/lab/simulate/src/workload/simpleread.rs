@@ -40,17 +40,8 @@ pub fn simpleread(c: &Constants, name: &str, fs: FileSystem, device: usize, plac
         fs,
         device,
         roles: vec![Role { comm: "simpleread".into(), threads: 1, op, counts: true, limit: Some(calls) }],
-        files: vec![FileSet {
-            name: format!("{name}.file"),
-            size: p.file_size,
-            filled: 1.0,
-            private: false,
-            files: 1.0,
-            together: 0.0,
-            place,
-        }],
+        files: vec![FileSet::new(format!("{name}.file"), p.file_size, place)],
         process_bytes: p.process_size.max(1e6),
-        processes: false,
         start_s: c.process_start_s + c.fill_s * p.process_size,
     }
 }

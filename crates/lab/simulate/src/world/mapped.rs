@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use placement::MappedMemory;
 
-use super::{File, World};
+use super::{World, on};
 
 /// Bytes accessed in a window in one file on one node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,10 +61,9 @@ fn pages(accessed: Accessed, there: f64) -> (f64, f64) {
 impl World {
     /// A process's mapped memory by node.
     pub(super) fn mapped(&self, accesses: Accesses) -> Vec<MappedMemory> {
-        let on = |file: &File, node: usize| file.bytes.iter().filter(|s| s.0 == node).map(|s| s.1).sum::<f64>();
         let mut nodes: BTreeMap<usize, [f64; 3]> = BTreeMap::new();
         for ((file, node), accessed) in accesses.0 {
-            let there = on(&self.files[file], node);
+            let there = on(&self.files[file].bytes, node);
             let (touched, hot) = pages(accessed, there);
             let sums = nodes.entry(node).or_default();
             sums.iter_mut().zip([there, touched, hot]).for_each(|(sum, bytes)| *sum += bytes);

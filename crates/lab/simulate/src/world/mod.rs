@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use engine::JobId;
 use memory_model::queues::{Solver, System};
-pub(crate) use memory_model::{Shares, add, total};
+pub(crate) use memory_model::{Shares, add, on, total};
 use rand::SeedableRng;
 use rand::rngs::ChaCha12Rng;
 use smallvec::SmallVec;
@@ -92,9 +92,8 @@ impl File {
 /// Fraction of two non-empty sets of bytes that is on different nodes.
 fn apart(a: &Shares, b: &Shares) -> f64 {
     let (all_a, all_b) = (total(a), total(b));
-    let of = |shares: &Shares, node: usize| shares.binary_search_by_key(&node, |s| s.0).map_or(0.0, |at| shares[at].1);
     // Both add up to one: what is more here is less there.
-    let more = |s: &(usize, f64)| (s.1 / all_a - of(b, s.0) / all_b).max(0.0);
+    let more = |s: &(usize, f64)| (s.1 / all_a - on(b, s.0) / all_b).max(0.0);
     a.iter().map(more).sum()
 }
 
@@ -268,14 +267,11 @@ impl World {
                 _ => self.file(index, set, files, ""),
             })
             .collect();
-        let mut pid = *id;
+        let pid = *id;
         for (r, role) in job.roles.iter().enumerate() {
             for _ in 0..role.threads {
                 let tid = *id;
                 *id += 1;
-                if job.processes {
-                    pid = tid;
-                }
                 let node = placer.place(&self.machine, start);
                 let files = job.files.iter().enumerate().map(|(set, files)| match shared[set] {
                     usize::MAX => self.file(index, set, files, &format!(".{}", tid - pid)),
@@ -303,12 +299,10 @@ impl World {
             }
         }
         let nodes: Vec<usize> = self.threads[first..].iter().map(|t| t.node).collect();
-        let pids: Vec<(u32, u64, usize)> =
-            self.threads[first..].iter().filter(|t| t.tid == t.pid).map(|t| (t.pid, t.start_ns, t.node)).collect();
-        for (pid, start_ns, node) in pids {
-            let home = self.machine.nearest_home(node);
+        if let Some(Thread { start_ns, node, .. }) = self.threads.get(first) {
+            let home = self.machine.nearest_home(*node);
             let resident = Shares::from_slice(&[(home, job.process_bytes)]);
-            self.processes.push(Process { pid, start_ns, resident });
+            self.processes.push(Process { pid, start_ns: *start_ns, resident });
         }
         self.jobs.push(job);
         self.fill(index, first, &nodes);
@@ -391,9 +385,8 @@ impl World {
 
     /// Free bytes of a node.
     pub fn free(&self, node: usize) -> f64 {
-        let of = |shares: &Shares| shares.iter().filter(|s| s.0 == node).map(|s| s.1).sum::<f64>();
-        let files: f64 = self.files.iter().map(|f| of(&f.bytes)).sum();
-        let processes: f64 = self.processes.iter().map(|p| of(&p.resident)).sum();
+        let files: f64 = self.files.iter().map(|f| on(&f.bytes, node)).sum();
+        let processes: f64 = self.processes.iter().map(|p| on(&p.resident, node)).sum();
         self.machine.nodes()[node].capacity - files - processes
     }
 

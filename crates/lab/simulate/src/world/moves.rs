@@ -1,12 +1,13 @@
 //! Homenode's moves: threads by affinity, processes with their memory, files.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use engine::{JobId, JobState, Masks, PlaneError, Progress, Started, Subject, Undo, Undone};
 use placement::Move;
-use topology::{CpuSet, NodeId};
+use topology::{CpuSet, FileId, NodeId};
 
-use super::{Copied, Copy, Moving, World, total};
+use super::{Copied, Copy, Moving, World, on, total};
 
 /// Why a file does not move.
 pub(super) const IMMOVABLE: &str = "its file system cannot move data between nodes";
@@ -31,18 +32,13 @@ impl World {
                 threads.try_for_each(|t| self.untouched(t))?;
                 self.untouched(first)?;
                 let home = self.machine.nearest_home(to);
-                if self.free(home) < total(&self.processes[process].resident) {
-                    return Err(PlaneError::refused(
-                        "no_memory",
-                        format!("node {} has no room for process {pid}", self.id(home)),
-                    ));
-                }
+                self.roomy(home, total(&self.processes[process].resident), format_args!("process {pid}"))?;
                 let subject = Subject::Process { pid: *pid, start: self.processes[process].start_ns };
                 Ok(vec![self.undo_of(first, subject, *pid, to)])
             }
             Subject::File { file, .. } => {
                 let (from, to) = (self.index(from)?, self.index(to)?);
-                let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
+                let f = self.file_of(file)?;
                 let job = &self.jobs[self.files[f].job];
                 if !job.fs.moves_files() {
                     return Err(PlaneError::refused("not_supported", IMMOVABLE));
@@ -50,13 +46,7 @@ impl World {
                 if self.copies.iter().any(|c| c.what == Copied::File(f)) {
                     return Err(PlaneError::refused("busy", format!("file {file} is being moved")));
                 }
-                let bytes: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
-                if self.free(to) < bytes {
-                    return Err(PlaneError::refused(
-                        "no_memory",
-                        format!("node {} has no room for file {file}", self.id(to)),
-                    ));
-                }
+                self.roomy(to, on(&self.files[f].bytes, from), format_args!("file {file}"))?;
                 Ok(Vec::new())
             }
         }
@@ -70,7 +60,7 @@ impl World {
     pub fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         let Subject::File { file, .. } = &mv.subject else { return Err(PlaneError::not_known(mv)) };
         let (from, to) = (self.index(mv.from)?, self.index(mv.to)?);
-        let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
+        let f = self.file_of(file)?;
         let moved = self.moved.remove(&(f, to, from)).ok_or_else(|| PlaneError::not_known(mv))?;
         self.start_at_most(mv, moved)
     }
@@ -109,9 +99,8 @@ impl World {
             }
             Subject::File { file, .. } => {
                 let (from, to) = (self.index(from)?, self.index(to)?);
-                let f = self.files.iter().position(|f| f.id == *file).ok_or_else(|| gone("file", file))?;
-                let left: f64 = self.files[f].bytes.iter().filter(|s| s.0 == from).map(|s| s.1).sum();
-                let left = left.min(most);
+                let f = self.file_of(file)?;
+                let left = on(&self.files[f].bytes, from).min(most);
                 of_file = Some((f, from, to));
                 if left > 0.0 && from != to {
                     self.copies.push(Copy { what: Copied::File(f), from, to, left, job });
@@ -228,6 +217,20 @@ impl World {
         self.processes.binary_search_by_key(&pid, |p| p.pid).map_err(|_| gone("process", pid))
     }
 
+    fn file_of(&self, id: &FileId) -> Result<usize, PlaneError> {
+        self.files.iter().position(|f| f.id == *id).ok_or_else(|| gone("file", id))
+    }
+
+    fn roomy(&self, node: usize, bytes: f64, what: impl Display) -> Result<(), PlaneError> {
+        match self.free(node) < bytes {
+            true => {
+                let id = self.machine.nodes()[node].id;
+                Err(PlaneError::refused("no_memory", format!("node {id} has no room for {what}")))
+            }
+            false => Ok(()),
+        }
+    }
+
     fn untouched(&self, thread: usize) -> Result<(), PlaneError> {
         match self.threads[thread].own_affinity {
             true => {
@@ -248,12 +251,8 @@ impl World {
             false => Err(PlaneError::refused("no_cpus", format!("node {node} has no CPUs"))),
         }
     }
-
-    fn id(&self, node: usize) -> NodeId {
-        self.machine.nodes()[node].id
-    }
 }
 
-fn gone(what: &str, id: impl std::fmt::Display) -> PlaneError {
+fn gone(what: &str, id: impl Display) -> PlaneError {
     PlaneError::Gone { what: format!("{what} {id}") }
 }

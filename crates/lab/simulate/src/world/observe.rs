@@ -73,9 +73,6 @@ impl World {
             window_s,
             nodes,
             threads: Vec::with_capacity(self.threads.len()),
-            files: Vec::new(),
-            processes: Vec::new(),
-            notes: Vec::new(),
             ..Snapshot::default()
         };
         let mut readers: Vec<Vec<u32>> = vec![Vec::new(); self.files.len()];

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex};
 use fs::{Damage, Error, Ino, Volume};
 
 use crate::crash::{prelude, states, use_and_empty, with};
-use crate::medium::{Image, Ram, Recorder, Sabotage, blank};
+use crate::medium::{Image, Ram, Recorder, Sabotage};
 use crate::model::{Tree, observe};
 use crate::operations::Op;
-use crate::{REGIONS, format, mount_whole, options};
+use crate::{REGIONS, formatted, mount_whole, options};
 
 /// A volume with a bit of everything, and what is in it.
 fn example() -> (Image, Tree) {
-    let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&REGIONS);
     let volume = Volume::mount(Box::new(ram.clone()), options(2)).unwrap();
     for op in prelude() {
         op.on_volume(&volume).unwrap();

@@ -6,7 +6,7 @@ use fs::{Error, Ino, Migration, NewFile, Rename, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
-use crate::{format, options};
+use crate::{format, fresh, options};
 
 fn volume() -> (Ram, Volume) {
     let ram = Ram::new(blank(&[700, 900]));
@@ -84,9 +84,7 @@ fn a_migration_stops_when_asked_and_only_one_runs() {
 #[test]
 fn a_migration_in_parts_looks_at_each_run_once() {
     const RUNS: u64 = 300;
-    let ram = Ram::new(blank(&[500, 500]));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[500, 500]);
     let file = |name: &str| {
         let file = new_file(&volume, Ino::ROOT, name).unwrap();
         for run in 0..RUNS {

@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 use crate::medium::{Image, Ram, blank};
 use crate::model::{Model, Tree, try_observe};
 use crate::operations::Op;
-use crate::{REGIONS, format_with, options};
+use crate::{REGIONS, create, format_with, fresh, options};
 
 /// A volume with some of everything, unmounted or not.
 fn example(unmounted: bool) -> (Image, Tree) {
@@ -339,9 +339,7 @@ fn line_of(image: &Image, ino: Ino, slot: usize) -> (usize, usize) {
 /// the root's for ever: `fsck` found nothing, and nobody could free it.
 #[test]
 fn data_of_a_directory_or_a_pipe_is_damage() {
-    let ram = Ram::new(blank(&REGIONS));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     let make =
         |name: &[u8], mode| volume.create(Ino::ROOT, name, fs::NewFile { mode, ..Default::default() }).unwrap().ino;
     let (file, pipe) = (make(b"f", 0o100_600), make(b"p", 0o010_600));
@@ -380,9 +378,7 @@ fn data_of_a_directory_or_a_pipe_is_damage() {
 /// that all changes of the file were lost at the next mount, those of a repair as well.
 #[test]
 fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
-    let ram = Ram::new(blank(&REGIONS));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     let s = String::from;
     let ops = [Op::Create(s("/a")), Op::Link(s("/a"), s("/b")), Op::Chmod(s("/a"), 0o700)];
     ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
@@ -407,9 +403,7 @@ fn a_tail_in_the_unused_rest_of_a_page_is_damage() {
 /// clean unmount, removing the name freed the root.
 #[test]
 fn a_name_for_the_root_directory_takes_nothing_else_along() {
-    let ram = Ram::new(blank(&REGIONS));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     let s = String::from;
     let ops = [Op::Create(s("/f")), Op::Mkdir(s("/d")), Op::Create(s("/d/l"))];
     ops.iter().for_each(|op| op.on_volume(&volume).unwrap());
@@ -441,9 +435,7 @@ fn a_name_for_the_root_directory_takes_nothing_else_along() {
 /// went round once for each block.
 #[test]
 fn a_log_that_leads_in_a_circle_is_left_at_once() {
-    let ram = Ram::new(blank(&REGIONS));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     let s = String::from;
     Op::Create(s("/a")).on_volume(&volume).unwrap();
     (0..70).for_each(|i| Op::SetXattr(s("/a"), format!("user.{i}"), 100).on_volume(&volume).unwrap());
@@ -542,10 +534,8 @@ fn removing_or_renaming_what_is_damaged_is_an_error() {
 /// it said was free.
 #[test]
 fn repair_writes_a_wrong_checkpoint_anew() {
-    let ram = Ram::new(blank(&[2000]));
-    format_with(Box::new(ram.clone()), 1, false);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
-    let f = volume.create(Ino::ROOT, b"f", fs::NewFile { mode: 0o644, ..Default::default() }).unwrap().ino;
+    let (ram, volume) = fresh(&[2000]);
+    let f = create(&volume, "f").unwrap();
     volume.write(f, 0, &[7; 40960]).unwrap();
     volume.unmount().unwrap();
     // It is in the last block: the only free run gets eight blocks in front of it, which are the
@@ -565,7 +555,7 @@ fn repair_writes_a_wrong_checkpoint_anew() {
     fs::fsck::repair(Arc::new(ram.clone())).unwrap();
     assert_eq!(damage(&ram), []);
     let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
-    let g = volume.create(Ino::ROOT, b"g", fs::NewFile { mode: 0o644, ..Default::default() }).unwrap().ino;
+    let g = create(&volume, "g").unwrap();
     volume.write(g, 0, &[9; 199_000]).unwrap();
     let mut data = [0; 40960];
     volume.read(f, 0, &mut data).unwrap();
@@ -575,14 +565,7 @@ fn repair_writes_a_wrong_checkpoint_anew() {
 /// One free inode with a flipped bit stopped every create.
 #[test]
 fn a_damaged_free_inode_is_passed_over_and_repaired() {
-    let ram = Ram::new(blank(&[400, 400]));
-    format_with(Box::new(ram.clone()), 1, false);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
-    let create = |volume: &Volume, name: &str| {
-        volume
-            .create(Ino::ROOT, name.as_bytes(), fs::NewFile { mode: 0o644, ..Default::default() })
-            .map(|stat| stat.ino)
-    };
+    let (ram, volume) = fresh(&[400, 400]);
     let gone = [create(&volume, "a").unwrap(), create(&volume, "b").unwrap()][0];
     volume.unlink(Ino::ROOT, b"a").unwrap();
     volume.unmount().unwrap();
@@ -603,9 +586,7 @@ fn a_damaged_free_inode_is_passed_over_and_repaired() {
 /// After a clean unmount, removing a name that says "file" freed the directory that it stood for.
 #[test]
 fn a_name_of_another_kind_is_damage_also_after_an_unmount() {
-    let ram = Ram::new(blank(&REGIONS));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     let s = String::from;
     let ops = [Op::Mkdir(s("/e")), Op::Mkdir(s("/d")), Op::Create(s("/d/l")), Op::Create(s("/e/kept"))];
     ops.iter().for_each(|op| op.on_volume(&volume).unwrap());

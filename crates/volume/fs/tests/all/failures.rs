@@ -7,68 +7,20 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, NewFile, Rename, Result, Volume};
 
-use crate::medium::{Ram, blank};
-use crate::{format, mount_whole, options};
+use crate::medium::{Access, Ram, Watched, counting};
+use crate::{formatted, mount_whole, options};
 
-/// Memory of which one fence fails or panics, after so many others; it counts reads. Clones share
-/// it.
-#[derive(Clone)]
-struct Failing {
-    ram: Ram,
-    fences: Arc<AtomicI64>,
-    panics: bool,
-    reads: Arc<AtomicI64>,
-}
-
-impl Failing {
-    /// Works, until `fences` is set.
-    fn new(ram: &Ram) -> Self {
-        let count = |from| Arc::new(AtomicI64::new(from));
-        Self { ram: ram.clone(), fences: count(-1), panics: false, reads: count(0) }
-    }
-}
-
-impl Medium for Failing {
-    fn regions(&self) -> usize {
-        self.ram.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.ram.len(region)
-    }
-
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.ram.read(at, out)
-    }
-
-    fn write(&self, at: At, data: &[u8]) -> Result<()> {
-        self.ram.write(at, data)
-    }
-
-    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.ram.write_data(at, data)
-    }
-
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.ram.load_u64(at)
-    }
-
-    fn store_u64(&self, at: At, word: u64) -> Result<()> {
-        self.ram.store_u64(at, word)
-    }
-
-    fn flush(&self, at: At, len: u64) -> Result<()> {
-        self.ram.flush(at, len)
-    }
-
-    fn fence(&self) -> Result<()> {
-        if self.fences.fetch_sub(1, Ordering::Relaxed) == 0 {
-            assert!(!self.panics, "a fault, as this test wants it");
+/// Memory of which one fence fails or panics: that after so many others. None does below 0.
+fn failing(ram: &Ram, fences: &Arc<AtomicI64>, panics: bool) -> Box<dyn Medium> {
+    let fences = Arc::clone(fences);
+    let fail = move |access: Access| {
+        if matches!(access, Access::Fence) && fences.fetch_sub(1, Ordering::Relaxed) == 0 {
+            assert!(!panics, "a fault, as this test wants it");
             return Err(std::io::Error::from_raw_os_error(libc::EIO).into());
         }
         Ok(())
-    }
+    };
+    Box::new(Watched(ram.clone(), Box::new(fail)))
 }
 
 fn new(mode: u32) -> NewFile<'static> {
@@ -97,11 +49,9 @@ fn after_a_failed_fence_nothing_is_stored_and_the_next_mount_finds_old_or_new() 
     for (name, act) in ACTS {
         let mut failed = 0;
         for nth in 0..6 {
-            let ram = Ram::new(blank(&[400, 400]));
-            format(Box::new(ram.clone()), 1);
-            let failing = Failing::new(&ram);
-            let fences = Arc::clone(&failing.fences);
-            let volume = mount_whole(Box::new(failing), options(1)).unwrap();
+            let ram = formatted(&[400, 400]);
+            let fences = Arc::new(AtomicI64::new(-1));
+            let volume = mount_whole(failing(&ram, &fences, false), options(1)).unwrap();
             let [f, g] = [b"f", b"g"].map(|name| volume.create(Ino::ROOT, name, new(0o644)).unwrap().ino);
             volume.write(f, 0, &[1; 40960]).unwrap();
             // A log that is worth cleaning.
@@ -171,11 +121,8 @@ fn a_failed_msync_is_not_forgotten() {
 /// that the medium might name.
 #[test]
 fn after_a_panic_within_a_commit_nothing_is_stored() {
-    let ram = Ram::new(blank(&[400]));
-    format(Box::new(ram.clone()), 1);
-    let failing = Failing { panics: true, ..Failing::new(&ram) };
-    let fences = Arc::clone(&failing.fences);
-    let volume = mount_whole(Box::new(failing), options(1)).unwrap();
+    let (ram, fences) = (formatted(&[400]), Arc::new(AtomicI64::new(-1)));
+    let volume = mount_whole(failing(&ram, &fences, true), options(1)).unwrap();
     let file = volume.create(Ino::ROOT, b"f", new(0o644)).unwrap().ino;
     volume.write(file, 0, &[1; 8192]).unwrap();
     fences.store(1, Ordering::Relaxed);
@@ -196,16 +143,14 @@ fn after_a_panic_within_a_commit_nothing_is_stored() {
 /// memory for each time.
 #[test]
 fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
-    let ram = Ram::new(blank(&[400]));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&[400]);
     mount_whole(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
     let mut image = ram.image();
     let block = image[0].chunks_mut(4096).rfind(|block| &block[4..8] == b"HCKP").unwrap();
     let reads = |image| {
-        let failing = Failing::new(&Ram::new(image));
-        let reads = Arc::clone(&failing.reads);
-        drop(mount_whole(Box::new(failing), options(1)).unwrap());
-        reads.load(Ordering::Relaxed)
+        let bytes = Arc::default();
+        drop(mount_whole(Box::new(counting(Ram::new(image), &bytes)), options(1)).unwrap());
+        bytes.load(Ordering::Relaxed)
     };
     block.copy_within(8..16, 16);
     let unsealed = image.clone();

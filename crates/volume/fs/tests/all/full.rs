@@ -6,16 +6,10 @@ use rand::{RngExt, SeedableRng};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, Sparse, blank};
-use crate::{REGIONS, format, options};
+use crate::{REGIONS, create, formatted, fresh, layout, options};
 
 fn volume() -> Volume {
-    let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
-    Volume::mount(Box::new(ram), options(2)).unwrap()
-}
-
-fn create(volume: &Volume, name: &str) -> Result<Ino, Error> {
-    volume.create(Ino::ROOT, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
+    Volume::mount(Box::new(formatted(&REGIONS)), options(2)).unwrap()
 }
 
 #[test]
@@ -87,10 +81,7 @@ fn more_files_than_fit_are_refused_and_give_everything_back() {
             let region = fs::medium::RegionFile { file: memfd.try_clone().unwrap(), bind: None };
             Box::new(fs::medium::Mapped::new(&[region]).unwrap())
         };
-        let (nodes, names, volume) = (vec![None], Vec::new(), [7; 16]);
-        let (created, journals, data_checksums, owner) = (1, 1, false, (0, 0));
-        let layout = fs::Layout { volume, created, nodes, names, bytes_per_inode, journals, data_checksums, owner };
-        fs::mkfs(map(), &layout).unwrap();
+        fs::mkfs(map(), &fs::Layout { bytes_per_inode, ..layout() }).unwrap();
         let volume = Volume::mount(map(), options(2)).unwrap();
         let free = |volume: &Volume| {
             let region = &volume.usage().regions[0];
@@ -129,8 +120,7 @@ fn fill(volume: &Volume, ino: Ino) -> u64 {
 #[test]
 fn a_full_volume_first_cleans_logs_that_are_half_history() {
     for unmounted in [false, true] {
-        let ram = Ram::new(blank(&REGIONS));
-        format(Box::new(ram.clone()), 1);
+        let ram = formatted(&REGIONS);
         let volume = Volume::mount(Box::new(ram.clone()), options(2)).unwrap();
         let names: Vec<String> = (0..15).map(|i| i.to_string()).collect();
         let data = create(&volume, "data").unwrap();
@@ -244,9 +234,7 @@ fn many_files_take_a_block_each_and_give_everything_back() {
     let directories = files.div_ceil(PER_DIRECTORY);
     // A log page each; an inode each, 64 to a block; two names in three lines of a log, at most.
     let medium = Sparse::new(files + files / 20 + 8 * directories + 1000);
-    let (volume, names, owner) = ([7; 16], Vec::new(), (0, 0));
-    let (bytes_per_inode, data_checksums, nodes) = (4096, false, vec![Some(0)]);
-    let layout = fs::Layout { volume, created: 1, nodes, names, bytes_per_inode, journals: 1, data_checksums, owner };
+    let layout = fs::Layout { nodes: vec![Some(0)], bytes_per_inode: 4096, ..layout() };
     fs::mkfs(Box::new(medium.clone()), &layout).unwrap();
     let mount = |what: &str| {
         // In a thread of its own: else the C library sorts the memory that the volume before had,
@@ -327,9 +315,7 @@ fn what_frees_no_block_leaves_the_reserve_alone() {
     let changes: [Change; 2] =
         [|v, file, n| v.punch_hole(file, 8192 * (n % 7), 4096), |v, file, n| v.truncate(file, (1 << 30) - n - 1)];
     for change in changes {
-        let ram = Ram::new(blank(&[1500]));
-        format(Box::new(ram.clone()), 1);
-        let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+        let (_, volume) = fresh(&[1500]);
         let other = create(&volume, "other").unwrap();
         // With every number of names in the last page of the log.
         let dirs: Vec<Ino> = (0..64)
@@ -355,21 +341,13 @@ fn what_frees_no_block_leaves_the_reserve_alone() {
     }
 }
 
-/// A volume of one region of so many blocks.
-fn region(blocks: u64) -> (Ram, Volume) {
-    let ram = Ram::new(blank(&[blocks]));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
-    (ram, volume)
-}
-
 /// A write over blocks of a file takes as many as it gives back. It failed for want of room, and
 /// what programs had stored in mapped pages was lost when the kernel wrote it.
 #[test]
 fn a_full_volume_takes_writes_over_what_files_have() {
     const BLOCKS: u64 = 300;
     for (size, step) in [(20_000, 256), (2_000, 256), (2_000, 1), (2_000, 7)] {
-        let (ram, volume) = region(size);
+        let (ram, volume) = fresh(&[size]);
         let file = create(&volume, "file").unwrap();
         let write = |volume: &Volume, with: u8| {
             for at in (0..BLOCKS).step_by(step) {
@@ -428,7 +406,7 @@ fn blocks_that_were_allocated_are_written_also_when_the_volume_is_full() {
 /// size: recovery took that for damage, and a repair emptied the file.
 #[test]
 fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
-    let (ram, volume) = region(2000);
+    let (ram, volume) = fresh(&[2000]);
     let file = create(&volume, "file").unwrap();
     volume.allocate(file, 0, 256 * 4096, true).unwrap();
     let filler = create(&volume, "filler").unwrap();
@@ -446,7 +424,7 @@ fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
 /// Changes that take nothing for long have room: they failed when the page of a log was full.
 #[test]
 fn a_full_volume_changes_attributes_and_names() {
-    let (_, volume) = region(2000);
+    let (_, volume) = fresh(&[2000]);
     let file = create(&volume, "file").unwrap();
     volume.set_xattr(file, b"user.a", b"value", SetXattr::Any).unwrap();
     let filler = create(&volume, "filler").unwrap();
@@ -467,9 +445,7 @@ fn a_full_volume_changes_attributes_and_names() {
 /// Each failing operation read the logs of all files that had changed, and of others beside them.
 #[test]
 fn a_write_that_finds_no_room_looks_at_no_log_that_has_nothing_to_give() {
-    let ram = Ram::new(blank(&[20_000]));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[20_000]);
     let file = create(&volume, "fragments").unwrap();
     (0..4000).for_each(|i| volume.allocate(file, i * 8192, 4096, false).unwrap());
     let filler = create(&volume, "filler").unwrap();
@@ -487,7 +463,7 @@ fn a_write_that_finds_no_room_looks_at_no_log_that_has_nothing_to_give() {
 /// others anew, by asking for more than there is, on a volume that was not full.
 #[test]
 fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
-    let (ram, volume) = region(4000);
+    let (ram, volume) = fresh(&[4000]);
     let mine = create(&volume, "mine").unwrap();
     let names: Vec<String> = (0..20).map(|i| i.to_string()).collect();
     names.iter().for_each(|name| change_mode(&volume, create(&volume, name).unwrap(), 70));
@@ -524,7 +500,7 @@ fn who_asks_for_too_much_has_no_log_cleaned_and_keeps_none_in_memory() {
 /// new history.
 #[test]
 fn a_full_volume_cleans_a_long_log_in_steps_and_not_for_each_page() {
-    let (ram, volume) = region(8000);
+    let (ram, volume) = fresh(&[8000]);
     let file = create(&volume, "fragments").unwrap();
     (0..4000).for_each(|i| volume.allocate(file, i * 8192, 4096, false).unwrap());
     change_mode(&volume, file, 150);
@@ -561,7 +537,7 @@ fn what_frees_nothing_at_once_leaves_a_block_for_cleaning() {
         (|volume, dir, _| volume.unlink(dir, b"own").unwrap(), |_| 1), // its blocks come back later, as it is open
     ];
     for (drain, least) in drains {
-        let (_, volume) = region(4000);
+        let (_, volume) = fresh(&[4000]);
         let reserve = volume.usage().regions[0].reserved_blocks;
         let other = create(&volume, "other").unwrap();
         // The page of each log is full.

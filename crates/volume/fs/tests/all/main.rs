@@ -26,7 +26,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use fs::medium::Medium;
-use fs::{Layout, Options, Placement};
+use fs::{Ino, Layout, NewFile, Options, Placement, Volume};
+
+use crate::medium::{Ram, blank};
 
 /// Sizes of the regions of a test volume, in blocks: unequal.
 pub const REGIONS: [u64; 2] = [40, 52];
@@ -39,12 +41,35 @@ pub fn options(parts: usize) -> Options {
 }
 
 /// Mounts a volume in which recovery finds no damage.
-pub fn mount_whole(medium: Box<dyn Medium>, options: Options) -> fs::Result<fs::Volume> {
-    let volume = fs::Volume::mount(medium, options)?;
+pub fn mount_whole(medium: Box<dyn Medium>, options: Options) -> fs::Result<Volume> {
+    let volume = Volume::mount(medium, options)?;
     match volume.damage().first().cloned() {
         Some(damage) => Err(damage.into()),
         None => Ok(volume),
     }
+}
+
+/// Memory with a new volume on regions of so many blocks.
+pub fn formatted(blocks: &[u64]) -> Ram {
+    let ram = Ram::new(blank(blocks));
+    format(Box::new(ram.clone()), 1);
+    ram
+}
+
+/// The same, and the volume, mounted.
+pub fn fresh(blocks: &[u64]) -> (Ram, Volume) {
+    let ram = formatted(blocks);
+    (ram.clone(), mount_whole(Box::new(ram), options(1)).unwrap())
+}
+
+/// Makes a file in the root directory.
+pub fn create(volume: &Volume, name: &str) -> fs::Result<Ino> {
+    volume.create(Ino::ROOT, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
+}
+
+/// What is alike in the volumes of these tests.
+pub fn layout() -> Layout {
+    Layout { volume: [7; 16], created: 1, ..Layout::default() }
 }
 
 /// Makes a volume on a medium: node 0 and node 1.
@@ -55,8 +80,5 @@ pub fn format(medium: Box<dyn Medium>, journals: u32) {
 /// The same, with or without checksums of file data.
 pub fn format_with(medium: Box<dyn Medium>, journals: u32, data_checksums: bool) {
     let nodes = (0..medium.regions() as u32).map(Some).collect();
-    let (volume, names) = ([7; 16], Vec::new());
-    let owner = (0, 0);
-    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode: 16384, journals, data_checksums, owner };
-    fs::mkfs(medium, &layout).unwrap();
+    fs::mkfs(medium, &Layout { nodes, journals, data_checksums, ..layout() }).unwrap();
 }

@@ -10,7 +10,7 @@ use fs::medium::{Mapped, Medium, RegionFile};
 use fs::{Error, Ino, Layout, NewFile, Options, Volume};
 use rustix::fs::MemfdFlags;
 
-use crate::{format, options};
+use crate::{format, layout, options};
 
 fn memfd(len: u64) -> File {
     let file = File::from(rustix::fs::memfd_create("homenode", MemfdFlags::CLOEXEC).unwrap());
@@ -70,17 +70,8 @@ fn a_volume_on_two_memfds() {
 
 /// Makes a volume whose regions have names.
 fn mkfs_named(regions: &[RegionFile], paths: &[impl AsRef<Path>]) {
-    let layout = Layout {
-        volume: [9; 16],
-        created: 0,
-        nodes: vec![None; paths.len()],
-        names: paths.iter().map(|path| path.as_ref().to_str().unwrap().as_bytes().to_vec()).collect(),
-        bytes_per_inode: 16384,
-        journals: 1,
-        data_checksums: false,
-        owner: (0, 0),
-    };
-    fs::mkfs(Box::new(Mapped::new(regions).unwrap()), &layout).unwrap();
+    let names = paths.iter().map(|path| path.as_ref().to_str().unwrap().as_bytes().to_vec()).collect();
+    fs::mkfs(Box::new(Mapped::new(regions).unwrap()), &Layout { volume: [9; 16], names, ..layout() }).unwrap();
 }
 
 #[test]

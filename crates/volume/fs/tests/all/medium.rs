@@ -1,6 +1,7 @@
 //! Media for tests: memory, and memory that knows what a crash would leave.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::{self, ThreadId};
 
@@ -168,6 +169,65 @@ impl Medium for Ram {
     fn fence(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// What a medium is asked for: where, and how many bytes.
+pub enum Access {
+    Read(At, usize),
+    Load(At),
+    Write(At, usize),
+    Fence,
+}
+
+/// A medium that asks somebody before each access.
+pub struct Watched<M>(pub M, pub Box<dyn Fn(Access) -> Result<()> + Send + Sync>);
+
+impl<M: Medium> Medium for Watched<M> {
+    fn regions(&self) -> usize {
+        self.0.regions()
+    }
+    fn len(&self, region: usize) -> u64 {
+        self.0.len(region)
+    }
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        (self.1)(Access::Read(at, out.len()))?;
+        self.0.read(at, out)
+    }
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        (self.1)(Access::Write(at, data.len()))?;
+        self.0.write(at, data)
+    }
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        (self.1)(Access::Write(at, data.len()))?;
+        self.0.write_data(at, data)
+    }
+    fn load_u64(&self, at: At) -> Result<u64> {
+        (self.1)(Access::Load(at))?;
+        self.0.load_u64(at)
+    }
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        (self.1)(Access::Write(at, 8))?;
+        self.0.store_u64(at, word)
+    }
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        self.0.flush(at, len)
+    }
+    fn fence(&self) -> Result<()> {
+        (self.1)(Access::Fence)?;
+        self.0.fence()
+    }
+}
+
+/// Counts the bytes that are read.
+pub fn counting<M: Medium>(medium: M, bytes: &Arc<AtomicU64>) -> Watched<M> {
+    let bytes = Arc::clone(bytes);
+    let count = move |access: Access| {
+        if let Access::Read(_, len) = access {
+            bytes.fetch_add(len as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    Watched(medium, Box::new(count))
 }
 
 /// A line that was stored to since it was last durable.

@@ -7,45 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fs::medium::{At, Mapped, Medium, RegionFile};
-use fs::{Ino, NewFile, Result, Volume};
+use fs::medium::{Mapped, RegionFile};
+use fs::{Ino, NewFile, Volume};
 
-use crate::medium::{Ram, blank};
-use crate::{format, mount_whole, options};
-
-/// Counts the bytes that are read.
-pub struct Counting<M>(pub M, pub Arc<AtomicU64>);
-
-impl<M: Medium> Medium for Counting<M> {
-    fn regions(&self) -> usize {
-        self.0.regions()
-    }
-    fn len(&self, region: usize) -> u64 {
-        self.0.len(region)
-    }
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.1.fetch_add(out.len() as u64, Ordering::Relaxed);
-        self.0.read(at, out)
-    }
-    fn write(&self, at: At, data: &[u8]) -> Result<()> {
-        self.0.write(at, data)
-    }
-    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.0.write_data(at, data)
-    }
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.0.load_u64(at)
-    }
-    fn store_u64(&self, at: At, word: u64) -> Result<()> {
-        self.0.store_u64(at, word)
-    }
-    fn flush(&self, at: At, len: u64) -> Result<()> {
-        self.0.flush(at, len)
-    }
-    fn fence(&self) -> Result<()> {
-        self.0.fence()
-    }
-}
+use crate::medium::counting;
+use crate::{format, fresh, mount_whole, options};
 
 /// kB of this process's own memory that are in use.
 fn in_use() -> u64 {
@@ -69,7 +35,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
     let bytes = Arc::new(AtomicU64::new(0));
     let map = || {
         let region = RegionFile { file: memfd.try_clone().unwrap(), bind: None };
-        Box::new(Counting(Mapped::new(&[region]).unwrap(), Arc::clone(&bytes)))
+        Box::new(counting(Mapped::new(&[region]).unwrap(), &bytes))
     };
     format(map(), 1);
     let volume = mount_whole(map(), options(2)).unwrap();
@@ -124,9 +90,7 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
 /// open, the next mount knew nothing, and read all logs.
 #[test]
 fn an_unmount_closes_what_is_open() {
-    let ram = Ram::new(blank(&[400, 400]));
-    format(Box::new(ram.clone()), 1);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&[400, 400]);
     let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.free_blocks).sum::<u64>();
     let before = free(&volume);
     for i in 0..9 {

@@ -6,22 +6,14 @@ use fs::{Error, Ino, Layout, Migration, NewFile, Options, Placement, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Image, Ram, blank};
-use crate::options;
+use crate::{fresh, layout, options};
 
 /// A volume on unequal regions with a file over all of them.
 fn example(count: usize, id: u8) -> (Image, Ino, Vec<u8>) {
     let sizes: Vec<u64> = (0..count as u64).map(|i| 40 + i * 7 % 23).collect();
     let ram = Ram::new(blank(&sizes));
-    let layout = Layout {
-        volume: [id; 16],
-        created: 1,
-        nodes: (0..count as u32).map(Some).collect(),
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 1,
-        data_checksums: true,
-        owner: (0, 0),
-    };
+    let nodes = (0..count as u32).map(Some).collect();
+    let layout = Layout { volume: [id; 16], nodes, data_checksums: true, ..layout() };
     fs::mkfs(Box::new(ram.clone()), &layout).unwrap();
     let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
     let file = volume.create(Ino::ROOT, b"f", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
@@ -59,19 +51,7 @@ fn one_three_and_sixty_four_regions_of_unequal_sizes_work() {
         use_and_empty(&Volume::mount(Box::new(ram), options(2)).unwrap()).unwrap();
     }
     let ram = Ram::new(blank(&[40; 65]));
-    let nodes = vec![None; 65];
-    let (volume, names) = ([1; 16], Vec::new());
-    let layout = Layout {
-        volume,
-        created: 1,
-        nodes,
-        names,
-        bytes_per_inode: 16384,
-        journals: 1,
-        data_checksums: false,
-        owner: (0, 0),
-    };
-    assert_eq!(fs::mkfs(Box::new(ram), &layout).unwrap_err().to_string(), "invalid: a volume has 1 to 64 regions");
+    assert_eq!(fs::mkfs(Box::new(ram), &layout()).unwrap_err().to_string(), "invalid: a volume has 1 to 64 regions");
 }
 
 /// The mount succeeded, and the first write failed with ENXIO.
@@ -143,10 +123,7 @@ fn a_region_that_is_missing_or_belongs_elsewhere_gives_a_clear_error() {
 fn two_on_node_0() -> Volume {
     let ram = Ram::new(blank(&[60, 120, 200, 100]));
     let nodes = [0, 0, 1, 2].map(Some).to_vec();
-    let (volume, names, owner) = ([7; 16], Vec::new(), (0, 0));
-    let (bytes_per_inode, journals, data_checksums) = (16384, 1, false);
-    let layout = Layout { volume, created: 1, nodes, names, bytes_per_inode, journals, data_checksums, owner };
-    fs::mkfs(Box::new(ram.clone()), &layout).unwrap();
+    fs::mkfs(Box::new(ram.clone()), &Layout { nodes, ..layout() }).unwrap();
     Volume::mount(Box::new(ram), options(1)).unwrap()
 }
 
@@ -197,9 +174,7 @@ fn a_migration_from_a_node_leaves_what_is_on_others() {
 /// A promotion brings ranges of a file near; what lies beside them stays, and so does the log.
 #[test]
 fn a_migration_of_a_range_moves_its_blocks_from_one_node_and_nothing_else() {
-    let ram = Ram::new(blank(&[200, 200]));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[200, 200]);
     let file = written(&volume, 40, 0);
     volume.write_to(file, 12 * 4096, &[9; 4 * 4096], Placement::Node(1)).unwrap();
     let free = || [0, 1].map(|region| volume.usage().regions[region].free_blocks);
@@ -229,9 +204,7 @@ fn a_migration_of_a_range_moves_its_blocks_from_one_node_and_nothing_else() {
 /// it all anew. Without room there either, a move that was done was an error.
 #[test]
 fn a_log_that_finds_no_room_on_the_new_node_stays_and_the_move_is_done() {
-    let ram = Ram::new(blank(&[200, 200]));
-    crate::format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[200, 200]);
     let file = written(&volume, 10, 0);
     for i in 0..8 {
         volume.set_xattr(file, format!("user.{i}").as_bytes(), &[1; 3000], fs::SetXattr::Any).unwrap();

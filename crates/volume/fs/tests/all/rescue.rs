@@ -7,8 +7,8 @@ use fs::fsck::Repaired;
 use fs::{Damage, Error, Ino, Kind, NewFile, Volume};
 
 use crate::crash::{states, with};
-use crate::medium::{CrashPoint, Image, Ram, Recorder, blank};
-use crate::{REGIONS, format, options};
+use crate::medium::{CrashPoint, Image, Ram, Recorder};
+use crate::{REGIONS, formatted, fresh, options};
 
 /// Directories and files that a test needs: `/important/data`, `/junk/j`, `/junk/sub/deep`, and
 /// `/both`, which is `/junk/both` too.
@@ -17,9 +17,7 @@ fn example() -> Ram {
 }
 
 fn example_on(regions: &[u64]) -> Ram {
-    let ram = Ram::new(blank(regions));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(regions);
     let new = NewFile { mode: 0o644, ..NewFile::default() };
     let dir = |parent, name: &[u8]| {
         let mode = libc::S_IFDIR | 0o755;
@@ -246,8 +244,7 @@ fn a_volume_without_a_whole_journal_can_be_looked_at() {
 /// A rename under way may have been in the only journal: what has no name then was freed.
 #[test]
 fn a_repair_of_the_only_journal_keeps_what_has_no_name() {
-    let ram = Ram::new(blank(&[400]));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&[400]);
     let volume = mount(&ram).unwrap();
     let ino = volume.create_unnamed(Ino::ROOT, NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;
     volume.write(ino, 0, &[9; 5000]).unwrap();

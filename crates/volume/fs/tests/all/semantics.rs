@@ -5,13 +5,11 @@ use std::sync::Arc;
 use fs::{Error, Ino, NewFile, SetAttributes, SetXattr, Volume};
 
 use crate::crash::use_and_empty;
-use crate::medium::{Ram, blank};
-use crate::{REGIONS, format, options};
+use crate::medium::Ram;
+use crate::{REGIONS, formatted, fresh, options};
 
 fn volume() -> (Ram, Volume) {
-    let ram = Ram::new(blank(&[300, 300]));
-    format(Box::new(ram.clone()), 1);
-    (ram.clone(), Volume::mount(Box::new(ram), options(1)).unwrap())
+    fresh(&[300, 300])
 }
 
 fn create(volume: &Volume, name: &[u8]) -> Ino {
@@ -300,8 +298,7 @@ fn a_name_that_is_replaced_keeps_its_place_in_listings() {
 /// The order of stores as docs/PERFORMANCE.md states it: flushes (of adjacent lines) and fences.
 #[test]
 fn operations_flush_and_fence_as_few_times_as_the_order_needs() {
-    let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
+    let ram = formatted(&REGIONS);
     let recorder = crate::medium::Recorder::new(ram.image());
     let volume = Volume::mount(Box::new(recorder.clone()), options(1)).unwrap();
     let file = create(&volume, b"f");
@@ -322,9 +319,7 @@ fn operations_flush_and_fence_as_few_times_as_the_order_needs() {
 /// Fast cleaning takes one page out of the chain and writes nothing anew.
 #[test]
 fn a_page_of_a_log_that_is_only_history_is_dropped() {
-    let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     for op in crate::crash::history() {
         op.on_volume(&volume).unwrap();
     }
@@ -341,9 +336,8 @@ fn a_page_of_a_log_that_is_only_history_is_dropped() {
 /// Looking for dead pages took half of the time of an overwrite, and found none.
 #[test]
 fn overwrites_clean_their_log_without_reading_it() {
-    let (ram, read) = (Ram::new(blank(&[1000])), Arc::default());
-    format(Box::new(ram.clone()), 1);
-    let medium = crate::recovery::Counting(ram, Arc::clone(&read));
+    let read = Arc::default();
+    let medium = crate::medium::counting(formatted(&[1000]), &read);
     let volume = Volume::mount(Box::new(medium), options(1)).unwrap();
     let file = create(&volume, b"file");
     let used = || volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
@@ -373,9 +367,7 @@ fn a_log_that_is_mostly_history_is_cleaned() {
 #[test]
 fn a_long_log_is_left_to_whom_cleans_in_the_background() {
     const EXTENTS: u64 = 600;
-    let ram = Ram::new(blank(&[3000]));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = fresh(&[3000]);
     let file = create(&volume, b"file");
     let used = || volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
     // How many operations gave back pages of the log.
@@ -404,9 +396,7 @@ fn a_long_log_is_left_to_whom_cleans_in_the_background() {
 /// The thread in the background ends with its owner, also while it cleans.
 #[test]
 fn a_thread_in_the_background_cleans_long_logs_and_ends() {
-    let ram = Ram::new(blank(&[12_000]));
-    format(Box::new(ram.clone()), 1);
-    let volume = Arc::new(Volume::mount(Box::new(ram), options(1)).unwrap());
+    let volume = Arc::new(fresh(&[12_000]).1);
     let file = create(&volume, b"file");
     (0..2000).for_each(|i| volume.allocate(file, i * 8192, 4096, false).unwrap());
     let used = || volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
@@ -425,9 +415,7 @@ fn a_thread_in_the_background_cleans_long_logs_and_ends() {
 /// What a server had in memory of files grew until the unmount: links took 2.5 times their space.
 #[test]
 fn what_a_kernel_has_forgotten_is_in_memory_no_longer() {
-    let ram = Ram::new(blank(&REGIONS));
-    format(Box::new(ram.clone()), 1);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = fresh(&REGIONS);
     for op in crate::crash::prelude() {
         op.on_volume(&volume).unwrap();
     }

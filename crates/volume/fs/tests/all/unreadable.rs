@@ -7,12 +7,11 @@ use fs::format::word::Field;
 use fs::medium::{At, Medium};
 use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 
-use crate::medium::{Ram, blank};
-use crate::{format_with, options};
+use crate::medium::{Access, Ram, Watched, blank};
+use crate::{create, format_with, options};
 
 /// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an
 /// error that no test expects.
-#[derive(Clone)]
 struct Holed {
     ram: Ram,
     bad: Arc<Mutex<Vec<At>>>,
@@ -39,63 +38,28 @@ impl Holed {
         self.fail(ino.region(), block.index() * 4096 + line);
     }
 
-    fn check(&self, at: At, len: usize) -> Result<()> {
-        let bad = self.bad.lock().unwrap();
-        let hit =
-            |bad: &At| bad.region == at.region && at.offset < bad.offset + 64 && bad.offset < at.offset + len as u64;
-        if bad.iter().any(hit) { Err(std::io::Error::from_raw_os_error(libc::EIO).into()) } else { Ok(()) }
+    fn medium(&self) -> Watched<Ram> {
+        let bad = Arc::clone(&self.bad);
+        let check = move |access: Access| {
+            let (at, len) = match access {
+                Access::Read(at, len) | Access::Write(at, len) => (at, len),
+                Access::Load(at) => (at, 8),
+                Access::Fence => return Ok(()),
+            };
+            let hit = |bad: &At| {
+                bad.region == at.region && at.offset < bad.offset + 64 && bad.offset < at.offset + len as u64
+            };
+            match bad.lock().unwrap().iter().any(hit) {
+                true => Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
+                false => Ok(()),
+            }
+        };
+        Watched(self.ram.clone(), Box::new(check))
     }
 
     fn mount(&self) -> Result<Volume> {
-        Volume::mount(Box::new(self.clone()), options(1))
+        Volume::mount(Box::new(self.medium()), options(1))
     }
-}
-
-impl Medium for Holed {
-    fn regions(&self) -> usize {
-        self.ram.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.ram.len(region)
-    }
-
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.check(at, out.len())?;
-        self.ram.read(at, out)
-    }
-
-    fn write(&self, at: At, data: &[u8]) -> Result<()> {
-        self.check(at, data.len())?;
-        self.ram.write(at, data)
-    }
-
-    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.write(at, data)
-    }
-
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.check(at, 8)?;
-        self.ram.load_u64(at)
-    }
-
-    fn store_u64(&self, at: At, word: u64) -> Result<()> {
-        self.check(at, 8)?;
-        self.ram.store_u64(at, word)
-    }
-
-    fn flush(&self, at: At, len: u64) -> Result<()> {
-        self.ram.flush(at, len)
-    }
-
-    fn fence(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-fn create(volume: &Volume, name: &str) -> Result<Ino> {
-    let new = NewFile { mode: 0o644, ..NewFile::default() };
-    volume.create(Ino::ROOT, name.as_bytes(), new).map(|stat| stat.ino)
 }
 
 /// The number of a free inode that could not be read came back to the top of those to use: no file
@@ -169,8 +133,8 @@ fn a_state_that_cannot_be_read_is_damage() {
     holed.fail(0, 2 * 4096);
     let refused = holed.mount().map(drop);
     assert!(matches!(refused, Err(Error::Damaged(Damage::State))), "{refused:?}");
-    Volume::look(Box::new(holed.clone()), options(1)).unwrap().lookup(Ino::ROOT, b"kept").unwrap();
-    assert!(fs::fsck::check(Box::new(holed)).unwrap().damage.contains(&Damage::State));
+    Volume::look(Box::new(holed.medium()), options(1)).unwrap().lookup(Ino::ROOT, b"kept").unwrap();
+    assert!(fs::fsck::check(Box::new(holed.medium())).unwrap().damage.contains(&Damage::State));
 }
 
 /// After a crash a free inode that could not be read was an orphan: mount and repair stored to its
@@ -186,10 +150,10 @@ fn an_inode_without_a_name_that_cannot_be_read_is_left_alone() {
     volume.unlink(Ino::ROOT, b"a").unwrap();
     drop(volume);
     holed.fail_inode(gone);
-    let look = || Volume::look(Box::new(holed.clone()), options(1)).unwrap();
+    let look = || Volume::look(Box::new(holed.medium()), options(1)).unwrap();
     assert_eq!(look().lookup(Ino::ROOT, b"kept").unwrap().ino, kept);
     let left = [Damage::Inode { ino: gone, what: "cannot be read" }];
-    let check = || fs::fsck::check(Box::new(holed.clone())).unwrap();
+    let check = || fs::fsck::check(Box::new(holed.medium())).unwrap();
     assert_eq!((&check().damage[..], check().orphans.len()), (&left[..], 1));
     let volume = holed.mount().unwrap();
     assert_eq!(volume.damage(), [], "nothing that has a name is damaged, so there is room");
@@ -199,7 +163,7 @@ fn an_inode_without_a_name_that_cannot_be_read_is_left_alone() {
         volume.write(new, 0, b"new").unwrap();
     }
     drop(volume);
-    fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+    fs::fsck::repair(Arc::new(holed.medium())).unwrap();
     let report = check();
     assert_eq!((&report.damage[..], report.clean, report.is_repairable()), (&left[..], true, false));
     holed.mount().unwrap().unmount().unwrap();
@@ -217,10 +181,10 @@ fn a_repair_removes_the_name_of_an_inode_that_cannot_be_read() {
         let inner = directory.then(|| volume.create(lost, b"inner", NewFile::default()).unwrap().ino);
         drop(volume);
         holed.fail_inode(lost);
-        let done = fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+        let done = fs::fsck::repair(Arc::new(holed.medium())).unwrap();
         let found = usize::from(directory);
         assert_eq!(done, fs::fsck::Repaired { found, emptied: 0, removed: 1 });
-        let report = fs::fsck::check(Box::new(holed.clone())).unwrap();
+        let report = fs::fsck::check(Box::new(holed.medium())).unwrap();
         assert_eq!(report.damage, [Damage::Inode { ino: lost, what: "cannot be read" }]);
         let volume = holed.mount().unwrap();
         assert!(matches!(volume.lookup(Ino::ROOT, b"lost"), Err(Error::NotFound)));
@@ -230,7 +194,7 @@ fn a_repair_removes_the_name_of_an_inode_that_cannot_be_read() {
     }
     let holed = Holed::new();
     holed.fail_inode(Ino::ROOT);
-    let refused = fs::fsck::repair(Arc::new(holed));
+    let refused = fs::fsck::repair(Arc::new(holed.medium()));
     assert!(matches!(refused, Err(Error::Damaged(Damage::Inode { ino: Ino::ROOT, .. }))), "{refused:?}");
 }
 
@@ -265,9 +229,9 @@ fn a_journal_that_names_an_inode_that_cannot_be_read_is_finished_without_it() {
             assert!(matches!(found, Err(Error::Damaged(_))), "{found:?}");
         }
     };
-    check(&Volume::look(Box::new(again()), options(1)).unwrap());
+    check(&Volume::look(Box::new(again().medium()), options(1)).unwrap());
     check(&again().mount().unwrap());
-    let done = fs::fsck::repair(Arc::new(again())).unwrap();
+    let done = fs::fsck::repair(Arc::new(again().medium())).unwrap();
     assert_eq!(done, fs::fsck::Repaired { found: 0, emptied: 0, removed: 2 });
 }
 
@@ -282,7 +246,7 @@ fn a_check_goes_past_a_superblock_and_data_that_cannot_be_read() {
     volume.unmount().unwrap();
     holed.fail(1, 4096);
     holed.fail(block.region(), block.index() * 4096 + 100);
-    let check = || fs::fsck::check(Box::new(holed.clone())).unwrap();
+    let check = || fs::fsck::check(Box::new(holed.medium())).unwrap();
     let all = [
         Damage::Superblock { region: 1, what: "cannot be read" },
         Damage::Data { block, path: Some("/file".to_owned()) },
@@ -291,6 +255,6 @@ fn a_check_goes_past_a_superblock_and_data_that_cannot_be_read() {
     // The other copy, too.
     holed.ram.write(At { region: 0, offset: 5 }, &[0]).unwrap();
     assert_eq!(check().damage.len(), 3);
-    fs::fsck::repair(Arc::new(holed.clone())).unwrap();
+    fs::fsck::repair(Arc::new(holed.medium())).unwrap();
     assert_eq!(check().damage, all);
 }

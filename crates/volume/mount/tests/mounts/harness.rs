@@ -126,16 +126,7 @@ impl Mount {
         for region in &regions {
             File::create(region).unwrap().set_len(mib << 20).unwrap();
         }
-        let layout = Layout {
-            volume: [7; 16],
-            created: 1,
-            nodes: vec![Some(0), Some(1)],
-            names: Vec::new(),
-            bytes_per_inode: 16384,
-            journals: 2,
-            data_checksums: false,
-            owner: (0, 0),
-        };
+        let layout = Layout { volume: [7; 16], nodes: vec![Some(0), Some(1)], journals: 2, ..Layout::default() };
         fs::mkfs(Box::new(map(&regions)) as Box<dyn Medium>, &layout).unwrap();
         let dir = place.path().join("mnt");
         std::fs::create_dir(&dir).unwrap();

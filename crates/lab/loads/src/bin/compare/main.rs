@@ -122,25 +122,24 @@ fn main() -> ExitCode {
 fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
     ensure!(machine.nodes.len() >= 2, "this machine has one node, so there is nothing to compare");
-    let dir = args.data.join("homenode-compare");
-    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let dir = lab::scratch(&args.data, "homenode-compare-")?;
+    let dir = dir.path();
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let balancing = fs::read_to_string(AUTONUMA).context(AUTONUMA)?;
     let wanted = |load: &str| args.load.as_ref().is_none_or(|only| only == load);
     let result = (|| {
         if wanted("fio") {
-            fio(args, &machine, &dir)?;
+            fio(args, &machine, dir)?;
         }
         let loads: Vec<_> = single::LOADS.iter().filter(|load| wanted(load.name)).collect();
         if !loads.is_empty() {
-            single::compare(args, &machine, &dir, &loads)?;
+            single::compare(args, &machine, dir, &loads)?;
         }
         // Without a node for it, it is left out unless it is all that is asked for.
         let tiers = wanted("tiers") && (args.load.is_some() || tiers::slow_node(&machine)?.is_some());
-        if tiers { tiers::compare(args, &machine, &dir) } else { Ok(()) }
+        if tiers { tiers::compare(args, &machine, dir) } else { Ok(()) }
     })();
     fs::write(AUTONUMA, balancing.trim()).context(AUTONUMA)?;
-    fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     result
 }
 
@@ -237,13 +236,9 @@ fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()>
     write(&args.out.join("compare.md"), &text)?;
     let series: Vec<_> = runs
         .iter()
-        .map(|run| {
-            let mut time = 0.0;
-            let point = |w: &Window| {
-                time += w.window_s;
-                w.remote_share.map(|share| (time, share))
-            };
-            Series { name: run.way.name().to_owned(), points: run.windows.iter().filter_map(point).collect() }
+        .map(|run| Series {
+            name: run.way.name().to_owned(),
+            points: plot::over_time(run.windows.iter().map(|w| (w.window_s, w.remote_share))),
         })
         .collect();
     plot::remote_share(
@@ -254,7 +249,6 @@ fn report(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<()>
 }
 
 fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<String> {
-    let percent = |share: Option<f64>| share.map_or("–".to_owned(), |s| format!("{:.0} %", s * 100.0));
     let cpus = machine.nodes.values().map(|c| c.len().to_string()).collect::<Vec<_>>().join(" + ");
     let mut text = format!(
         "# Remote share beside peers\n\nfio: {THREADS} unpinned threads, each of which reads a file of {} MiB cached on node \
@@ -296,6 +290,10 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
          2 s. homenode: `numa_balancing` 0.\n- Made by `make bench`.\n",
     );
     Ok(text)
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or("–".to_owned(), |share| format!("{:.0} %", share * 100.0))
 }
 
 fn read(path: &str) -> Result<String> {

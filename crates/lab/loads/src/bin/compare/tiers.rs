@@ -36,7 +36,7 @@ use rustix::mm::{MapFlags, ProtFlags, mlock, mmap_anonymous, munmap};
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use super::{AUTONUMA, Args, date, read, write};
+use super::{AUTONUMA, Args, date, percent, read, write};
 
 const RANGE: u64 = 2 << 20;
 /// Bytes of one read.
@@ -101,7 +101,7 @@ const SETTLING: [(f64, f64); 3] = [(0.0, 1.0 / 6.0), (1.0 / 6.0, 0.5), (0.5, 1.0
 const LOADS: [Load; 4] = [
     Load {
         name: "Zipf",
-        about: "a tenth of the file is read, by the readers of two nodes each its own ranges, by Zipf's law",
+        about: "A tenth of the file is read, by the readers of two nodes each its own ranges, by Zipf's law",
         one_in: 10,
         moves: false,
         scan: false,
@@ -110,7 +110,7 @@ const LOADS: [Load; 4] = [
     },
     Load {
         name: "moving hot set",
-        about: "the same, but after a third of the time, and again after the second, another tenth is read. The spans are the \
+        about: "The same, but after a third of the time, and again after the second, another tenth is read. The spans are the \
                 second half of each third",
         one_in: 10,
         moves: true,
@@ -120,7 +120,7 @@ const LOADS: [Load; 4] = [
     },
     Load {
         name: "scan beside Zipf",
-        about: "as Zipf, and beside it a thread reads through the whole file, three times. Its reads are not in the shares",
+        about: "As Zipf, and beside it a thread reads through the whole file, three times. Its reads are not in the shares",
         one_in: 10,
         moves: false,
         scan: true,
@@ -129,7 +129,7 @@ const LOADS: [Load; 4] = [
     },
     Load {
         name: "all hot",
-        about: "all of the file is read alike by both readers, and so much memory is held that an eighth of it fits on each \
+        about: "All of the file is read alike by both readers, and so much memory is held that an eighth of it fits on each \
                 of their nodes (control)",
         one_in: 1,
         moves: false,
@@ -248,7 +248,7 @@ fn table(
 ) -> Result<Vec<Series>> {
     let seconds = load.seconds(args);
     let spans = load.spans.map(|(from, to)| (from * seconds, to * seconds));
-    write!(text, "\n## {}\n\n{}.\n\n| |", load.name, capital(load.about))?;
+    write!(text, "\n## {}\n\n{}.\n\n| |", load.name, load.about)?;
     spans.iter().try_for_each(|(from, to)| write!(text, " {from:.0} to {to:.0} s |"))?;
     text.push_str(" own node | moved | CPU |\n| --- |");
     text.push_str(&" ---: |".repeat(spans.len() + 3));
@@ -273,7 +273,6 @@ fn table(
         }
         let run = run?;
         fs::remove_file(&file).with_context(|| file.display().to_string())?;
-        let percent = |share: Option<f64>| share.map_or("–".to_owned(), |share| format!("{:.0} %", share * 100.0));
         let mut row = String::new();
         for (from_s, to_s) in spans {
             write!(row, " {} |", percent(run.within(from_s, to_s).map(|(slow, _)| slow)))?;
@@ -301,12 +300,6 @@ impl Load {
     fn parts(&self) -> usize {
         if self.moves { 3 } else { 1 }
     }
-}
-
-/// The sentence with a capital.
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// Where DAMON sends what it finds: the first node with CPUs. It has one for all.

@@ -15,7 +15,7 @@ use lab::readers::Readers;
 use lab::{cache, pages, threads};
 use rustix::process::Signal;
 
-use crate::{Args, Data, Shown, print_window};
+use crate::{Args, Shown, print_window};
 
 /// Before its move, at least this share must be remote; otherwise there is nothing to show.
 const REMOTE_AT_LEAST: f64 = 0.5;
@@ -86,10 +86,10 @@ pub(crate) const ACTS: &[Act] = &[
 
 impl Act {
     /// Shows the act.
-    pub(crate) fn show(&self, args: &Args, machine: &Machine, data: &Data) -> Result<Shown> {
+    pub(crate) fn show(&self, args: &Args, machine: &Machine, data: &Path) -> Result<Shown> {
         let mut nodes = machine.nodes.keys().copied();
         let (home, other) = (nodes.next().context("no node")?, nodes.next().context("one node")?);
-        let (file, busy) = (data.file(self.name), data.file(&format!("{}-busy", self.name)));
+        let (file, busy) = (data.join(self.name), data.join(format!("{}-busy", self.name)));
         cache::put(&file, args.size << 20, home)?;
         cache::put(&busy, args.size << 20, home)?;
         println!("a file of {} MiB is cached on node {home} (every page, says move_pages)", args.size);
@@ -173,8 +173,10 @@ impl Stage<'_> {
             ensure!(now > 0.95, "only {:.0} % of the process's memory is on node {home}", now * 100.0);
         }
         let png = self.args.out.join(format!("{name}.png"));
-        let series = [("without homenode", &off), ("with homenode", &on)]
-            .map(|(name, phase)| Series { name: name.to_owned(), points: points(phase) });
+        let series = [("without homenode", &off), ("with homenode", &on)].map(|(name, phase)| Series {
+            name: name.to_owned(),
+            points: plot::over_time(phase.iter().map(|(window, share)| (window.window_s, Some(*share)))),
+        });
         plot::remote_share(&png, self.act.title.split_once(" (").map_or(self.act.title, |t| t.0), &series)?;
         println!("remote     {:.0} % → {:.1} %, {moves} moves\nplot       {}", was * 100.0, is * 100.0, png.display());
         let notes = || last_notes(&on.iter().map(|w| w.0.clone()).collect::<Vec<_>>());
@@ -257,15 +259,4 @@ impl Stage<'_> {
 fn bandwidth(phase: &Phase) -> f64 {
     let (bytes, seconds) = phase.iter().fold((0, 0.0), |sum, w| (sum.0 + w.0.read_bytes, sum.1 + w.0.window_s));
     bytes as f64 / f64::max(seconds, 1e-3)
-}
-
-fn points(phase: &Phase) -> Vec<(f64, f64)> {
-    let mut time = 0.0;
-    phase
-        .iter()
-        .map(|(window, share)| {
-            time += window.window_s;
-            (time, *share)
-        })
-        .collect()
 }

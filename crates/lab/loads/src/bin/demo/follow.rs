@@ -8,7 +8,7 @@
 //! data, the demo says so and starts fio again.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::daemon::{Daemon, Window, remote_share, settled_after};
@@ -20,7 +20,7 @@ use lab::{cache, pages};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::{Args, Data, Shown, print_window};
+use crate::{Args, Shown, print_window};
 
 /// Threads of fio, and files.
 const THREADS: usize = 4;
@@ -34,8 +34,8 @@ const SETTLE_WITHIN: usize = 5;
 const TRIES: usize = 5;
 
 /// Shows the act. Also returns its keys of the summary.
-pub(crate) fn show(args: &Args, machine: &Machine, data: &Data) -> Result<(Shown, Vec<(&'static str, Value)>)> {
-    let files: Vec<PathBuf> = (0..THREADS).map(|i| data.file(&format!("file{i}"))).collect();
+pub(crate) fn show(args: &Args, machine: &Machine, data: &Path) -> Result<(Shown, Vec<(&'static str, Value)>)> {
+    let files: Vec<PathBuf> = (0..THREADS).map(|i| data.join(format!("file{i}"))).collect();
     let shown = Demo { args, machine, files: &files }.run();
     for file in files {
         fs::remove_file(&file).with_context(|| file.display().to_string())?;
@@ -65,18 +65,10 @@ impl Demo<'_> {
         let off_share = remote_share(&off.windows).context("fio read nothing without homenode")?;
         let settled = settled_after(&on.windows, REMOTE_AT_MOST);
         let on_share = remote_share(on.windows.get(settled..).unwrap_or_default()).unwrap_or(1.0);
-        let points = |phase: &Phase| {
-            let mut time = 0.0;
-            let point = |w: &Window| {
-                time += w.window_s;
-                w.remote_share.map(|share| (time, share))
-            };
-            phase.windows.iter().filter_map(point).collect()
-        };
-        let series = [
-            Series { name: "without homenode".to_owned(), points: points(&off) },
-            Series { name: "with homenode".to_owned(), points: points(&on) },
-        ];
+        let series = [("without homenode", &off), ("with homenode", &on)].map(|(name, phase)| Series {
+            name: name.to_owned(),
+            points: plot::over_time(phase.windows.iter().map(|w| (w.window_s, w.remote_share))),
+        });
         let png = self.args.out.join("remote-share.png");
         plot::remote_share(&png, &format!("fio, {THREADS} threads, files cached on node {home}"), &series)?;
         println!(

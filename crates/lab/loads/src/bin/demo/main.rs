@@ -80,14 +80,15 @@ fn main() -> ExitCode {
 fn run_with(args: &Args) -> Result<()> {
     let machine = Machine::read()?;
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
-    let data = Data::new(&args.data)?;
+    let data = lab::scratch(&args.data, "homenode-demo-")?;
+    let data = data.path();
     let wanted = |name: &str| args.acts.is_empty() || args.acts.iter().any(|act| act == name);
     let path = args.out.join("summary.json");
     let mut summary = read_summary(&path)?;
     let mut shown = Vec::new();
     if wanted("volume") {
         println!("\n== threads move to the files they read, on homenode's own file system over two emulated nodes");
-        let (act, keys) = volume::show(args, &data)?;
+        let (act, keys) = volume::show(args, data)?;
         keys.into_iter().for_each(|(key, value)| summary[key] = value);
         shown.push(act);
     }
@@ -107,13 +108,13 @@ fn run_with(args: &Args) -> Result<()> {
     }
     if wanted("threads") {
         println!("\n== threads move to the data they read");
-        let (act, keys) = follow::show(args, &machine, &data)?;
+        let (act, keys) = follow::show(args, &machine, data)?;
         keys.into_iter().for_each(|(key, value)| summary[key] = value);
         shown.push(act);
     }
     for act in acts::ACTS.iter().filter(|act| wanted(act.name)) {
         println!("\n== {}", act.title);
-        shown.push(act.show(args, &machine, &data)?);
+        shown.push(act.show(args, &machine, data)?);
     }
     let act = |act: &Shown| {
         json!({"name": act.name, "before": {"remote_share": act.before}, "after": {"remote_share": act.after},
@@ -142,31 +143,6 @@ fn read_summary(path: &Path) -> Result<Value> {
         Ok(text) => serde_json::from_str(&text).with_context(|| path.display().to_string()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(json!({})),
         Err(e) => Err(e).with_context(|| path.display().to_string()),
-    }
-}
-
-/// A directory for files, removed at the end.
-struct Data {
-    dir: PathBuf,
-}
-
-impl Data {
-    fn new(dir: &Path) -> Result<Self> {
-        let dir = dir.join("homenode-demo");
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        Ok(Self { dir })
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.dir.join(name)
-    }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir_all(&self.dir) {
-            eprintln!("{} could not be removed: {e}", self.dir.display());
-        }
     }
 }
 

@@ -22,7 +22,7 @@ use lab::plot::{self, Series};
 use lab::threads;
 use serde_json::{Value, json};
 
-use crate::{Args, Data, Shown};
+use crate::{Args, Shown};
 
 const READERS: usize = 4;
 const NODES: usize = 2;
@@ -50,7 +50,7 @@ struct Phase {
 }
 
 /// Shows the act. Also returns its keys of the summary.
-pub(crate) fn show(args: &Args, data: &Data) -> Result<(Shown, Vec<(&'static str, Value)>)> {
+pub(crate) fn show(args: &Args, data: &Path) -> Result<(Shown, Vec<(&'static str, Value)>)> {
     let volume = Volume::new(args, data)?;
     let off = volume.phase("off")?;
     let on = volume.phase(POLICY)?;
@@ -91,16 +91,16 @@ struct Volume<'a> {
 }
 
 impl<'a> Volume<'a> {
-    fn new(args: &'a Args, data: &Data) -> Result<Self> {
-        let memory = tempfile::Builder::new().prefix("homenode-demo-").tempdir_in("/dev/shm").context("/dev/shm")?;
-        let (mountpoint, logs) = (data.file("volume"), data.file("logs"));
+    fn new(args: &'a Args, data: &Path) -> Result<Self> {
+        let memory = lab::scratch(Path::new("/dev/shm"), "homenode-demo-")?;
+        let (mountpoint, logs) = (data.join("volume"), data.join("logs"));
         for dir in [&mountpoint, &logs] {
             fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
         }
         let volume = Self { args, memory, mountpoint, logs };
         let regions: Vec<_> = (0..NODES).map(|node| format!("{}@{node}", volume.region(node).display())).collect();
         volume.homenode(["mkfs", "--size", "128M"].into_iter().chain(regions.iter().map(String::as_str)))?;
-        let input = data.file("input");
+        let input = data.join("input");
         fs::write(&input, vec![0x5a; FILE_MIB << 20]).with_context(|| input.display().to_string())?;
         for reader in 0..READERS {
             let (region, name, node) = (volume.region(0), format!("/file{reader}"), (reader % NODES).to_string());

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lab::mounted::Server;
 use serde::Deserialize;
+use tempfile::TempDir;
 
 /// A line of `homenode mount --json`.
 #[derive(Deserialize)]
@@ -43,7 +44,7 @@ pub struct Move {
 
 /// Files of a volume, and where it is mounted; taken away when dropped.
 pub struct Place {
-    dir: PathBuf,
+    dir: TempDir,
     homenode: PathBuf,
     regions: [PathBuf; 2],
     mount: PathBuf,
@@ -51,10 +52,10 @@ pub struct Place {
 
 impl Place {
     pub fn new(data: &Path, homenode: &Path) -> Result<Self> {
-        let dir = data.join(format!("homenode-volume-{}", std::process::id()));
-        let mount = dir.join("mount");
+        let dir = lab::scratch(data, "homenode-volume-")?;
+        let [a, b, mount] = ["a", "b", "mount"].map(|name| dir.path().join(name));
         fs::create_dir_all(&mount).with_context(|| mount.display().to_string())?;
-        Ok(Self { regions: [dir.join("a"), dir.join("b")], mount, dir, homenode: homenode.to_owned() })
+        Ok(Self { regions: [a, b], mount, dir, homenode: homenode.to_owned() })
     }
 
     /// The directory of application `i`.
@@ -64,7 +65,7 @@ impl Place {
 
     /// A file of this name and content.
     pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
-        let path = self.dir.join(name);
+        let path = self.dir.path().join(name);
         fs::write(&path, text).with_context(|| path.display().to_string())?;
         Ok(path)
     }
@@ -78,7 +79,7 @@ impl Place {
         placements: &[String],
         fill: impl Fn(&Path) -> Result<()>,
     ) -> Result<()> {
-        let saved = [0, 1].map(|region| self.dir.join(format!("{image}.{region}")));
+        let saved = [0, 1].map(|region| self.dir.path().join(format!("{image}.{region}")));
         if saved[1].exists() {
             return saved.iter().zip(&self.regions).try_for_each(|(from, to)| copy(from, to));
         }
@@ -105,7 +106,10 @@ impl Place {
     /// Mounts the volume.
     pub fn serve(&self, options: &[&str]) -> Result<Serving> {
         let mut command = Command::new(&self.homenode);
-        command.args(["mount", "--foreground", "--json", "--state-dir"]).arg(self.dir.join("state")).args(options);
+        command
+            .args(["mount", "--foreground", "--json", "--state-dir"])
+            .arg(self.dir.path().join("state"))
+            .args(options);
         command.args([&self.regions[0], &self.mount]).stdin(Stdio::null()).stdout(Stdio::piped());
         let (server, out) = Server::start(&mut command, &self.mount, Duration::from_secs(60))?;
         let out = out.context("no standard output")?;
@@ -122,14 +126,6 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     let done = Command::new("cp").arg("--sparse=always").args([from, to]).output().context("cp")?;
     ensure!(done.status.success(), "cp: {}", String::from_utf8_lossy(&done.stderr));
     Ok(())
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Err(e) = fs::remove_dir_all(&self.dir) {
-            eprintln!("{}: {e}", self.dir.display());
-        }
-    }
 }
 
 /// A mount, and what its server says.

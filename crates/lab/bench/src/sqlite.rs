@@ -2,10 +2,8 @@
 //! on ext4.
 //!
 //! ```text
-//! homenode-sqlite DIR ROUNDS JSON
+//! homenode-bench sqlite DIR ROUNDS JSON      DIR in memory: for the regions, the image of ext4 and the mount points
 //! ```
-//!
-//! DIR is in memory: it has the regions, the image of ext4 and the mount points.
 //!
 //! **Approach.** The same program, library and statements each way; only the files are reached
 //! differently: through `sqlite::register`, or through SQLite's own VFS and the kernel. In each
@@ -19,18 +17,18 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first surprise")]
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::fs;
+use std::io::Read;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ::fs::medium::{Mapped, RegionFile};
-use ::fs::{Ino, Layout, NewFile, Volume, fsck};
+use ::fs::{Ino, NewFile, Volume, fsck};
 use mount::{Cache, Options, Unmounted};
 use rusqlite::{Connection, OpenFlags};
-use rustix::mount::{UnmountFlags, unmount};
+
+use crate::systems::{self, Mount, medium, region};
+use crate::{Result, quartiles, random_numbers};
 
 /// Bytes of a volume and of ext4's image.
 const VOLUME: u64 = 96 << 20;
@@ -53,57 +51,18 @@ const WAYS: &[(&str, Option<(Cache, bool)>)] = &[
     ("ext4", None),
 ];
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+pub fn main(args: &[&str]) -> Result<()> {
     match *args {
         ["--serve", way, dir] => serve(way, Path::new(dir)),
         [dir, rounds, json] => measure(Path::new(dir), rounds.parse()?, Path::new(json)),
-        _ => return Err("usage: homenode-sqlite DIR ROUNDS JSON".into()),
+        _ => return Err("usage: sqlite DIR ROUNDS JSON".into()),
     }
     Ok(())
 }
 
-/// CPU time of this process or another one until now, ns.
-fn cpu_of(pid: Option<u32>) -> u64 {
-    // The clock of another process, as clock_getcpuclockid(3) makes it.
-    let clock = pid.map_or(libc::CLOCK_PROCESS_CPUTIME_ID, |pid| (!(pid as i32) << 3) | 2);
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec, which lives through it.
-    assert_eq!(unsafe { libc::clock_gettime(clock, &raw mut time) }, 0, "{pid:?}");
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// The middle one is the median.
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    [1, 2, 3].map(|i| values[(values.len() - 1) * i / 4])
-}
-
-fn region(place: &Path, way: &str) -> PathBuf {
-    place.join(format!("{way}.region"))
-}
-
-fn medium(region: &Path) -> Box<Mapped> {
-    let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
-    Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
-}
-
 /// A new volume, of which each block was used: memory that is used for the first time costs more.
 fn volume(region: &Path) -> Volume {
-    File::create(region).unwrap().set_len(VOLUME).unwrap();
-    let layout = Layout {
-        volume: [1; 16],
-        created: 0,
-        nodes: vec![Some(0)],
-        names: Vec::new(),
-        bytes_per_inode: 16384,
-        journals: 4,
-        data_checksums: false,
-        owner: (0, 0),
-    };
-    ::fs::mkfs(medium(region), &layout).unwrap();
-    let volume = Volume::mount(medium(region), ::fs::Options::default()).unwrap();
+    let volume = systems::volume(region, VOLUME);
     let fill = volume.create(Ino::ROOT, b"fill", NewFile { mode: 0o600, ..NewFile::default() }).unwrap().ino;
     while volume.append(fill, &vec![7; 1 << 20]).is_ok() {}
     volume.unlink(Ino::ROOT, b"fill").unwrap();
@@ -133,53 +92,32 @@ fn serve(way: &str, place: &Path) {
     check(&region(place, way));
 }
 
-/// A way to the database, with what it takes.
+/// A way to the database.
 struct Way {
     name: &'static str,
-    place: PathBuf,
-    volume: Option<Arc<Volume>>,
-    server: Option<Child>,
+    files: Files,
+}
+
+/// What has the database.
+enum Files {
+    Library(Arc<Volume>),
+    Mounted(Mount),
 }
 
 impl Way {
     fn new(name: &'static str, place: &Path) -> Self {
-        let mut way = Self { name, place: place.to_owned(), volume: None, server: None };
-        let dir = place.join(name);
-        let run = |program: &str, args: &[&str]| assert!(Command::new(program).args(args).status().unwrap().success());
         if name != "library" {
-            fs::create_dir(&dir).unwrap();
+            return Self { name, files: Files::Mounted(Mount::new("sqlite", name, place, VOLUME)) };
         }
-        let path = dir.to_str().unwrap();
-        match name {
-            "library" => {
-                let volume = Arc::new(volume(&region(place, name)));
-                sqlite::register(name, &volume).unwrap();
-                way.volume = Some(volume);
-            }
-            "tmpfs" => run("mount", &["-t", "tmpfs", "none", path]),
-            "ext4" => {
-                let image = region(place, name);
-                File::create(&image).unwrap().set_len(VOLUME).unwrap();
-                let image = image.to_str().unwrap();
-                run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image]);
-                run("mount", &["-o", "loop", image, path]);
-            }
-            _ => {
-                let mut server = Command::new(std::env::current_exe().unwrap());
-                server.args(["--serve", name, place.to_str().unwrap()]).stdin(Stdio::piped()).stdout(Stdio::piped());
-                let server = way.server.insert(server.spawn().unwrap());
-                let mut said = String::new();
-                BufReader::new(server.stdout.take().unwrap()).read_line(&mut said).unwrap();
-                assert_eq!(said, "mounted\n");
-            }
-        }
-        way
+        let volume = Arc::new(volume(&region(place, name)));
+        ::sqlite::register(name, &volume).unwrap();
+        Self { name, files: Files::Library(volume) }
     }
 
     fn connect(&self, pragmas: &str) -> Connection {
-        let database = match &self.volume {
-            Some(_) => Connection::open_with_flags_and_vfs("/db", OpenFlags::default(), self.name),
-            None => Connection::open(self.place.join(self.name).join("db")),
+        let database = match &self.files {
+            Files::Library(_) => Connection::open_with_flags_and_vfs("/db", OpenFlags::default(), self.name),
+            Files::Mounted(mount) => Connection::open(mount.dir.join("db")),
         };
         let database = database.unwrap();
         database.execute_batch(&format!("{pragmas}; PRAGMA synchronous = FULL")).unwrap();
@@ -187,52 +125,35 @@ impl Way {
     }
 
     fn remove(&self) {
-        match &self.volume {
-            Some(volume) => volume.unlink(Ino::ROOT, b"db").unwrap(),
-            None => fs::remove_file(self.place.join(self.name).join("db")).unwrap(),
+        match &self.files {
+            Files::Library(volume) => volume.unlink(Ino::ROOT, b"db").unwrap(),
+            Files::Mounted(mount) => fs::remove_file(mount.dir.join("db")).unwrap(),
         }
     }
 
     /// CPU time until now, ns.
     fn cpu(&self) -> u64 {
-        cpu_of(None) + self.server.as_ref().map_or(0, |server| cpu_of(Some(server.id())))
+        match &self.files {
+            Files::Library(_) => systems::cpu_ns(None),
+            Files::Mounted(mount) => mount.cpu_ns(),
+        }
     }
 
     /// All files are closed.
-    fn end(mut self) {
-        if let Some(volume) = self.volume.take() {
-            Arc::into_inner(volume).unwrap().unmount().unwrap();
-            check(&region(&self.place, self.name));
-        }
-        if let Some(mut server) = self.server.take() {
-            drop(server.stdin.take());
-            assert!(server.wait().unwrap().success(), "{}", self.name);
-        }
-    }
-}
-
-impl Drop for Way {
-    fn drop(&mut self) {
-        if self.name != "library" {
-            // After `end`, and where a measurement has failed in the middle.
-            let _ = unmount(self.place.join(self.name), UnmountFlags::DETACH);
-        }
-        if let Some(mut server) = self.server.take() {
-            drop((server.kill(), server.wait()));
+    fn end(self, place: &Path) {
+        match self.files {
+            Files::Library(volume) => {
+                Arc::into_inner(volume).unwrap().unmount().unwrap();
+                check(&region(place, self.name));
+            }
+            Files::Mounted(mount) => mount.end(),
         }
     }
 }
 
 /// The same keys each time, in no order.
 fn keys(count: u64, seed: u64) -> impl Iterator<Item = u64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    std::iter::repeat_with(move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % ROWS
-    })
-    .take(count as usize)
+    random_numbers(seed, ROWS).take(count as usize)
 }
 
 /// What a row has after so many changes.
@@ -363,6 +284,6 @@ fn measure(place: &Path, rounds: usize, json: &Path) {
         }
     }
     println!("\nSQLite {}; each way ended with the rows {:016x}", rusqlite::version(), sums[0]);
-    ways.into_iter().for_each(Way::end);
+    ways.into_iter().for_each(|way| way.end(place));
     fs::write(json, serde_json::to_string_pretty(&records).unwrap()).unwrap();
 }
