@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-use crate::{ObservedFile, Subject, Thread, Why};
+use crate::{ObservedFile, RANGE_BYTES, Subject, Thread, Why};
 
 /// The only plan version.
 pub const VERSION: u32 = 1;
@@ -81,6 +81,11 @@ impl FileRange {
     /// The first byte after it.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.bytes)
+    }
+
+    /// The numbers of the ranges of a file that it is in.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = u32> {
+        (self.start / RANGE_BYTES..self.end().div_ceil(RANGE_BYTES)).filter_map(|range| u32::try_from(range).ok())
     }
 }
 
