@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Subcommand, ValueEnum};
 use placement::Traits;
 
@@ -136,14 +137,14 @@ pub enum PaperChoice {
 }
 
 /// The policies, and two words that only a simulation knows.
-fn simulated_policies() -> clap::builder::PossibleValuesParser {
-    let words = [("none", "the kernel alone, without homenode"), ("all", "none, and every policy")];
-    clap::builder::PossibleValuesParser::new(
-        words
-            .iter()
-            .chain(placement::POLICIES)
-            .map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
-    )
+fn simulated_policies() -> PossibleValuesParser {
+    with_policies(&[("none", "the kernel alone, without homenode"), ("all", "none, and every policy")])
+}
+
+/// These words and the policies.
+fn with_policies(words: &[(&'static str, &'static str)]) -> PossibleValuesParser {
+    let all = words.iter().chain(placement::POLICIES);
+    PossibleValuesParser::new(all.map(|(name, about)| PossibleValue::new(*name).help(*about)))
 }
 
 /// How to decide.
@@ -161,25 +162,22 @@ pub struct PolicyArgs {
 }
 
 /// The policies that can decide on a host.
-pub fn policy_names() -> clap::builder::PossibleValuesParser {
+pub fn policy_names() -> PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
         let policy = placement::policy(name, &placement::nthread::Settings::default());
         let host = policy.and_then(|policy| on_a_host(policy.traits(), false));
         let host = host.map_or(String::new(), |less| format!(" ({less})"));
-        clap::builder::PossibleValue::new(*name).help(format!("{about}{host}"))
+        PossibleValue::new(*name).help(format!("{about}{host}"))
     };
-    clap::builder::PossibleValuesParser::new(placement::POLICIES.iter().map(value))
+    PossibleValuesParser::new(placement::POLICIES.iter().map(value))
 }
 
 /// The policy of a mount that has none.
 pub const MOUNT_OFF: &str = "off";
 
 /// The policies that can decide on a mount, and `off`.
-pub fn mount_policies() -> clap::builder::PossibleValuesParser {
-    let all = [(MOUNT_OFF, "nothing moves")].iter().chain(placement::POLICIES);
-    clap::builder::PossibleValuesParser::new(
-        all.map(|(name, about)| clap::builder::PossibleValue::new(*name).help(*about)),
-    )
+pub fn mount_policies() -> PossibleValuesParser {
+    with_policies(&[(MOUNT_OFF, "nothing moves")])
 }
 
 /// A process id.

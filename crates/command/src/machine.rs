@@ -19,7 +19,7 @@ use crate::exit::{Exit, Failure};
 pub const SYS: &str = "/sys";
 
 /// The kernel's procfs.
-const PROC: &str = "/proc";
+pub const PROC: &str = "/proc";
 
 /// A machine, and where its figures are from.
 pub struct Machine {
@@ -59,7 +59,7 @@ impl Machine {
         let mut topology = topology::measured::saved(sys)
             .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
         let file = config.measured.clone().unwrap_or_else(|| MEASURED_FILE.into());
-        let (measured, unused) = match (&config.measured, of_this(sys)) {
+        let (measured, unused) = match (&config.measured, sys == Path::new(SYS)) {
             (Some(file), own) => (Some(fitting(file, &topology, own)?), None),
             // Not to know whether it is there is no reason to be silent.
             (None, true) if !matches!(file.try_exists(), Ok(false)) => match fitting(&file, &topology, true) {
@@ -72,8 +72,6 @@ impl Machine {
             topology
                 .configure(&measured.bandwidths())
                 .map_err(|e| Failure::from_error(Exit::Usage, file.display().to_string(), &e))?;
-        }
-        if let Some(measured) = &measured {
             topology::tiers::from_measured(&mut topology.nodes, measured);
         }
         topology.configure(&config.node).map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
@@ -91,10 +89,6 @@ impl Machine {
         let measured = self.measured.as_ref().map(Measured::bandwidths).unwrap_or_default();
         Some(if measured.get(&node.id).is_some_and(says) { "measured" } else { "firmware" })
     }
-}
-
-fn of_this(sys: &Path) -> bool {
-    sys == Path::new(SYS)
 }
 
 /// Measured figures of this machine. `own`: it is the one that this program runs on.

@@ -133,18 +133,24 @@ fn end_of_last_line(file: &mut File, length: u64) -> io::Result<u64> {
 /// A recording that is being read.
 pub struct Reader {
     name: String,
-    lines: Box<dyn BufRead>,
+    lines: BufReader<Box<dyn Read>>,
     line: u64,
+}
+
+/// What is read, with its name; `-` is stdin.
+fn input(path: &Path) -> Result<(String, Box<dyn Read>), Failure> {
+    if path == Path::new("-") {
+        return Ok(("stdin".to_owned(), Box::new(io::stdin())));
+    }
+    let file = File::open(path).map_err(|e| Failure::io("read", path, &e))?;
+    Ok((path.display().to_string(), Box::new(file)))
 }
 
 impl Reader {
     /// Opens the file; `-` is stdin.
     pub fn open(path: &Path) -> Result<Self, Failure> {
-        if path == Path::new("-") {
-            return Ok(Self { name: "stdin".to_owned(), lines: Box::new(BufReader::new(io::stdin())), line: 0 });
-        }
-        let file = File::open(path).map_err(|e| Failure::io("read", path, &e))?;
-        Ok(Self { name: path.display().to_string(), lines: Box::new(BufReader::new(file)), line: 0 })
+        let (name, input) = input(path)?;
+        Ok(Self { name, lines: BufReader::new(input), line: 0 })
     }
 
     /// The next snapshot; `None` at the end.
@@ -185,18 +191,13 @@ impl Reader {
 
 /// The snapshot in a file, `-` being stdin.
 pub fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
+    let (name, input) = input(path)?;
     let mut text = String::new();
-    let (name, read) = if path == Path::new("-") {
-        ("stdin".to_owned(), io::stdin().lock().take(LARGEST).read_to_string(&mut text))
-    } else {
-        let read = File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text));
-        (path.display().to_string(), read)
-    };
     let several = |text: &str| {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         lines.next().is_some_and(|first| Snapshot::from_json(first).is_ok()) && lines.next().is_some()
     };
-    match read {
+    match input.take(LARGEST).read_to_string(&mut text) {
         Ok(_) => Snapshot::from_json(&text).map_err(|e| match several(&text) {
             true => Failure::new(Exit::Usage, name, "not a snapshot, but a recording of several windows")
                 .hint("`homenode replay` plans for each of them; `head -1` gives the first"),

@@ -226,7 +226,7 @@ pub struct NodesArgs {
 impl NodesArgs {
     /// Whether a policy is to decide.
     pub fn policy(&self) -> bool {
-        self.policy.as_deref().is_some_and(|policy| policy != "off")
+        self.policy.as_deref().is_some_and(|policy| policy != MOUNT_OFF)
     }
 
     /// Takes an option of mount(8) that equals one of these. `None`: there is no such option; the

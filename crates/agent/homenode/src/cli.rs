@@ -488,7 +488,7 @@ pub struct TopArgs {
     #[arg(long, value_enum, default_value_t = By::Thread)]
     pub by: By,
     /// Column to sort rows by, largest first
-    #[arg(long, value_enum, default_value_t = Sort::Remote)]
+    #[arg(long, value_enum, default_value_t)]
     pub sort: Sort,
     /// Also show threads that touched no file data
     #[arg(short, long)]
@@ -508,9 +508,10 @@ pub enum By {
 }
 
 /// Columns that `top` sorts by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
     /// Bytes/s read from another node
+    #[default]
     Remote,
     /// Share of file bytes read from another node
     Share,

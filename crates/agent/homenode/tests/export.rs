@@ -4,6 +4,8 @@
 //! test whose needs are not met is skipped and says why.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -11,15 +13,17 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use engine::{Cost, Tally, WindowReport};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::Arguments;
 use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Plan, Snapshot, Thread, testing};
 use serde_json::Value;
 use session::totals::Totals;
 use topology::NodeId;
+
+use common::{Ends, command, homenode, text, trial};
 
 type Test = (&'static str, fn());
 
@@ -45,14 +49,7 @@ fn main() {
     let mut trials = Vec::new();
     for (tests, skip) in [(PLAIN, None), (PROMTOOL, lacks("promtool")), (PROMETHEUS, lacks("prometheus"))] {
         for (name, test) in tests {
-            let (skip, test) = (skip.clone(), *test);
-            trials.push(Trial::ignorable_test(*name, move || match skip {
-                Some(why) => Ok(Completion::ignored_with(why)),
-                None => {
-                    test();
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            }));
+            trials.push(trial(name, skip.clone(), *test));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();
@@ -168,37 +165,18 @@ impl Machine {
     }
 }
 
-fn homenode(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).env_remove("HOMENODE_LOG").output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A program that is killed at the end of its test.
+/// A program that listens, killed at the end of its test.
 struct Running {
-    child: Child,
+    child: Ends,
     address: String,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// An exporter, and where it listens.
 fn exporter(state: &str, listen: &str) -> Running {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_homenode"))
-        .args(["export", "--state-dir", state, "--listen", listen])
-        .env_remove("HOMENODE_LOG")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = command(&["export", "--state-dir", state, "--listen", listen]);
+    let mut child = Ends(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let address = line.trim().trim_start_matches("http://").trim_end_matches("/metrics").to_owned();
     Running { child, address }
 }
@@ -258,7 +236,7 @@ fn a_large_machine_has_few_series() {
         size = body.len();
         assert!(head.starts_with("HTTP/1.1 200 OK") && body.contains("homenode_up 1\n"), "{head}");
     }
-    let status = fs::read_to_string(format!("/proc/{}/status", exporter.child.id())).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", exporter.child.0.id())).unwrap();
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim().to_owned();
     let kilobytes: u64 = field("VmHWM:").trim_end_matches(" kB").parse().unwrap();
     assert!(kilobytes < 20 << 10, "{kilobytes} kB");
@@ -361,14 +339,14 @@ fn a_unix_socket_is_served_and_removed() {
     let second = homenode(&["export", "--listen", &listen]);
     assert_eq!(second.status.code(), Some(4), "{}", text(&second.stderr));
     // One that was killed leaves its socket; the next one takes its place.
-    exporter.child.kill().unwrap();
-    exporter.child.wait().unwrap();
+    exporter.child.0.kill().unwrap();
+    exporter.child.0.wait().unwrap();
     assert!(socket.exists());
     let mut next = self::exporter(&machine.state(), &listen);
     asked(UnixStream::connect(&socket).unwrap(), "/metrics");
-    let pid = rustix::process::Pid::from_child(&next.child);
+    let pid = rustix::process::Pid::from_child(&next.child.0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(next.child.wait().unwrap().code(), Some(0));
+    assert_eq!(next.child.0.wait().unwrap().code(), Some(0));
     assert!(!socket.exists());
 }
 
@@ -485,12 +463,12 @@ fn prometheus_answers_each_query() {
         .stderr(log)
         .spawn()
         .unwrap();
-    let mut prometheus = Running { child, address: format!("127.0.0.1:{port}") };
+    let mut prometheus = Running { child: Ends(child), address: format!("127.0.0.1:{port}") };
     // Until a rate can be computed: three scrapes of growing counters.
     let begun = Instant::now();
     let scraped = "count_over_time(homenode_windows_total[1m]) >= 3";
     while try_query(&prometheus.address, scraped).is_none_or(|found| found.is_empty()) {
-        let ended = prometheus.child.try_wait().unwrap();
+        let ended = prometheus.child.0.try_wait().unwrap();
         let log = fs::read_to_string(machine.path("log")).unwrap();
         assert!(ended.is_none() && begun.elapsed() < Duration::from_secs(120), "{log}");
         std::thread::sleep(Duration::from_millis(300));

@@ -4,17 +4,21 @@
 //! Bounds on time only tell a hang from an end.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use lab::hung::Hung;
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
+
+use common::{Ends, blind, command, trial};
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -43,12 +47,7 @@ fn main() {
     let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
     let two = (std::thread::available_parallelism().map_or(1, usize::from) < 2).then(|| "needs two CPUs".to_owned());
     let fuse = (!Path::new("/dev/fuse").exists()).then(|| "there is no /dev/fuse".to_owned());
-    let observe = root.clone().or_else(|| {
-        let doctor = command(&["doctor", "--json"]).output().unwrap();
-        let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
-        let missing = doctor["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
-        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
-    });
+    let observe = blind();
     let mounts = root.or_else(|| fuse.clone());
     let hung = observe.clone().or(fuse).or(two);
     let mut arguments = Arguments::from_args();
@@ -57,33 +56,10 @@ fn main() {
     let mut trials = Vec::new();
     for (tests, skip) in [(TESTS, hung), (PIPES, observe), (MOUNTS, mounts)] {
         for (name, test) in tests {
-            let (skip, test) = (skip.clone(), *test);
-            trials.push(Trial::ignorable_test(*name, move || match skip {
-                Some(why) => Ok(Completion::ignored_with(why)),
-                None => {
-                    test();
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            }));
+            trials.push(trial(name, skip.clone(), *test));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
-    command
-}
-
-/// A process that is killed when it is dropped.
-struct Ends(Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Ends {

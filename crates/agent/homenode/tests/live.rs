@@ -4,6 +4,8 @@
 //! A test whose needs are not met is skipped and says why; it is never counted as passed.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -12,10 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::Arguments;
 use linux::threads::Threads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use common::{Ends, blind, command, homenode, json, text, trial};
 
 type Test = (&'static str, fn());
 
@@ -61,11 +65,7 @@ const UNPRIVILEGED: &[Test] = &[
 fn main() {
     let arguments = Arguments::from_args();
     let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
-    let observe = root.clone().or_else(|| {
-        let probe = json(&homenode(&["doctor", "--json"]).stdout);
-        let missing = probe["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
-        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
-    });
+    let observe = blind();
     let script = observe.clone().or_else(|| lacks("script"));
     let reading = observe.clone().or_else(no_disk);
     let perl = reading.clone().or_else(|| lacks("perl"));
@@ -98,38 +98,10 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn trial(name: &str, skip: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
-    Trial::ignorable_test(name, move || match skip {
-        Some(why) => Ok(Completion::ignored_with(why)),
-        None => {
-            test();
-            Ok::<_, Failed>(Completion::Completed)
-        }
-    })
-}
-
 fn lacks(tool: &str) -> Option<String> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file());
     (!found).then(|| format!("{tool} is not installed"))
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
-    command
-}
-
-fn homenode(args: &[&str]) -> Output {
-    command(args).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn json(bytes: &[u8]) -> Value {
-    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", text(bytes)))
 }
 
 /// Where test files are made: `$HOMENODE_TEST_DIR`, or cargo's own directory, which is on a disk
@@ -174,25 +146,18 @@ impl Place {
 }
 
 /// A process that reads the same file over and over, by `read`, until dropped.
-struct Reader(Child);
+struct Reader(Ends);
 
 impl Reader {
     fn new(place: &Place) -> Self {
         let file = place.path("read-me");
         fs::write(&file, vec![1; 8 << 20]).unwrap();
         let script = "while :; do dd if=\"$1\" of=/dev/null bs=64k status=none; done";
-        Self(Command::new("bash").args(["-c", script, "reader", &file]).stderr(Stdio::null()).spawn().unwrap())
+        Self(Ends(Command::new("bash").args(["-c", script, "reader", &file]).stderr(Stdio::null()).spawn().unwrap()))
     }
 
     fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.0.0.id().to_string()
     }
 }
 
@@ -250,7 +215,7 @@ fn top_once_shows_who_reads() {
     // The reader is in our own group, whose name the table has in the place of its threads.
     let output = homenode(&["top", "--once", "--json", "--by", "unit"]);
     let units = json(&output.stdout)["units"].as_array().unwrap().clone();
-    let group = session::units::group(&Threads::new(Path::new("/proc")), reader.0.id(), None).unwrap();
+    let group = session::units::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
     let own = units.iter().find(|unit| unit["unit"] == session::units::name(&group)).unwrap();
     assert!(own["read_bytes_per_s"].as_f64().unwrap() > 0.0 && own["threads"].as_u64().unwrap() > 0, "{own}");
     assert!(window.get("units").is_none(), "{window}");
@@ -568,14 +533,7 @@ fn a_command_that_never_began_does_not_keep_run_waiting() {
 /// not.
 fn moving_takes_cap_sys_nice_and_no_more() {
     use rustix::thread::{CapabilitySet, sched_getaffinity, sched_setaffinity};
-    struct Killed(Child);
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-    let other = Killed(Command::new("sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
+    let other = Ends(Command::new("sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
     let pid = Pid::from_child(&other.0);
     for (keep, result) in [(CapabilitySet::SYS_NICE, Ok(())), (CapabilitySet::empty(), Err(rustix::io::Errno::PERM))] {
         let set = std::thread::spawn(move || {

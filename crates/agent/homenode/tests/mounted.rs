@@ -3,6 +3,8 @@
 //! A test whose needs are not met is skipped and says why.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+mod common;
+
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -10,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use common::{blind, homenode, trial};
 
 const TESTS: &[(&str, fn())] = &[
     ("a_thread_and_its_journal_and_the_end", a_thread_and_its_journal_and_the_end),
@@ -37,19 +41,10 @@ fn main() {
         bind(0, &mut (0..rustix::thread::CpuSet::MAX_CPU as u32));
         (mask(0).len() < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned())
     };
-    let blind = || (!homenode(&["doctor"]).status.success()).then(|| "homenode cannot observe here".to_owned());
     let observing = top_and_explain_show_a_volume_beside_the_host as fn();
     let observing = ("top_and_explain_show_a_volume_beside_the_host", observing, missing.clone().or_else(blind));
     let others = TESTS.iter().map(|(name, test)| (*name, *test, missing.clone()));
-    let trials = others.chain([observing]).map(|(name, test, missing)| {
-        Trial::ignorable_test(name, move || match missing {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => {
-                test();
-                Ok::<_, Failed>(Completion::Completed)
-            }
-        })
-    });
+    let trials = others.chain([observing]).map(|(name, test, missing)| trial(name, missing, test));
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
@@ -64,10 +59,6 @@ fn mask(tid: u32) -> Vec<u32> {
         first.parse::<u32>().unwrap()..=last.parse().unwrap()
     };
     list.split(',').flat_map(range).collect()
-}
-
-fn homenode(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_homenode")).args(args).output().unwrap()
 }
 
 fn text(path: &Path) -> &str {

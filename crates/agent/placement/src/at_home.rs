@@ -87,25 +87,23 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
 
 /// Binds a thread that the plan counts on.
 fn keep(thread: &Thread) -> Move {
-    let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
-    stay(thread, reason, format!("the plan relies on it running on node {}", thread.node))
+    stay(thread, format!("the plan relies on it running on node {}", thread.node))
 }
 
 fn bind(thread: &Thread) -> Move {
     let mb = |bytes: u64| bytes as f64 / 1e6;
     let (here, all) = (mb(thread.read_bytes.get(thread.node)), mb(thread.read_bytes.total()));
-    let why = format!("{here:.1} MB of {all:.1} MB read from node {}, where it runs", thread.node);
-    stay(thread, Reason::ReadLocality, why)
+    stay(thread, format!("{here:.1} MB of {all:.1} MB read from node {}, where it runs", thread.node))
 }
 
 /// Binds a thread again where it is, because its node has more CPUs than when it was bound.
 pub fn again(thread: &Thread) -> Move {
-    let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
-    stay(thread, reason, format!("node {} has more CPUs than when it was bound there", thread.node))
+    stay(thread, format!("node {} has more CPUs than when it was bound there", thread.node))
 }
 
 /// A move from a thread's node to itself.
-fn stay(thread: &Thread, reason: Reason, why: String) -> Move {
+fn stay(thread: &Thread, why: String) -> Move {
+    let reason = if thread.home() == Some(thread.node) { Reason::ReadLocality } else { Reason::CpuContention };
     Move::thread(thread, thread.node, reason, why + "; bound so that the kernel does not move it away")
 }
 

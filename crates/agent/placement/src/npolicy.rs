@@ -28,7 +28,7 @@ use topology::{NodeId, Topology};
 
 use crate::numbers::{fraction, positive};
 use crate::processes::{by_pid, distance, nearest_to, node_of, other, sane, show, starts, utilisation};
-use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, Wish, plan};
+use crate::{Declined, Move, Plan, Policy, Process, Reason, Snapshot, Thread, Traits, Wish};
 
 /// The settings of N-Policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -194,7 +194,7 @@ impl Policy for NPolicy {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         self.epoch.add(snapshot);
-        let mut plan = Plan { version: plan::VERSION, policy: self.name().into(), ..Plan::default() };
+        let mut plan = Plan::new(self.name());
         // Half a window of slack, because window lengths are measured: ten windows may last 9.99 s.
         if self.epoch.length_s() + 0.5 * sane(snapshot.window_s) < self.settings.epoch_s {
             let (seen, all) = (self.epoch.length_s(), self.settings.epoch_s);

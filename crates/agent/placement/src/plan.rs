@@ -1,13 +1,11 @@
 //! The moves that a policy wants, with their reasons. Plain data with a documented JSON form
 //! (`docs/plan.schema.json`).
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-use crate::{ObservedFile, Subject, Thread, Why};
+use crate::{ObservedFile, RANGE_BYTES, Subject, Thread, Why};
 
 /// The only plan version.
 pub const VERSION: u32 = 1;
@@ -49,7 +47,7 @@ impl Plan {
 }
 
 /// One move.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "Form", into = "Form")]
 pub struct Move {
     /// The thread, process or file that moves.
@@ -84,6 +82,11 @@ impl FileRange {
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.bytes)
     }
+
+    /// The numbers of the ranges of a file that it is in.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = u32> {
+        (self.start / RANGE_BYTES..self.end().div_ceil(RANGE_BYTES)).filter_map(|range| u32::try_from(range).ok())
+    }
 }
 
 impl Move {
@@ -115,21 +118,10 @@ impl Move {
     }
 }
 
-impl JsonSchema for Move {
-    fn schema_name() -> Cow<'static, str> {
-        Form::schema_name()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Form::json_schema(generator)
-    }
-}
-
 /// One move.
 // The JSON form of a move.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[schemars(rename = "Move")]
 enum Form {
     /// Moves a thread to another node's CPUs; its data stays.
     Thread {

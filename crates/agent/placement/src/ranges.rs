@@ -273,8 +273,7 @@ impl Ranges {
         };
         let number = *number;
         self.nodes.insert(to);
-        for range in ranges.iter().flat_map(|part| part.start / RANGE_BYTES..part.end().div_ceil(RANGE_BYTES)) {
-            let Ok(range) = u32::try_from(range) else { continue };
+        for range in ranges.iter().flat_map(FileRange::ranges) {
             for by in &self.nodes {
                 let key = |node| Key { file: number, range, node, by: *by };
                 let Some(heat) = self.heat.remove(&key(from)) else { continue };
@@ -289,8 +288,7 @@ impl Ranges {
     /// Forgets these parts of a file on a node: nothing of them is there that could be moved.
     pub fn forget(&mut self, file: FileId, ranges: &[FileRange], node: NodeId) {
         let (Some(number), Ok(node)) = (self.files.get(&file), u16::try_from(node.0)) else { return };
-        for range in ranges.iter().flat_map(|part| part.start / RANGE_BYTES..part.end().div_ceil(RANGE_BYTES)) {
-            let Ok(range) = u32::try_from(range) else { continue };
+        for range in ranges.iter().flat_map(FileRange::ranges) {
             for by in &self.nodes {
                 self.heat.remove(&Key { file: *number, range, node, by: *by });
             }

@@ -238,6 +238,13 @@ pub struct FileUse {
     pub sequential: Option<bool>,
 }
 
+impl FileUse {
+    /// File bytes read and written.
+    pub fn file_bytes(&self) -> u64 {
+        self.read_bytes.total().saturating_add(self.write_bytes.total())
+    }
+}
+
 /// One file in one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -111,6 +111,10 @@ impl World {
         Self { snapshot, copy_bw, moving: BTreeMap::new(), made: Vec::new(), windows: 0 }
     }
 
+    fn run(&mut self, policy: &mut Dragonfly, windows: u32) {
+        (0..windows).for_each(|_| _ = self.step(policy));
+    }
+
     fn step(&mut self, policy: &mut Dragonfly) -> Plan {
         self.windows += 1;
         self.snapshot.time_s += 1.0;
@@ -196,9 +200,7 @@ fn data_of_threads_that_cannot_go_home_moves_to_them() {
             "2 queued files, 1.0 GB, have waited 1.0 s of T_window 6.0 s (K 2.1 s, T_m 2.1 s, TH_l 3.1 GB/s, TH_r 2.0 GB/s, O_m 2.3 GB)"
         ]
     );
-    for _ in 0..30 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 30);
     assert_eq!(world.files_moved(), [(6, 5, 1), (6, 6, 1)]);
     assert_eq!(world.made.len(), 2, "{:?}", world.made);
     assert!(world.snapshot.threads.iter().all(|t| t.read_bytes.get(t.node) == t.read_bytes.total()));
@@ -221,16 +223,12 @@ fn files_that_do_not_pay_back_within_the_longest_window_stay() {
     // (43 s) do not pay.
     let mut world = overloaded(10_000, 468e6);
     let mut policy = policy();
-    for _ in 0..40 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 40);
     assert_eq!(world.files_moved(), [(33, 5, 1)]);
     // 40 GB: no file pays back.
     let mut world = overloaded(40_000, 468e6);
     let mut policy = self::policy();
-    for _ in 0..100 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 100);
     assert_eq!(world.made, []);
 }
 
@@ -241,9 +239,7 @@ fn a_long_queue_is_emptied_a_window_at_a_time() {
     let threads = (1..=6).map(|tid| reader(tid, 0, 0, 1500)).chain((11..=16).map(|tid| reader(tid, 1, 0, 500)));
     let mut world = World::new(threads.collect(), 1000, 468e6);
     let mut policy = policy();
-    for _ in 0..26 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 26);
     let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
     // A moving file loses less than the rule in the text says, so later windows take two files.
     assert_eq!(windows[..2], [6, 12], "{windows:?}");
@@ -255,9 +251,7 @@ fn after_a_slow_copy_the_next_one_waits_longer() {
     // Files move at 100 MB/s, not 468. f5 and f6 (1 GB) take 10 s; then a third thread comes.
     let mut world = overloaded(500, 100e6);
     let mut policy = policy();
-    for _ in 0..20 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 20);
     assert_eq!(world.files_moved().len(), 2);
     world.snapshot.threads.push(reader(7, 1, 0, 1000));
     let bytes = common::bytes(&[(0, 500)]);
@@ -285,9 +279,7 @@ fn files_with_equal_local_reads_stay() {
         t.files[0].file = file(ino);
     }
     let mut policy = policy();
-    for _ in 0..30 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 30);
     assert_eq!(world.made, []);
 }
 
@@ -331,16 +323,12 @@ fn the_days_bytes_and_the_targets_memory_are_limits() {
     let settings = Settings { burst_bytes: 800e6, bytes_per_day: 0.0, ..Settings::default() };
     let mut world = overloaded(500, 468e6);
     let mut policy = Dragonfly::new(settings, nthread::Settings::default());
-    for _ in 0..60 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 60);
     assert_eq!(world.files_moved().len(), 1, "800 MB are one file of 500 MB");
     let mut world = overloaded(500, 468e6);
     world.snapshot.nodes[1].memory_free = 540 * MB;
     let mut policy = self::policy();
-    for _ in 0..60 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 60);
     assert_eq!(world.made, [], "500 MB and a tenth to spare do not fit into 540 MB");
 }
 
@@ -358,9 +346,7 @@ fn rarely_read_files_and_files_of_unknown_size_stay() {
     });
     world.snapshot.threads.push(few);
     let mut policy = policy();
-    for _ in 0..30 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 30);
     assert_eq!(world.files_moved(), []);
     let mut world = overloaded(500, 468e6);
     let plan = (0..10).map(|_| {
@@ -378,9 +364,7 @@ fn rarely_read_files_and_files_of_unknown_size_stay() {
 fn a_move_that_is_not_made_is_requested_three_times() {
     let mut world = overloaded(500, 0.0);
     let mut policy = policy();
-    for _ in 0..60 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 60);
     // At 6 s, 8 s and 10 s. Then the policy believes that the files have moved, and they cool down
     // for 60 s.
     let windows: Vec<u32> = world.files_moved().iter().map(|m| m.0).collect();
@@ -391,9 +375,7 @@ fn a_move_that_is_not_made_is_requested_three_times() {
 fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
     let mut world = overloaded(500, 468e6);
     let mut policy = policy();
-    for _ in 0..10 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 10);
     assert_eq!(world.files_moved().len(), 2);
     // Now four more threads read files 5 and 6 from node 0, and none reads from node 1: remote
     // readers overload node 1.
@@ -404,9 +386,7 @@ fn a_file_is_not_moved_back_at_once_when_the_load_turns() {
     }
     world.read();
     let before = world.windows;
-    for _ in 0..120 {
-        world.step(&mut policy);
-    }
+    world.run(&mut policy, 120);
     let back: Vec<u32> = world.files_moved().iter().skip(2).map(|m| m.0 - before).collect();
     assert!(!back.is_empty() && back.len() <= 2, "{back:?}");
     assert!(back.iter().all(|w| *w >= 56), "moved back after {back:?} s: cool-down is 60 s from second 6");

@@ -154,6 +154,11 @@ impl World {
         plan
     }
 
+    /// So many windows of the same reads.
+    fn windows(&mut self, count: usize, reads: &[(usize, u32, u64)]) {
+        (0..count).for_each(|_| _ = self.window(reads));
+    }
+
     fn make(&mut self, mv: &Move) {
         let reason = if mv.to == NodeId(2) { Reason::Demotion } else { Reason::Promotion };
         assert!(mv.subject.is_file() && mv.reason == reason && !mv.ranges.is_empty(), "{mv:?}");
@@ -282,9 +287,7 @@ fn colder_cache_makes_room() {
         // The youngest of them is as old as a promoted range stays.
         assert!(window >= 57 || plan.moves.is_empty(), "{window}: {:?}", plan.moves);
     }
-    for _ in 0..20 {
-        world.window(&reads);
-    }
+    world.windows(20, &reads);
     assert_eq!((world.on(0, 900..950), world.on(2, 0..300), world.on(2, 300..500)), (50, 50, 0));
     assert_eq!((world.moved, world.moves_of_one()), (100 * RANGE_BYTES, 1));
     assert!(world.free[0] >= FULL);
@@ -293,8 +296,8 @@ fn colder_cache_makes_room() {
     world.cache(100..400, 2 * MIB);
     world.cache(0..100, 2 * MIB);
     world.cache(400..500, 2 * MIB);
-    (0..70).for_each(|_| _ = world.window(&[]));
-    (0..20).for_each(|_| _ = world.window(&reads));
+    world.windows(70, &[]);
+    world.windows(20, &reads);
     assert_eq!((world.on(0, 900..950), world.on(2, 100..400), world.on(2, 0..500)), (50, 50, 50));
 }
 
@@ -306,7 +309,7 @@ fn what_is_not_shown_as_free_yet_is_not_made_again() {
         let mut world = World::new(1000, [FULL, FULL], settings());
         (world.late, world.per_file) = (late, 10);
         world.cache(0..500, 2 * MIB);
-        (0..60).for_each(|_| _ = world.window(&[]));
+        world.windows(60, &[]);
         for (more, hot) in [(0, 900..910), (1, 900..950), (2, 850..950)] {
             let reads: Vec<_> = hot.clone().map(|range| (range, 0, 16 * MIB)).collect();
             for window in 0..60 {
@@ -328,7 +331,7 @@ fn free_pages_on_lists_are_a_part_of_the_reserve() {
         let mut world = World::new(1000, [FULL, FULL], settings());
         world.on_lists = on_lists;
         let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
-        (0..3).for_each(|_| _ = world.window(&reads));
+        world.windows(3, &reads);
         assert_eq!(world.on(0, 900..950), near, "{on_lists}");
     }
 }
@@ -339,13 +342,13 @@ fn room_that_others_take_is_made_again() {
     let mut world = World::new(1000, [FULL, FULL], settings());
     (world.late, world.per_file) = (5, 10);
     world.cache(0..500, 2 * MIB);
-    (0..60).for_each(|_| _ = world.window(&[]));
+    world.windows(60, &[]);
     let reads: Vec<_> = (900..910).map(|range| (range, 0, 16 * MIB)).collect();
     while world.on(2, 0..500) == 0 {
         world.window(&reads);
     }
     world.hidden.clear();
-    (0..90).for_each(|_| _ = world.window(&reads));
+    world.windows(90, &reads);
     assert_eq!((world.on(0, 900..910), world.on(2, 0..500)), (10, 20));
 }
 
@@ -355,9 +358,7 @@ fn what_is_to_stay_free_becomes_free_first() {
     let mut world = World::new(1000, [FULL - 20 * MIB, FULL], settings());
     world.cache(0..300, 2 * MIB);
     let reads: Vec<_> = (900..905).map(|range| (range, 0, 16 * MIB)).collect();
-    for _ in 0..80 {
-        world.window(&reads);
-    }
+    world.windows(80, &reads);
     assert_eq!((world.on(0, 900..905), world.on(2, 0..300)), (5, 15));
     assert_eq!(world.free[0], FULL);
 }
@@ -406,9 +407,7 @@ fn what_the_load_left_goes_down_only_when_room_is_wanted() {
         let mut world = World::new(1000, [FULL + room * RANGE_BYTES, FULL], settings());
         for phase in 0..10 {
             let reads: Vec<_> = (phase * 50..phase * 50 + 50).map(|range| (range, 0, 16 * MIB)).collect();
-            for _ in 0..100 {
-                world.window(&reads);
-            }
+            world.windows(100, &reads);
             assert_eq!(world.on(0, phase * 50..phase * 50 + 50), 50, "phase {phase}, room for {room}");
         }
         assert_eq!(world.on(0, 0..450), if down { 0 } else { 450 });
@@ -453,7 +452,7 @@ fn one_that_is_not_colder_hides_no_other() {
     world.cache(1..300, 2 * MIB);
     world.ranges[0].on = NodeId(0);
     let reads: Vec<_> = (900..950).map(|range| (range, 0, 16 * MIB)).collect();
-    (0..80).for_each(|_| _ = world.window(&reads));
+    world.windows(80, &reads);
     assert_eq!((world.on(0, 900..950), world.on(0, 0..1)), (50, 1));
 }
 
@@ -533,7 +532,7 @@ fn refaults_count_only_where_the_node_was_short_of_memory() {
     let mut world = World::new(100, [1 << 40; 2], settings());
     let reads = zipf(0..10, 0, 64 * MIB);
     world.refaulted = 4096;
-    (0..5).for_each(|_| _ = world.window(&reads));
+    world.windows(5, &reads);
     assert_eq!(world.moved, 10 * RANGE_BYTES);
     let mut world = World::new(100, [1 << 40; 2], settings());
     (world.refaulted, world.scanned) = (4096, [4096, 0, 0]);
@@ -541,7 +540,7 @@ fn refaults_count_only_where_the_node_was_short_of_memory() {
     world.scanned = [0; 3];
     (0..20).for_each(|_| assert_eq!(world.window(&reads).moves, []));
     world.refaulted = 0;
-    (0..5).for_each(|_| _ = world.window(&reads));
+    world.windows(5, &reads);
     assert_eq!(world.moved, 10 * RANGE_BYTES);
 }
 
@@ -575,14 +574,10 @@ fn what_did_not_move_is_left_for_a_minute() {
 fn the_nearest_with_room_is_the_target() {
     let spare = HIGH + 64 * MIB;
     let mut world = World::new(100, [spare, 1 << 40], settings());
-    for _ in 0..5 {
-        world.window(&zipf(0..4, 0, 64 * MIB));
-    }
+    world.windows(5, &zipf(0..4, 0, 64 * MIB));
     assert_eq!(world.moved, 0);
     let mut world = World::new(100, [1 << 40, spare], settings());
-    for _ in 0..5 {
-        world.window(&zipf(0..4, 1, 64 * MIB));
-    }
+    world.windows(5, &zipf(0..4, 1, 64 * MIB));
     assert!(world.ranges[..4].iter().all(|range| range.on == NodeId(0)), "{:?}", &world.ranges[..4]);
 }
 

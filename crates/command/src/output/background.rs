@@ -115,9 +115,7 @@ impl Stream {
     ///
     /// A write failed.
     pub fn settle(&self) -> io::Result<()> {
-        let under_way =
-            |state: &mut State| state.on && state.failed.is_none() && (state.writing || !state.waiting.is_empty());
-        let waited = self.changed.wait_timeout_while(self.lock(), LAST, under_way);
+        let waited = self.changed.wait_timeout_while(self.lock(), LAST, |state| state.under_way());
         waited.unwrap_or_else(PoisonError::into_inner).0.result()
     }
 
@@ -131,7 +129,7 @@ impl Stream {
         let mut state = self.lock();
         state.last = true;
         let began = Instant::now();
-        while state.on && state.failed.is_none() && (state.writing || !state.waiting.is_empty()) {
+        while state.under_way() {
             let before = state.written;
             let patience = LAST.min(LAST_OF_ALL.saturating_sub(began.elapsed()));
             let waited = self
@@ -179,6 +177,11 @@ impl Stream {
 }
 
 impl State {
+    /// Whether something is still to be written.
+    fn under_way(&self) -> bool {
+        self.on && self.failed.is_none() && (self.writing || !self.waiting.is_empty())
+    }
+
     fn result(&self) -> io::Result<()> {
         match self.failed {
             None => Ok(()),

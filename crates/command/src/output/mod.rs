@@ -45,6 +45,16 @@ pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
     print_raw(&line)
 }
 
+/// A result on stdout: as JSON, or for people.
+pub fn tell(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> io::Result<()> {
+    if json { print_json(value) } else { print(&text()) }
+}
+
+/// A line for each note.
+pub fn notes(notes: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    notes.into_iter().map(|note| format!("note: {}\n", escape(note.as_ref()))).collect()
+}
+
 /// Text on stdout, at once.
 pub fn print(text: &str) -> io::Result<()> {
     print_raw(text.as_bytes())

@@ -115,9 +115,7 @@ pub fn plan(plan: &Plan, snapshot: &Snapshot, limits: &Limits) -> String {
     if let Some(more) = plan.declined.len().checked_sub(STAY_LINES).filter(|n| *n > 0) {
         text.push_str(&format!("and {} more stay\n", count(more, "thread")));
     }
-    for note in limits.lines(&snapshot.notes).iter().chain(&plan.notes) {
-        text.push_str(&format!("note: {}\n", super::escape(note)));
-    }
+    text.push_str(&super::notes(limits.lines(&snapshot.notes).iter().chain(&plan.notes)));
     if plan.moves.is_empty() {
         text.push_str("nothing to move\n");
     } else if let Some(predicted) = &plan.predicted {

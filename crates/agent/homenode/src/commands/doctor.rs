@@ -13,6 +13,7 @@ use observe::hooks::Kind;
 use observe::{Capabilities, Configuration, Fact, Hook, Observer};
 use rustix::fs::{Access, AtFlags, CWD, StatxFlags, access, statx};
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 use serde::Serialize;
 use topology::{NodeId, Topology};
 
@@ -23,10 +24,6 @@ use crate::exit::{self, Exit, Failure};
 use crate::machine::{self, Machine};
 use crate::output::units::count;
 use crate::output::{self, escape, words};
-
-/// Number of CAP_SYS_NICE (include/uapi/linux/capability.h): the right to set other users' threads'
-/// affinity.
-const CAP_SYS_NICE: u64 = 23;
 
 /// Findings about files that the user has named.
 const CONFIGURATION: &str = "configuration";
@@ -97,10 +94,7 @@ impl Report {
 /// Prints what this machine allows.
 pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
     let report = examine(global, args.exact)?;
-    match global.json {
-        true => output::print_json(&report)?,
-        false => output::print(&text(&report))?,
-    }
+    output::tell(global.json, &report, || text(&report))?;
     Ok(if report.ok { Exit::Done } else { Exit::Partly })
 }
 
@@ -252,7 +246,7 @@ fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
         },
         Finding::new(
             "counters of the memory controllers",
-            match host::bandwidth::Meter::open(Path::new(machine::SYS), Path::new("/proc"), topology) {
+            match host::bandwidth::Meter::open(Path::new(machine::SYS), Path::new(plane::PROC), topology) {
                 Ok(meter) => meter.gap(),
                 Err(why) => Some(why),
             },
@@ -264,16 +258,10 @@ fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
 
 /// Why we may not set the affinity of other users' threads.
 fn may_move() -> Option<String> {
-    let status = match std::fs::read_to_string("/proc/self/status") {
-        Ok(status) => status,
-        Err(e) => return Some(format!("/proc/self/status: {e}")),
-    };
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    match effective {
-        Some(bits) if bits & (1 << CAP_SYS_NICE) != 0 => None,
-        Some(_) => Some("CAP_SYS_NICE is missing: only threads of the same user could be moved (EPERM)".to_owned()),
-        None => Some("/proc/self/status has no line CapEff".to_owned()),
+    match capabilities(None) {
+        Ok(sets) if sets.effective.contains(CapabilitySet::SYS_NICE) => None,
+        Ok(_) => Some("CAP_SYS_NICE is missing: only threads of the same user could be moved (EPERM)".to_owned()),
+        Err(e) => Some(exit::errno_names(&format!("the capabilities of homenode are unknown: {e}"))),
     }
 }
 
@@ -288,7 +276,7 @@ fn may_write(dir: &Path) -> Option<String> {
     let refused =
         if nearest.is_dir() { access(nearest, Access::WRITE_OK | Access::EXEC_OK) } else { Err(Errno::NOTDIR) };
     let error = refused.err()?;
-    Some(crate::exit::errno_names(&format!("{}: {}", nearest.display(), std::io::Error::from(error))))
+    Some(exit::errno_names(&format!("{}: {}", nearest.display(), std::io::Error::from(error))))
 }
 
 /// The limits as lines. Limits that share a cause are grouped below it.

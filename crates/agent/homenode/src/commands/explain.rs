@@ -154,6 +154,8 @@ pub fn time(unix_s: f64, now: DateTime<Local>) -> String {
 /// The event in one line.
 fn sentence(line: &Line) -> String {
     let moved = |from, to, word: &str, why: &str| format!("{}   {word}   {why}", words::direction(from, to));
+    let share = |(before, after)| format!("   (remote share {} → {})", percent(before), percent(after));
+    let brought = || line.remote_share.map(share).unwrap_or_default();
     match &line.entry.event {
         Event::Started { daemon, policy } => format!("started (pid {daemon}), policy {policy}"),
         Event::Stopped { restored, changed_by_others, gone, failed } => {
@@ -162,12 +164,7 @@ fn sentence(line: &Line) -> String {
         Event::Recovered { restored, changed_by_others, gone, failed } => {
             format!("after a crash: {}", counts(*restored, *changed_by_others, *gone, *failed))
         }
-        Event::Moved { from, to, reason, why, .. } => {
-            let brought = line
-                .remote_share
-                .map(|(before, after)| format!("   (remote share {} → {})", percent(before), percent(after)));
-            moved(*from, *to, &words::reason(*reason), why) + &brought.unwrap_or_default()
-        }
+        Event::Moved { from, to, reason, why, .. } => moved(*from, *to, &words::reason(*reason), why) + &brought(),
         Event::CopyStarted { from, to, reason, why, .. } => {
             moved(*from, *to, "copying", &format!("{}: {why}", words::reason(*reason)))
         }
@@ -180,8 +177,7 @@ fn sentence(line: &Line) -> String {
             text.extend(took.map(|s| format!(" in {}", seconds(s))));
             text.extend(left.iter().map(|(why, n)| format!(", {} left behind ({why})", bytes(*n))));
             text.extend(why.as_ref().map(|why| format!("; ended early: {why}; what was copied stays")));
-            let brought = line.remote_share.map(|(b, a)| format!("   (remote share {} → {})", percent(b), percent(a)));
-            text + &brought.unwrap_or_default()
+            text + &brought()
         }
         Event::RolledBack { why } => format!("did not pay: {why}"),
         Event::Audited { before, after } => {

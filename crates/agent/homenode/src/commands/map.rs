@@ -18,17 +18,14 @@ use crate::exit::{Exit, Failure};
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::units::{bytes, count, percent, seconds, size};
-use crate::output::{self, escape, progress};
+use crate::output::{self, progress};
 use crate::signals::Stop;
 
 /// Observes, and prints one map.
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
-    match global.json {
-        true => output::print_json(&report)?,
-        false => output::print(&text(&report, &limits))?,
-    }
+    output::tell(global.json, &report, || text(&report, &limits))?;
     Ok(Exit::Done)
 }
 
@@ -135,10 +132,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
         }
         text = text + "\n" + &table.render();
     }
-    for note in limits.lines(&report.notes) {
-        text.push_str(&format!("note: {}\n", escape(&note)));
-    }
-    text
+    text + &output::notes(limits.lines(&report.notes))
 }
 
 /// A row for each node on which the threads of a group ran; the first has the sums.

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use command::args::Global;
 use serde_json::{Value, json};
-use topology::capture::Captured;
 use topology::{MemoryKind, Node, NodeId, Topology};
 
 use crate::cli::NodesArgs;
@@ -26,16 +25,13 @@ pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
     }
     let sys = args.sys.as_deref().unwrap_or(Path::new(machine::SYS));
     let machine = Machine::read(sys, &config)?;
-    let captured = args.capture.as_deref().map(|dir| capture(sys, dir)).transpose()?;
+    let captured = args.capture.as_deref().map(|dir| topology::capture::capture(sys, dir)).transpose();
+    let captured = captured.map_err(|e| Failure::from_error(Exit::Usage, "cannot save this machine", &e))?;
     let free = topology::sysfs::free_memory(sys, &machine.topology);
-    if global.json {
-        output::print_json(&json(&machine, &free))?;
-    } else {
-        output::print(&text(&machine, &free))?;
-        if let Some(captured) = captured {
-            output::print(&format!("saved {} to {}\n", count(captured.files, "file"), captured.dir.display()))?;
-        }
-    }
+    output::tell(global.json, &json(&machine, &free), || {
+        let saved = captured.map(|saved| format!("saved {} to {}\n", count(saved.files, "file"), saved.dir.display()));
+        text(&machine, &free) + &saved.unwrap_or_default()
+    })?;
     Ok(Exit::Done)
 }
 
@@ -53,10 +49,6 @@ pub fn described(machine: &Machine, names: bool) -> (String, Value) {
     (text, value)
 }
 
-fn capture(sys: &Path, dir: &Path) -> Result<Captured, Failure> {
-    topology::capture::capture(sys, dir).map_err(|e| Failure::from_error(Exit::Usage, "cannot save this machine", &e))
-}
-
 /// The topology's own JSON, with what is free now.
 fn json(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> Value {
     let topology = &machine.topology;
@@ -69,29 +61,18 @@ fn json(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> Value {
             object.insert("measured".to_owned(), from);
         }
     }
-    for node in value.get_mut("nodes").and_then(Value::as_array_mut).into_iter().flatten() {
-        let id = node.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()).map(NodeId);
-        if let (Some(object), Some(free)) = (node.as_object_mut(), id.and_then(|id| free.get(&id))) {
-            object.insert("memory_free".to_owned(), json!(free));
-        }
-        let Some((object, node)) = value_and_node(node, id, topology) else { continue };
-        for (key, write) in [("read_bw_from", false), ("write_bw_from", true)] {
-            if let Some(from) = machine.source(node, write) {
-                object.insert(key.to_owned(), json!(from));
-            }
-        }
+    // The same nodes in the same order.
+    let values = value.get_mut("nodes").and_then(Value::as_array_mut).into_iter().flatten();
+    for (value, node) in values.filter_map(Value::as_object_mut).zip(&topology.nodes) {
+        let of = |write| machine.source(node, write).map(Value::from);
+        let more = [
+            ("memory_free", free.get(&node.id).map(|free| json!(free))),
+            ("read_bw_from", of(false)),
+            ("write_bw_from", of(true)),
+        ];
+        value.extend(more.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
     }
     value
-}
-
-type Object = serde_json::Map<String, Value>;
-
-fn value_and_node<'a>(
-    value: &'a mut Value,
-    id: Option<NodeId>,
-    topology: &'a Topology,
-) -> Option<(&'a mut Object, &'a Node)> {
-    value.as_object_mut().zip(topology.node(id?))
 }
 
 fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {

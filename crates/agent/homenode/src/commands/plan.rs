@@ -27,13 +27,10 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     };
     let topology = snapshot.topology();
     let plan = policy.decide(&topology, &snapshot);
-    if global.json {
-        output::print_json(&plan)?;
-    } else {
-        output::print(&words::plan(&plan, &snapshot, &limits))?;
-        if let Some(less) = policies::without_bandwidth(&*policy, &topology) {
-            output::print(&format!("note: policy {}: {less}\n", policy.name()))?;
-        }
-    }
+    output::tell(global.json, &plan, || {
+        let less = policies::without_bandwidth(&*policy, &topology);
+        let less = less.map(|less| format!("policy {}: {less}", policy.name()));
+        words::plan(&plan, &snapshot, &limits) + &output::notes(less)
+    })?;
     Ok(Exit::Done)
 }

@@ -16,9 +16,7 @@ use crate::cli::{ObserveArgs, ScopeArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
-
-/// The kernel's procfs.
-pub const PROC: &str = "/proc";
+pub use crate::machine::PROC;
 
 /// Opens a plane that observes the threads the user chose, or the process tree below `root`.
 /// What the policy wants beside its threads and files is observed, too. `move_back`: moves remember
@@ -113,7 +111,8 @@ pub fn observe_only() -> Result<(), Failure> {
     keep_only(privileges::to_observe(Path::new(PROC)))
 }
 
-fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
+/// Keeps only these capabilities.
+pub fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
     privileges::keep_only(keep)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
 }

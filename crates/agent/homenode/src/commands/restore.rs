@@ -3,7 +3,6 @@
 
 use command::args::Global;
 use engine::Finished;
-use serde_json::json;
 use session::undo::undo;
 use session::{published, report};
 
@@ -15,11 +14,8 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     // Reads no configuration: a mistake there must not prevent undoing.
     if !global.state_dir.try_exists().map_err(|e| Failure::io("look at", &global.state_dir, &e))? {
         // Nothing has run since boot: do not create the directory only to find it empty.
-        if global.json {
-            output::print_json(&json!(Finished::default()))?;
-        } else {
-            output::print(&format!("nothing to restore: {} does not exist\n", global.state_dir.display()))?;
-        }
+        let nothing = || format!("nothing to restore: {} does not exist\n", global.state_dir.display());
+        output::tell(global.json, &Finished::default(), nothing)?;
         return Ok(Exit::Done);
     }
     // A run that goes on, or a state that cannot be read, does not keep the other ones from being
@@ -31,22 +27,17 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     }
     for state_dir in published::state_dirs(&global.state_dir)? {
         match undo(&state_dir) {
-            Ok(finished) => add(&mut all, finished),
+            Ok(one) => {
+                all.add_numbers(&one);
+                all.notes.extend(one.notes);
+            }
             // Its server runs, and undoes it when it ends.
             Err(failure) if failure.exit() == Exit::Busy => {}
             Err(failure) => failed = failed.or(Some(failure)),
         }
     }
     if failed.is_none() || all != Finished::default() {
-        match global.json {
-            true => output::print_json(&json!(all))?,
-            false => output::print(&report::finished(&all))?,
-        }
+        output::tell(global.json, &all, || report::finished(&all))?;
     }
     failed.map_or_else(|| Ok(if all.complete() { Exit::Done } else { Exit::Partly }), Err)
-}
-
-fn add(all: &mut Finished, one: Finished) {
-    all.add_numbers(&one);
-    all.notes.extend(one.notes);
 }

@@ -5,14 +5,13 @@
 //! tests add the counts.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::Test;
-use crate::lab_bench::{Bench, Outcome, homenode, homenode_load};
+use crate::lab_bench::{Bench, Outcome, homenode, homenode_load, vm_config};
 
 pub const TESTS: &[Test] = &[
     Test { name: "acts::a_file_moves_once_to_its_readers", nodes: &[2], run: file },
@@ -34,7 +33,7 @@ fn show(name: &str) -> Result<Value> {
         .arg("--out")
         .arg(out.path())
         .arg("--config")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))
+        .arg(vm_config())
         .stdin(Stdio::null())
         .status()
         .context("homenode-demo")?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use act::copying::{Back, Copying};
 use act::pages::FileMove;
@@ -13,7 +13,7 @@ use lab::{cache, pages, threads};
 use rustix::process::Signal;
 use topology::NodeId;
 
-use crate::lab_bench::{Bench, Outcome, cpus, homenode_load, masks, set_mask, windows_until};
+use crate::lab_bench::{Bench, Outcome, cpus, load, masks, set_mask, windows_until};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -21,26 +21,34 @@ pub const TESTS: &[Test] = &[
     Test { name: "back::pages_of_a_file_return_one_by_one", nodes: &[2, 4], run: pages_of_a_file_return_one_by_one },
 ];
 
-const MEMORY_MIB: u64 = 32;
+pub const MEMORY_MIB: u64 = 32;
 /// Program, stacks and what the kernel allocates meanwhile.
-const SLACK: u64 = 4 << 20;
+pub const SLACK: u64 = 4 << 20;
 
-/// A process on node 1 reads a file on node 0: arc moves it there with its memory. The thread is
-/// bound, so that only homenode moves it.
+/// A reader of a file that begins on node 1, with memory there. It is bound, so that only homenode
+/// moves it.
+pub fn reader(bench: &Bench, file: PathBuf, memory_mib: u64) -> Result<Readers> {
+    let (memory, on) = (memory_mib.to_string(), bench.machine.list_of(1));
+    let options = ["--seconds", "3600", "--duty", "0.3", "--memory", &memory, "--begin-on", &on];
+    let load = load(&options, &[file])?;
+    for tid in masks(load.pid()).into_keys() {
+        set_mask(tid, cpus(&bench.machine, 1)?)?;
+    }
+    Ok(load)
+}
+
+/// Bytes of a process on a node, by `numa_maps`.
+pub fn memory(pid: u32, node: u32) -> Result<u64> {
+    Ok(threads::memory(pid)?.get(&node).copied().unwrap_or(0) * rustix::param::page_size() as u64)
+}
+
+/// A process on node 1 reads a file on node 0: arc moves it there with its memory.
 fn memory_returns_after_a_run() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     cache::put(&file, 32 << 20, 0)?;
-    let options =
-        ["--seconds", "3600", "--duty", "0.3", "--memory", &MEMORY_MIB.to_string(), "--begin-on"].map(str::to_owned);
-    let more = [bench.machine.list_of(1), file.display().to_string()];
-    let load = Readers::start(&homenode_load(), options.into_iter().chain(more))?;
-    for tid in masks(load.pid()).into_keys() {
-        set_mask(tid, cpus(&bench.machine, 1)?)?;
-    }
-    let (before, on) = (masks(load.pid()), |node: u32| -> Result<u64> {
-        Ok(threads::memory(load.pid())?.get(&node).copied().unwrap_or(0) * rustix::param::page_size() as u64)
-    });
+    let load = reader(&bench, file, MEMORY_MIB)?;
+    let (before, on) = (masks(load.pid()), |node: u32| memory(load.pid(), node));
     ensure!(on(1)? >= MEMORY_MIB << 20, "the memory of the load: {:?}", threads::memory(load.pid())?);
     let options = ["--policy", "arc", "--touch-own-affinity", "--move-back"];
     let mut daemon = bench.daemon_for(&[load.pid()], &options)?;

@@ -8,17 +8,15 @@
 //! condition's own, and `/proc` shows the affinity.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lab::cache;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
-use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Ends, Outcome, cpus, masks, set_mask, windows_until};
+use crate::lab_bench::{Bench, Outcome, cpus, masks, play, restores, set_mask, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -88,16 +86,14 @@ fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> 
         Ok(format!("{kind}={}", path.display()))
     };
     let files = files.iter().map(file).collect::<Result<Vec<_>>>()?;
-    let program = Program::start(&files)?;
-    set_mask(program.pid(), cpus(&bench.machine, 0)?)?;
-    let before = masks(program.pid());
-    let mut daemon = bench.daemon_for(&[program.pid()], &["--policy", policy, "--touch-own-affinity"])?;
+    let program = play("hot-and-cold", &files)?;
+    let pid = program.0.id();
+    set_mask(pid, cpus(&bench.machine, 0)?)?;
+    let before = masks(pid);
+    let mut daemon = bench.daemon_for(&[pid], &["--policy", policy, "--touch-own-affinity"])?;
     let target = bench.machine.list_of(1);
-    windows_until(&mut daemon, 90, "process on node 1", |_| {
-        Ok(masks(program.pid()).get(&program.pid()) == Some(&target))
-    })?;
-    daemon.stop(Signal::TERM)?;
-    ensure!(masks(program.pid()) == before, "{:?}, before {before:?}", masks(program.pid()));
+    windows_until(&mut daemon, 90, "process on node 1", |_| Ok(masks(pid).get(&pid) == Some(&target)))?;
+    restores(daemon, pid, &before)?;
     let journal = fs::read_to_string(bench.state_dir().join("journal.jsonl")).context("the journal")?;
     let lines = journal.lines().map(serde_json::from_str).collect::<Result<Vec<serde_json::Value>, _>>()?;
     // A process that takes its memory along is copied.
@@ -106,29 +102,8 @@ fn moved(policy: &str, files: &[(&str, u32, u64)]) -> Result<serde_json::Value> 
     let [moved] = moved[..] else { anyhow::bail!("{} moves: {journal}", moved.len()) };
     say!("{}: {}", moved["reason"], moved["why"]);
     let whose = if moved["kind"] == "process" { &moved["pid"] } else { &moved["tid"] };
-    ensure!(moved["to"] == 1 && *whose == program.pid(), "{moved}");
+    ensure!(moved["to"] == 1 && *whose == pid, "{moved}");
     Ok((*moved).clone())
-}
-
-struct Program(Ends);
-
-impl Program {
-    fn start(files: &[String]) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", "hot-and-cold"])
-            .args(files)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().context("stdout")?).read_line(&mut line)?;
-        ensure!(line == "ready\n", "the program said {line:?}");
-        Ok(Self(Ends(child)))
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.0.id()
-    }
 }
 
 /// A mapped file.

@@ -9,7 +9,7 @@ use lab::machine::Machine;
 use lab::readers::Readers;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Outcome, cpus, masks, set_mask, windows, windows_until};
+use crate::lab_bench::{self, Bench, Outcome, cpus, masks, restores, set_mask, windows, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -83,16 +83,12 @@ fn spare(machine: &Machine, node: u32) -> Result<&[u32]> {
 /// Starts homenode for these processes, or for all, with a load that settles soon.
 fn daemon(bench: &Bench, pids: &[u32]) -> Result<Daemon> {
     let config = bench.config(&format!("[engine.settle]\nwindows = {SETTLE}"))?;
-    let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let only = if pids.is_empty() { Vec::new() } else { vec!["--pid", pids.as_str()] };
-    bench.daemon_with(&config, "2MB/s", &[OPTIONS, only.as_slice()].concat())
+    bench.daemon_of(&config, pids, OPTIONS)
 }
 
 /// One reader for each file, and `how` says on which CPUs.
-fn load(bench: &Bench, duty: &str, how: &[&str], files: &[PathBuf]) -> Result<Readers> {
-    let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
-    let options = ["--seconds", "900", "--duty", duty];
-    bench.load(&[&options, how, &files.iter().map(AsRef::as_ref).collect::<Vec<_>>()].concat())
+fn load(duty: &str, how: &[&str], files: &[PathBuf]) -> Result<Readers> {
+    lab_bench::load(&[&["--seconds", "900", "--duty", duty], how].concat(), files)
 }
 
 /// How many readers may run on just these CPUs.
@@ -109,9 +105,9 @@ fn threads_follow_the_cpus_of_their_node() -> Outcome {
     let (elsewhere, whole) = (bench.machine.list_of(0), bench.machine.list_of(1));
     let last = |node| spare(&bench.machine, node)?.last().copied().context("a CPU");
     let (lost, lost_elsewhere) = (last(1)?, last(0)?);
-    let early = load(&bench, "0.15", &["--on", &elsewhere], &files)?;
+    let early = load("0.15", &["--on", &elsewhere], &files)?;
     // These may run everywhere, so they may go home by themselves.
-    let free = load(&bench, "0.15", &["--begin-on", &elsewhere], &files)?;
+    let free = load("0.15", &["--begin-on", &elsewhere], &files)?;
     let (all, early_before, free_before) = (bench.machine.list_of_all(), masks(early.pid()), masks(free.pid()));
     let mut daemon = daemon(&bench, &[])?;
     windows_until(&mut daemon, PATIENCE, "early reader on node 1", |_| Ok(bound_to(&early, &whole) == 2))?;
@@ -120,7 +116,7 @@ fn threads_follow_the_cpus_of_their_node() -> Outcome {
     let rest = Machine::read()?.list_of(1);
     ensure!(rest != whole, "CPU {lost} is still there: {rest}");
     // Given CPUs of which one is offline.
-    let late = load(&bench, "0.15", &["--on", &elsewhere], &files)?;
+    let late = load("0.15", &["--on", &elsewhere], &files)?;
     let late_before = masks(late.pid());
     windows_until(&mut daemon, PATIENCE, "late reader on what is left of node 1", |_| Ok(bound_to(&late, &rest) == 2))?;
     windows(&mut daemon, SETTLED)?;
@@ -158,7 +154,7 @@ fn threads_on_a_new_cpu_are_moved() -> Outcome {
     let new = *spare(&bench.machine, 1)?.last().context("a CPU")?;
     let offline = Offline::take(&[new])?;
     let rest = Machine::read()?.list_of(1);
-    let readers = load(&bench, "0.15", &["--on", &home], &files)?;
+    let readers = load("0.15", &["--on", &home], &files)?;
     let mut before = masks(readers.pid());
     let mut daemon = daemon(&bench, &[readers.pid()])?;
     windows_until(&mut daemon, PATIENCE, "readers on node 1", |_| Ok(bound_to(&readers, &rest) == 2))?;
@@ -169,9 +165,7 @@ fn threads_on_a_new_cpu_are_moved() -> Outcome {
     set_mask(third, &[new])?;
     before.insert(third, new.to_string());
     windows_until(&mut daemon, PATIENCE, "third reader on node 0", |_| Ok(bound_to(&readers, &home) == 1))?;
-    daemon.stop(Signal::TERM)?;
-    ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
-    Ok(())
+    restores(daemon, readers.pid(), &before)
 }
 
 /// Six readers of node 1's data need more than the last CPU there. With its other CPUs the node has
@@ -187,7 +181,7 @@ fn offline_cpus_are_no_capacity() -> Outcome {
     windows(&mut daemon, 2)?;
     let offline = Offline::take(spare)?;
     let rest = Machine::read()?.list_of(1);
-    let readers = load(&bench, "0.3", &["--on", &elsewhere], &files)?;
+    let readers = load("0.3", &["--on", &elsewhere], &files)?;
     let mut most = 0;
     windows_until(&mut daemon, PATIENCE, "reader on the last CPU of node 1", |_| {
         most = most.max(bound_to(&readers, &rest));
@@ -202,10 +196,8 @@ fn offline_cpus_are_no_capacity() -> Outcome {
     offline.back()?;
     // Some of them were there and had to go, and do not return for a minute.
     drop(readers);
-    let readers = load(&bench, "0.3", &["--on", &elsewhere], &files)?;
+    let readers = load("0.3", &["--on", &elsewhere], &files)?;
     let before = masks(readers.pid());
     windows_until(&mut daemon, PATIENCE, "six readers on node 1", |_| Ok(bound_to(&readers, &whole) == 6))?;
-    daemon.stop(Signal::TERM)?;
-    ensure!(masks(readers.pid()) == before, "before {before:?}, after {:?}", masks(readers.pid()));
-    Ok(())
+    restores(daemon, readers.pid(), &before)
 }

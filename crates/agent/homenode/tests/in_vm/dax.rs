@@ -9,11 +9,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use lab::daemon::{Daemon, Window};
-use lab::readers::Readers;
 use rustix::process::Signal;
 use topology::CpuSet;
 
-use crate::lab_bench::{Bench, Outcome, cpus, homenode, homenode_load, masks, windows, windows_until};
+use crate::lab_bench::{Bench, Outcome, cpus, homenode, load, masks, restores, windows, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -94,9 +93,9 @@ fn with_volume(test: fn(&Bench, &Path) -> Outcome) -> Outcome {
 /// alone tells.
 fn process_to_file(bench: &Bench, dir: &Path) -> Outcome {
     let file = create(dir.join("file"))?;
-    let options = ["--seconds", "3600", "--duty", "0.3", "--mapped", "--begin-on"].map(str::to_owned);
-    let more = [bench.machine.list_of(1), file.display().to_string()];
-    let load = Readers::start(&homenode_load(), options.into_iter().chain(more))?;
+    let on = bench.machine.list_of(1);
+    let options = ["--seconds", "3600", "--duty", "0.3", "--mapped", "--begin-on", &on];
+    let load = load(&options, std::slice::from_ref(&file))?;
     let before = masks(load.pid());
     let mut daemon = bench.daemon_for(&[load.pid()], &["--policy", "npolicy"])?;
     let reader = load.of_file(&file).first().copied().context("no reader")?;
@@ -105,32 +104,26 @@ fn process_to_file(bench: &Bench, dir: &Path) -> Outcome {
         let mask = masks(load.pid()).remove(&reader).context("the reader ended")?;
         Ok(mask.parse::<CpuSet>()? == home)
     })?;
-    daemon.stop(Signal::TERM)?;
-    ensure!(masks(load.pid()) == before, "{:?}, before {before:?}", masks(load.pid()));
-    Ok(())
+    restores(daemon, load.pid(), &before)
 }
 
 fn file_to_readers(bench: &Bench, dir: &Path) -> Outcome {
     let (file, busy) = (create(dir.join("file"))?, create(dir.join("busy"))?);
-    let start = |file: &Path, count: usize, node: u32, duty: f64| -> Result<Readers> {
-        let mut options: Vec<String> = ["--seconds", "3600", "--duty"].map(str::to_owned).into();
-        // Bound, as the kernel would move them; only the file may move here.
-        options.extend([duty.to_string(), "--on".to_owned(), bench.machine.list_of(node)]);
-        options.extend(std::iter::repeat_n(file.display().to_string(), count));
-        Readers::start(&homenode_load(), options)
+    // Bound, as the kernel would move them; only the file may move here.
+    let start = |file: &PathBuf, count: usize, node: u32, duty: &str| {
+        let on = bench.machine.list_of(node);
+        load(&["--seconds", "3600", "--duty", duty, "--on", &on], &vec![file.clone(); count])
     };
-    let (away, at_home) = (start(&file, 1, 1, 0.1)?, start(&busy, 3, 0, 0.3)?);
+    let (away, at_home) = (start(&file, 1, 1, "0.1")?, start(&busy, 3, 0, "0.3")?);
     let pids = format!("{},{}", away.pid(), at_home.pid());
     let daemon = |limit: Option<f64>, options: &[&str]| -> Result<Daemon> {
-        let vm = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
-        let mut text = fs::read_to_string(vm)? + "\n[moves]\ndax = true\n";
+        let mut text = "[moves]\ndax = true\n".to_owned();
         if let Some(limit) = limit {
             for node in 0..2 {
                 text += &format!("[node.{node}]\nread_bw_max = {limit}\nwrite_bw_max = {limit}\n");
             }
         }
-        let config = bench.dir().join("homenode.toml");
-        fs::write(&config, text)?;
+        let config = bench.config(&text)?;
         Daemon::start(
             &homenode(),
             ["--steady", "--margin", "1MB/s", "--min-bytes", "100kB", "--pid", &pids, "--config"]

@@ -5,10 +5,10 @@
 //! of each page are used: the writer's and the mapper's last value.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,45 +19,32 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::param::page_size;
 
+use crate::lab_bench::{self, Ends};
+
 /// The content's period.
 const PERIOD: usize = 1 << 20;
 
 /// A running user of a file.
 pub struct User {
     role: &'static str,
-    child: Child,
+    child: Ends,
 }
 
 impl User {
     /// Starts a `reader`, a `writer` or a `mapper`, and waits until it has begun.
     pub fn start(role: &'static str, file: &Path) -> Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", role])
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().context("stdout")?).read_line(&mut line)?;
-        ensure!(line == "ready\n", "the {role} said {line:?}");
-        Ok(Self { role, child })
+        Ok(Self { role, child: lab_bench::play(role, [file])? })
     }
 
     /// Ends it; fails if it saw an error. Returns how often it used the file.
     pub fn end(mut self) -> Result<u64> {
-        drop(self.child.stdin.take());
+        let child = &mut self.child.0;
+        drop(child.stdin.take());
         let mut said = String::new();
-        self.child.stdout.take().context("stdout")?.read_to_string(&mut said)?;
-        let status = self.child.wait()?;
+        child.stdout.take().context("stdout")?.read_to_string(&mut said)?;
+        let status = child.wait()?;
         ensure!(status.success(), "the {} saw an error: {said}", self.role);
         Ok(said.trim().parse()?)
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::file_users::{Expected, User};
-use crate::lab_bench::{Bench, Outcome, homenode};
+use crate::lab_bench::{Bench, NoBalancing, Outcome, homenode};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -150,29 +150,6 @@ impl Said {
 fn on_node(path: &Path, node: u32) -> Result<u64> {
     let found = pages::nodes_of(path)?.get(&i32::try_from(node)?).copied().unwrap_or(0);
     Ok((found * page_size()) as u64)
-}
-
-/// Switches off the kernel's own balancing (AutoNUMA), which takes mapped pages back to the nodes
-/// of programs that map them.
-struct NoBalancing(Option<String>);
-
-const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-
-impl NoBalancing {
-    fn set() -> Result<Self> {
-        // A kernel without it has no such file.
-        let Ok(before) = fs::read_to_string(BALANCING) else { return Ok(Self(None)) };
-        fs::write(BALANCING, "0").context(BALANCING)?;
-        Ok(Self(Some(before)))
-    }
-}
-
-impl Drop for NoBalancing {
-    fn drop(&mut self) {
-        if let Some(before) = &self.0 {
-            let _ = fs::write(BALANCING, before);
-        }
-    }
 }
 
 /// Four processes read the file, one writes it and one has it mapped. Then pages of it are in a

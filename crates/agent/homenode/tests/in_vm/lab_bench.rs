@@ -2,19 +2,20 @@
 //! condition.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lab::cache;
 use lab::daemon::{Daemon, Window, last_notes};
 use lab::machine::Machine;
 use lab::readers::Readers;
 use lab::threads::{self, Thread};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 pub type Outcome = Result<()>;
@@ -33,6 +34,11 @@ pub fn homenode() -> PathBuf {
 /// The workload program, built beside homenode.
 pub fn homenode_load() -> PathBuf {
     homenode().with_file_name("homenode-load")
+}
+
+/// The configuration for an emulated machine.
+pub fn vm_config() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml")
 }
 
 /// A directory on a real file system, with the files of a test.
@@ -72,12 +78,7 @@ impl Bench {
 
     /// Starts one reader for each file, each with this share of a CPU.
     pub fn readers(&self, duty: f64, files: &[PathBuf]) -> Result<Readers> {
-        let options = ["--seconds".into(), "600".into(), "--duty".into(), OsString::from(duty.to_string())];
-        Readers::start(&homenode_load(), options.into_iter().chain(files.iter().map(|f| f.clone().into())))
-    }
-
-    pub fn load(&self, args: &[&str]) -> Result<Readers> {
-        Readers::start(&homenode_load(), args)
+        load(&["--seconds", "600", "--duty", &duty.to_string()], files)
     }
 
     /// Starts homenode with these options, and with a margin and a budget that fit an emulated
@@ -89,12 +90,17 @@ impl Bench {
 
     /// The same, with another margin.
     pub fn daemon_from(&self, margin: &str, options: &[&str]) -> Result<Daemon> {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
-        self.daemon_with(&config, margin, options)
+        self.start(&vm_config(), margin, options)
     }
 
-    /// The same, with another configuration.
-    pub fn daemon_with(&self, config: &Path, margin: &str, options: &[&str]) -> Result<Daemon> {
+    /// The same, with another configuration, for these processes only, or for all if there are none.
+    pub fn daemon_of(&self, config: &Path, pids: &[u32], options: &[&str]) -> Result<Daemon> {
+        let list = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let only = if pids.is_empty() { &[][..] } else { &["--pid", list.as_str()] };
+        self.start(config, "2MB/s", &[only, options].concat())
+    }
+
+    fn start(&self, config: &Path, margin: &str, options: &[&str]) -> Result<Daemon> {
         let mut all: Vec<OsString> =
             ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
         all.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
@@ -105,15 +111,13 @@ impl Bench {
     /// A configuration for an emulated machine, with these keys besides.
     pub fn config(&self, more: &str) -> Result<PathBuf> {
         let config = self.dir().join("homenode.toml");
-        let emulated = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
-        std::fs::write(&config, format!("{}\n{more}\n", std::fs::read_to_string(emulated)?))?;
+        std::fs::write(&config, format!("{}\n{more}\n", std::fs::read_to_string(vm_config())?))?;
         Ok(config)
     }
 
     /// Starts homenode for these processes only.
     pub fn daemon_for(&self, pids: &[u32], options: &[&str]) -> Result<Daemon> {
-        let pids = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        self.daemon(&[&["--pid", pids.as_str()], options].concat())
+        self.daemon_of(&vm_config(), pids, options)
     }
 
     /// The node on which each of these threads ran last.
@@ -137,6 +141,44 @@ impl Bench {
     }
 }
 
+/// Starts the workload program: one thread for each file.
+pub fn load(options: &[&str], files: &[PathBuf]) -> Result<Readers> {
+    let options = options.iter().map(OsString::from);
+    Readers::start(&homenode_load(), options.chain(files.iter().map(|file| file.clone().into())))
+}
+
+/// Starts this program in another role, and waits until it says `ready`. Its input is a pipe.
+pub fn play(role: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Ends> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--role", role]).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Ends(command.spawn()?);
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.as_mut().context("stdout")?).read_line(&mut line)?;
+    ensure!(line == "ready\n", "the {role} said {line:?}");
+    Ok(child)
+}
+
+/// Switches off the kernel's own balancing (AutoNUMA), which takes pages back to the nodes of the
+/// threads that map them, until dropped.
+pub struct NoBalancing(Option<String>);
+
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+
+impl NoBalancing {
+    pub fn set() -> Result<Self> {
+        // A kernel without it has no such file.
+        let Ok(before) = std::fs::read_to_string(BALANCING) else { return Ok(Self(None)) };
+        std::fs::write(BALANCING, "0").context(BALANCING)?;
+        Ok(Self(Some(before)))
+    }
+}
+
+impl Drop for NoBalancing {
+    fn drop(&mut self) {
+        let _ = self.0.as_ref().map(|before| std::fs::write(BALANCING, before));
+    }
+}
+
 /// A process, killed when dropped.
 pub struct Ends(pub Child);
 
@@ -155,6 +197,20 @@ pub fn home_of(file: &Path) -> u32 {
 /// Affinities of a process's threads, from `/proc`.
 pub fn masks(pid: u32) -> BTreeMap<u32, String> {
     threads::affinities(&[pid])
+}
+
+/// Stops homenode, which ends well.
+pub fn ends(daemon: Daemon, signal: Signal) -> Outcome {
+    let (end, status) = daemon.stop(signal)?;
+    ensure!(status.success(), "homenode ended with {status}: {end:?}");
+    Ok(())
+}
+
+/// The same; then the threads of this process have these affinities.
+pub fn restores(daemon: Daemon, pid: u32, before: &BTreeMap<u32, String>) -> Outcome {
+    ends(daemon, Signal::TERM)?;
+    ensure!(masks(pid) == *before, "affinities before {before:?}, after {:?}", masks(pid));
+    Ok(())
 }
 
 /// Sets a thread's affinity, as `taskset` does.

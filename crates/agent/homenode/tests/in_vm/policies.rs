@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use lab::pages;
 use lab::readers::Readers;
-use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Outcome, masks, windows, windows_until};
+use crate::lab_bench::{Bench, Outcome, load, masks, restores, windows, windows_until};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -27,8 +26,7 @@ pub const TESTS: &[Test] = &[
 fn away(bench: &Bench, files: &[PathBuf], memory_mib: &str) -> Result<Readers> {
     let on = bench.machine.list_of(1);
     let options = ["--seconds", "600", "--duty", "0.2", "--on", &on, "--memory", memory_mib];
-    let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
-    bench.load(&options.into_iter().chain(files.iter().map(AsRef::as_ref)).collect::<Vec<_>>())
+    load(&options, files)
 }
 
 /// Both move each reader to its data, once, and leave the files where they are.
@@ -58,24 +56,20 @@ fn dragonfly_is_nthread_where_no_controller_is_overloaded() -> Outcome {
         for file in &files {
             ensure!(pages::share_on(file, 0)? == 1.0, "{policy}: {} left node 0", file.display());
         }
-        daemon.stop(Signal::TERM)?;
-        ensure!(masks(readers.pid()) == before, "{policy}: {:?}, before {before:?}", masks(readers.pid()));
+        restores(daemon, readers.pid(), &before).context(policy)?;
         plans.push(plan);
     }
     ensure!(plans[0] == plans[1], "{plans:?}");
     Ok(())
 }
 
-/// A process that reads a file of 16 MiB, 64 KiB at a time, over and over, with so much memory,
-/// under `arc-guarded` with these limits: declined for this reason, or moved.
-fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>) -> Outcome {
-    let files = bench.files(0, 1)?;
-    let readers = away(bench, &files, memory_mib)?;
+/// A process under `arc-guarded` with these limits: declined for this reason, or moved to node 0.
+/// Returns why.
+pub fn guarded(bench: &Bench, readers: &Readers, limits: &str, declined: Option<&str>) -> Result<String> {
     let before = masks(readers.pid());
     let config = bench.config(&format!("[arc]\n{limits}"))?;
-    let pid = readers.pid().to_string();
-    let options = ["--policy", "arc-guarded", "--touch-own-affinity", "--pid", &pid];
-    let mut daemon = bench.daemon_with(&config, "2MB/s", &options)?;
+    let options = ["--policy", "arc-guarded", "--touch-own-affinity"];
+    let mut daemon = bench.daemon_of(&config, &[readers.pid()], &options)?;
     let home = bench.machine.list_of(0);
     // A process that moves without its memory leaves its idle threads behind, too.
     let is_home = || readers.threads.iter().all(|t| masks(readers.pid()).get(&t.tid) == Some(&home));
@@ -83,29 +77,32 @@ fn guarded(bench: &Bench, memory_mib: &str, limits: &str, declined: Option<&str>
     let seen = windows_until(&mut daemon, 60, what, |window| {
         Ok(declined.map_or_else(is_home, |reason| window.declined.iter().any(|stay| stay.reason == reason)))
     })?;
-    if declined.is_some() {
+    let why = if declined.is_some() {
         ensure!(seen.iter().all(|window| window.moves.is_empty()), "{limits}: moved");
         ensure!(masks(readers.pid()) == before, "{limits}: bound");
         let stay = seen.iter().flat_map(|window| &window.declined).find(|stay| stay.reason == what);
-        say!("{what}: {}", stay.map_or("", |stay| &stay.why));
+        stay.map_or(String::new(), |stay| stay.why.clone())
     } else {
-        let why = seen.iter().flat_map(|window| &window.moves).map(|mv| mv.why.as_str()).collect::<String>();
-        say!("moved: {why}");
-        // 300 MiB against 16 MiB of file: copying them would never be won back.
-        let choice = if memory_mib == "0" { "moves with its" } else { "moves without its" };
-        ensure!(why.contains(choice), "{memory_mib} MiB: {why}");
-    }
-    daemon.stop(Signal::TERM)?;
-    ensure!(masks(readers.pid()) == before, "{:?}, before {before:?}", masks(readers.pid()));
-    Ok(())
+        seen.iter().flat_map(|window| &window.moves).map(|mv| mv.why.as_str()).collect()
+    };
+    say!("{what}: {why}");
+    restores(daemon, readers.pid(), &before)?;
+    Ok(why)
 }
 
 /// The thesis's conditions (8.1, 8.2), but for "sequential or over and over": a reader of a small
 /// file soon starts over.
 fn arc_guarded_moves_a_process_only_under_its_conditions() -> Outcome {
+    const LIMITS: &str = "min_read_size = 65536\nmin_file = 16777216";
     let bench = Bench::new()?;
-    guarded(&bench, "0", "min_file = 16777216", Some("small_reads"))?;
-    guarded(&bench, "0", "min_read_size = 65536", Some("small_file"))?;
-    guarded(&bench, "300", "min_read_size = 65536\nmin_file = 16777216", None)?;
-    guarded(&bench, "0", "min_read_size = 65536\nmin_file = 16777216", None)
+    // Of a file of 16 MiB, 64 KiB at a time, over and over, with so much memory.
+    let readers = |memory_mib: &str| away(&bench, &bench.files(0, 1)?, memory_mib);
+    guarded(&bench, &readers("0")?, "min_file = 16777216", Some("small_reads"))?;
+    guarded(&bench, &readers("0")?, "min_read_size = 65536", Some("small_file"))?;
+    // 300 MiB against 16 MiB of file: copying them would never be won back.
+    for (memory_mib, choice) in [("300", "moves without its"), ("0", "moves with its")] {
+        let why = guarded(&bench, &readers(memory_mib)?, LIMITS, None)?;
+        ensure!(why.contains(choice), "{memory_mib} MiB: {why}");
+    }
+    Ok(())
 }

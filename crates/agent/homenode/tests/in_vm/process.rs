@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ use linux::threads::Threads;
 use rustix::process::Signal;
 use topology::NodeId;
 
-use crate::lab_bench::{Bench, Outcome, cpus, homenode, masks, set_mask};
+use crate::lab_bench::{Bench, Ends, NoBalancing, Outcome, cpus, homenode, masks, set_mask};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -38,44 +38,21 @@ const FEW: usize = 4 * MIB;
 /// The first so many small pages are in a pipe and cannot move: as many as a pipe holds.
 const PINNED: usize = 16;
 
-/// AutoNUMA off, until dropped: it moves pages to the threads that have masks of their own, while
-/// the test looks.
-struct Quiet(String);
-
-const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-
-impl Quiet {
-    fn new() -> Result<Self> {
-        let before = std::fs::read_to_string(BALANCING).unwrap_or_default();
-        if !before.is_empty() {
-            std::fs::write(BALANCING, "0").context(BALANCING)?;
-        }
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        if !self.0.is_empty() {
-            let _ = std::fs::write(BALANCING, &self.0);
-        }
-    }
-}
-
 /// A program with memory on node 0 that checks its own stores.
 struct Holder {
-    child: Child,
+    child: Ends,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
     /// Address and length by kind.
     parts: BTreeMap<String, (usize, usize)>,
-    _quiet: Quiet,
+    /// AutoNUMA moves pages to the threads that have masks of their own.
+    _quiet: NoBalancing,
 }
 
 impl Holder {
     /// Starts it with `mib` of each of the large kinds.
     fn start(mib: usize) -> Result<Self> {
-        let quiet = Quiet::new()?;
+        let quiet = NoBalancing::set()?;
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--role", "holder", &mib.to_string()])
             .stdin(Stdio::piped())
@@ -83,7 +60,7 @@ impl Holder {
             .spawn()?;
         let stdin = child.stdin.take().context("stdin")?;
         let stdout = BufReader::new(child.stdout.take().context("stdout")?);
-        let mut holder = Self { child, stdin, stdout, parts: BTreeMap::new(), _quiet: quiet };
+        let mut holder = Self { child: Ends(child), stdin, stdout, parts: BTreeMap::new(), _quiet: quiet };
         let line = holder.line()?;
         for part in line.split_ascii_whitespace() {
             let [name, start, len] = part.split(':').collect::<Vec<_>>()[..] else { bail!("{line}") };
@@ -99,7 +76,7 @@ impl Holder {
     }
 
     fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     /// Lets the program compare all of its memory with what it has stored there.
@@ -151,13 +128,6 @@ impl Holder {
         };
         let within = |start: &usize| self.parts.values().any(|(at, len)| (*at..at + len).contains(start));
         Ok(maps.lines().filter_map(policy).filter(|(start, _)| within(start)).collect())
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -14,7 +14,7 @@ use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Ends, Outcome, cpus, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, ends, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -120,7 +120,7 @@ pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
 fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
     // In an emulated machine all memory is as fast: that a plan has not paid would be chance.
     let config = bench.config(&format!("[moves]\ntrial = 0\n\n[promote]\n{settings}"))?;
-    bench.daemon_with(&config, "2MB/s", options)
+    bench.daemon_of(&config, &[], options)
 }
 
 fn hot_ranges() -> Outcome {
@@ -165,9 +165,7 @@ fn served_near(policy: &str) -> Outcome {
     let seconds: f64 = windows.iter().map(|window| window.window_s).sum();
     say!("{near:.3} of the reads are near after {seconds:.0} s; {moved:.3} of the file has moved");
     ensure!(near >= 0.9 && moved <= 0.15, "{near} of the reads, {moved} of the file: {:?}", found(&file)?);
-    let (end, status) = daemon.stop(Signal::INT)?;
-    ensure!(status.success(), "{status}: {end:?}");
-    Ok(())
+    ends(daemon, Signal::INT)
 }
 
 /// All of the file is hot, and the node of its readers has room for a part of it only.
@@ -212,9 +210,7 @@ fn too_hot() -> Outcome {
     ensure!(back == 0, "{back} ranges came back");
     let new_room = (free_last + last_bytes).saturating_sub(free_first + first_bytes);
     ensure!(last_bytes - first_bytes <= new_room + 2 * RANGE, "{last_bytes} bytes, {new_room} of new room");
-    let after = reclaimed()?;
-    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
-    Ok(())
+    reclaimed_nothing(&before)
 }
 
 /// Node 0 is full of what was read once. What is hot takes its place, and the kernel reclaims
@@ -255,8 +251,7 @@ fn cold_makes_room() -> Outcome {
     let (down, up) = (bytes_on(&cold_found, SLOW as usize), bytes_on(&hot_found, 0));
     let (free, kept) = (free_bytes(0)?, KEPT + high_watermark(0)?);
     say!("{} windows; {down} bytes went down, {up} came up, {free} are free, {kept} should stay free", windows.len());
-    let after = reclaimed()?;
-    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    reclaimed_nothing(&before)?;
     let total = (0..3).map(|node| bytes_on(&cold_found, node)).sum::<u64>();
     ensure!(total == size, "{total} of {size} bytes are cached");
     // What nobody read stays: it is not known to be cold.
@@ -266,9 +261,7 @@ fn cold_makes_room() -> Outcome {
     // homenode itself, the readers' processes, and what they read of programs.
     ensure!(down + OTHERS >= up && down <= up + lacking + OTHERS, "{down} bytes went down for {up} and {lacking}");
     ensure!(free + kept / 8 > kept, "{free} bytes are free, {kept} should stay free");
-    let (end, status) = daemon.stop(Signal::INT)?;
-    ensure!(status.success(), "{status}: {end:?}");
-    Ok(())
+    ends(daemon, Signal::INT)
 }
 
 /// Readers of a small file are promoted. Then a program reads once through a file that is four
@@ -311,9 +304,7 @@ fn scan() -> Outcome {
     ensure!(up == 0, "{up} bytes of the scanned file were promoted");
     ensure!(bytes_on(&scanned_after, SLOW as usize) == RANGES * RANGE, "a part of the scanned file is not cached");
     ensure!(hot_before == hot_after, "what is hot has moved: {hot_before:?}, then {hot_after:?}");
-    let after = reclaimed()?;
-    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
-    Ok(())
+    reclaimed_nothing(&before)
 }
 
 /// The load goes to other ranges of the file. As long as there is room, what it left stays; then
@@ -379,9 +370,7 @@ fn moving() -> Outcome {
     // A, B and C came up, and A went down at least in part.
     ensure!(trips.all() as u64 >= 8 + 8 + (c.end - c.start) + 3, "{} moves: they were not seen", trips.all());
     ensure!(most <= 2, "a range moved {most} times within {STAY_S} s: {trips:?}");
-    let after = reclaimed()?;
-    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
-    Ok(())
+    reclaimed_nothing(&before)
 }
 
 /// When each range of a file was seen on another side than before: most of it on DRAM, or not.
@@ -459,6 +448,12 @@ fn high_watermark(node: u32) -> Result<u64> {
     let zones = text.split("Node ").filter(|zone| zone.starts_with(&format!("{node},")));
     let high = |zone: &str| zone.lines().find_map(|line| line.trim().strip_prefix("high "))?.trim().parse::<u64>().ok();
     Ok(zones.filter_map(high).sum::<u64>() * page_size() as u64)
+}
+
+fn reclaimed_nothing(before: &[String]) -> Outcome {
+    let after = reclaimed()?;
+    ensure!(before == after, "the kernel reclaimed: {before:?}, then {after:?}");
+    Ok(())
 }
 
 /// What the kernel has reclaimed since boot.

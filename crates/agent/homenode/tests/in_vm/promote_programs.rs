@@ -12,7 +12,7 @@ use lab::pages;
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Ends, Outcome, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, ends, windows_until};
 use crate::programs::{Server, finished, start, to_node};
 use crate::promote::{RANGE, SLOW, daemon, memory_node};
 use crate::{Test, say};
@@ -102,9 +102,7 @@ fn pgbench() -> Outcome {
         windows.push(daemon.window()?);
     }
     told(&files, near()?, &windows)?;
-    let (end, status) = daemon.stop(Signal::INT)?;
-    ensure!(status.success(), "{status}: {end:?}");
-    Ok(())
+    ends(daemon, Signal::INT)
 }
 
 /// Says what was reached; fails if more than a part of the files moved.
@@ -157,7 +155,5 @@ fn db_bench() -> Outcome {
     })?;
     ensure!(tables(&db)? == files, "its files have changed");
     told(&files, 1.0 - from_slow(&windows), &windows)?;
-    let (end, status) = daemon.stop(Signal::INT)?;
-    ensure!(status.success(), "{status}: {end:?}");
-    Ok(())
+    ends(daemon, Signal::INT)
 }

@@ -5,10 +5,10 @@
 //! that computes after each read *near* its file makes the policy one that hurts.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +17,7 @@ use lab::threads;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-use crate::lab_bench::{Bench, Outcome, homenode, masks};
+use crate::lab_bench::{Bench, Ends, Outcome, homenode, masks, play, vm_config};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -43,7 +43,7 @@ pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()
     threads::set_affinity(0, &begin)?;
     let mut buffer = vec![0; BLOCK];
     threads::set_affinity(0, &all)?;
-    println!("reading");
+    println!("ready");
     std::io::stdout().flush()?;
     let cpu_time = || clock_gettime(ClockId::ThreadCPUTime);
     let ns = |t: rustix::time::Timespec| t.tv_sec * 1_000_000_000 + t.tv_nsec;
@@ -70,42 +70,20 @@ pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()
     Ok(())
 }
 
-/// The reader, killed when dropped.
-struct Slowed(Child);
-
-impl Slowed {
-    /// Begins on node 1, and is slow on the CPUs of this node.
-    fn start(bench: &Bench, file: &Path, slow: u32, factor: f64) -> Result<Self> {
-        let (begin, slow) = (bench.machine.list_of(1), bench.machine.list_of(slow));
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", "slowed"])
-            .arg(file)
-            .args([&begin, &slow, &factor.to_string()])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("no stdout")?).read_line(&mut line)?;
-        ensure!(line == "reading\n", "the reader said {line:?}");
-        Ok(Self(child))
-    }
-}
-
-impl Drop for Slowed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// The reader: begins on node 1, and is slow on the CPUs of this node.
+fn slowed(bench: &Bench, file: &Path, slow: u32, factor: f64) -> Result<Ends> {
+    let (begin, slow) = (bench.machine.list_of(1), bench.machine.list_of(slow));
+    play("slowed", [file.as_os_str(), begin.as_ref(), slow.as_ref(), factor.to_string().as_ref()])
 }
 
 /// `homenode trial --json` with short periods, for one process; with a page.
 fn trial(bench: &Bench, pid: u32, rounds: u32) -> Command {
-    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml");
     let mut command = Command::new(homenode());
     command.args(["trial", "--json", "--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--window", "0.5"]);
     let minutes = f64::from(rounds) * 2.0 * 2.0 / 60.0;
     command.args(["--period", "2", "--wash-out", "1", "--minutes", &minutes.to_string()]);
     command.arg("--read-times").arg("--html").arg(page(bench));
-    command.args(["--pid", &pid.to_string(), "--config"]).arg(config).arg("--state-dir").arg(bench.state_dir());
+    command.args(["--pid", &pid.to_string(), "--config"]).arg(vm_config()).arg("--state-dir").arg(bench.state_dir());
     command.stdout(Stdio::piped()).stderr(Stdio::inherit());
     command
 }
@@ -139,7 +117,7 @@ impl Said {
 fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
     let bench = Bench::new()?;
     let file = bench.files(0, 1)?.remove(0);
-    let reader = Slowed::start(&bench, &file, slow, factor)?;
+    let reader = slowed(&bench, &file, slow, factor)?;
     let before = masks(reader.0.id());
     let output = trial(&bench, reader.0.id(), rounds).output()?;
     let lines = lines(std::str::from_utf8(&output.stdout)?)?;
@@ -201,7 +179,7 @@ fn hurt() -> Outcome {
 fn memory_goes_back() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.files(0, 1)?.remove(0);
-    let reader = Slowed::start(&bench, &file, 1, 1.0)?;
+    let reader = slowed(&bench, &file, 1, 1.0)?;
     let output = trial(&bench, reader.0.id(), 6).args(["--policy", "arc"]).output()?;
     let lines = lines(std::str::from_utf8(&output.stdout)?)?;
     let number = |line: &Value, key: &str| line.get(key).and_then(Value::as_u64).unwrap_or(0);

@@ -10,7 +10,7 @@ use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::lab_bench::{Bench, Outcome, cpus, masks, windows};
+use crate::lab_bench::{Bench, Outcome, cpus, load, masks, windows};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -131,7 +131,7 @@ fn survives_forks_and_exits() -> Outcome {
     let bench = Bench::new()?;
     let files = bench.files(0, 2)?;
     let readers = bench.readers(0.2, &files)?;
-    let forks = bench.load(&["--forks", "1000", "--seconds", "15"])?;
+    let forks = load(&["--forks", "1000", "--seconds", "15"], &[])?;
     let before = masks(readers.pid());
     // All processes of the machine, so that the forks are observed.
     let mut daemon = bench.daemon(&[])?;

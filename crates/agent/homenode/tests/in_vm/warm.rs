@@ -11,7 +11,7 @@ use rustix::fs::{Advice, fadvise};
 use rustix::param::page_size;
 use serde_json::Value;
 
-use crate::lab_bench::{Bench, Outcome, homenode};
+use crate::lab_bench::{Bench, Outcome, homenode, load};
 use crate::promote::Reader;
 use crate::{Skip, Test, say};
 
@@ -155,11 +155,10 @@ fn range() -> Outcome {
 fn weights() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("weights.gguf");
-    let path = file.to_str().context("a path of UTF-8")?;
     let cpus = [bench.machine.list_of(0), bench.machine.list_of(1)];
     let read = |seconds: &str, threads: usize, cpus: &str| {
         let args = ["--mapped", "--duty", "0.5", "--seconds", seconds, "--on", cpus];
-        bench.load(&[&args[..], &vec![path; threads]].concat())
+        load(&args, &vec![file.clone(); threads])
     };
     // Shares of the loads that each node serves, and of those that are remote.
     let streamed = || -> Result<(f64, f64)> {

@@ -19,10 +19,11 @@ use lab::{cache, daemon, threads};
 use observe::{Observer, Settings};
 use placement::NodeBytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use rustix::process::Signal;
 use topology::NodeId;
 
-use crate::lab_bench::{Bench, Outcome, cpus, homenode, homenode_load, masks, set_mask, windows, windows_until};
+use crate::back::{self, MEMORY_MIB, SLACK, memory};
+use crate::lab_bench::{Bench, Outcome, cpus, homenode, masks, restores, set_mask, windows, windows_until};
+use crate::policies::guarded;
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -230,27 +231,9 @@ fn doctor_says_whether_reads_are_seen() -> Outcome {
     Ok(())
 }
 
-const MEMORY_MIB: u64 = 32;
-/// Program, stacks and what the kernel allocates meanwhile.
-const SLACK: u64 = 4 << 20;
-
-/// A reader that begins on node 1, with memory there, and reads a file cached on node 0. It is
-/// bound, so that only homenode moves it.
+/// A reader that begins on node 1, with memory there, and reads a file cached on node 0.
 fn reader(bench: &Bench, memory_mib: u64) -> Result<Readers> {
-    let file = put(bench, "file", 32 * MIB, 0)?;
-    let options =
-        ["--seconds", "3600", "--duty", "0.3", "--memory", &memory_mib.to_string(), "--begin-on"].map(str::to_owned);
-    let more = [bench.machine.list_of(1), file.display().to_string()];
-    let load = Readers::start(&homenode_load(), options.into_iter().chain(more))?;
-    for tid in masks(load.pid()).into_keys() {
-        set_mask(tid, cpus(&bench.machine, 1)?)?;
-    }
-    Ok(load)
-}
-
-/// Bytes of a process on a node, by `numa_maps`.
-fn memory(pid: u32, node: u32) -> Result<u64> {
-    Ok(threads::memory(pid)?.get(&node).copied().unwrap_or(0) * rustix::param::page_size() as u64)
+    back::reader(bench, put(bench, "file", 32 * MIB, 0)?, memory_mib)
 }
 
 /// The first window with remote reads moves it, and the end of the run puts it back.
@@ -274,46 +257,23 @@ fn arc_moves_the_reader_with_its_memory() -> Outcome {
     let after = windows(&mut daemon, 3)?;
     let shares: Vec<_> = after.iter().map(|window| window.remote_share).collect();
     ensure!(shares.last().is_some_and(|share| share.is_some_and(|share| share < 0.25)), "{shares:?}");
-    let (end, status) = daemon.stop(Signal::TERM)?;
+    restores(daemon, pid, &before)?;
     ensure!(memory(pid, 1)? >= MEMORY_MIB << 20 && memory(pid, 0)? <= SLACK, "{:?}", threads::memory(pid)?);
-    ensure!(masks(pid) == before, "{:?}, before {before:?}", masks(pid));
-    ensure!(status.success(), "homenode ended with {status}: {end:?}");
     Ok(())
 }
 
 /// With the thesis's limits (files of 1 GiB, reads of 128 KiB) it stays. With limits that the file
 /// and the reads meet it moves; if its memory is large against the file, perhaps without it.
 fn arc_guarded_waits_for_its_conditions() -> Outcome {
-    let run = |bench: &Bench, load: &Readers, limits: &str, declined: Option<&str>| -> Outcome {
-        let before = masks(load.pid());
-        let config = bench.dir().join("homenode.toml");
-        let vm = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../vm/homenode.toml"))?;
-        fs::write(&config, format!("{vm}\n[arc]\n{limits}\n"))?;
-        let options = ["--policy", "arc-guarded", "--touch-own-affinity", "--pid", &load.pid().to_string()];
-        let mut daemon = bench.daemon_with(&config, "2MB/s", &options)?;
-        let home = bench.machine.list_of(0);
-        let is_home = || load.threads.iter().all(|t| masks(load.pid()).get(&t.tid) == Some(&home));
-        let seen = windows_until(&mut daemon, 60, declined.unwrap_or("process on node 0"), |window| {
-            Ok(declined.map_or_else(is_home, |reason| window.declined.iter().any(|stay| stay.reason == reason)))
-        })?;
-        if declined.is_some() {
-            ensure!(seen.iter().all(|window| window.moves.is_empty()), "a move with {limits:?}");
-            ensure!(masks(load.pid()) == before, "{:?}, before {before:?}", masks(load.pid()));
-        }
-        let (end, status) = daemon.stop(Signal::TERM)?;
-        ensure!(status.success(), "homenode ended with {status}: {end:?}");
-        ensure!(masks(load.pid()) == before, "{:?}, before {before:?}", masks(load.pid()));
-        Ok(())
-    };
     let small = "min_read_size = 65536\nmin_file = 1048576";
     {
         let bench = bench(LARGE)?;
         let load = reader(&bench, 1)?;
-        run(&bench, &load, "", Some("small_reads"))?;
-        run(&bench, &load, "min_read_size = 65536", Some("small_file"))?;
-        run(&bench, &load, "min_file = 1048576", Some("small_reads"))?;
-        run(&bench, &load, small, None)?;
+        guarded(&bench, &load, "", Some("small_reads"))?;
+        guarded(&bench, &load, "min_read_size = 65536", Some("small_file"))?;
+        guarded(&bench, &load, "min_file = 1048576", Some("small_reads"))?;
+        guarded(&bench, &load, small, None)?;
     }
     let bench = bench(LARGE)?;
-    run(&bench, &reader(&bench, 64)?, small, None)
+    guarded(&bench, &reader(&bench, 64)?, small, None).map(drop)
 }

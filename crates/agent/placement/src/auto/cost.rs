@@ -84,7 +84,8 @@ impl Model<'_> {
         classes.map(|t| t.work.rate * t.members.len() as f64 * share(t)).sum()
     }
 
-    fn process_rate(&self, process: usize) -> f64 {
+    /// Bytes/s of a process.
+    pub fn process_rate(&self, process: usize) -> f64 {
         self.of_process[process]
             .iter()
             .map(|t| self.classes[*t].work.rate * self.classes[*t].members.len() as f64)

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::FileId;
 
-use crate::{FileUse, MeasuredLoad, NodeBytes, NodeLoad, Process, Snapshot, Subject, Thread};
+use crate::{MeasuredLoad, NodeBytes, NodeLoad, Process, Snapshot, Subject, Thread};
 
 /// Windows that are averaged: as many as a plan waits for the next.
 const MOST: usize = 3;
@@ -126,15 +126,13 @@ fn add_thread(sum: &mut Thread, more: &Thread) {
     let at: FxHashMap<FileId, usize> = sum.files.iter().enumerate().map(|(i, f)| (f.file, i)).collect();
     for used in &more.files {
         match at.get(&used.file) {
-            Some(i) => add_use(&mut sum.files[*i], used),
+            Some(i) => {
+                add_bytes(&mut sum.files[*i].read_bytes, &used.read_bytes);
+                add_bytes(&mut sum.files[*i].write_bytes, &used.write_bytes);
+            }
             None => sum.files.push(used.clone()),
         }
     }
-}
-
-fn add_use(sum: &mut FileUse, more: &FileUse) {
-    add_bytes(&mut sum.read_bytes, &more.read_bytes);
-    add_bytes(&mut sum.write_bytes, &more.write_bytes);
 }
 
 /// Pages that were touched in one window and in another have been touched twice.
@@ -154,7 +152,7 @@ mod tests {
     use topology::NodeId;
 
     use super::*;
-    use crate::{ObservedFile, testing};
+    use crate::{FileUse, ObservedFile, testing};
 
     const OLD: FileId = testing::file(1);
     const NEW: FileId = testing::file(2);

@@ -135,9 +135,7 @@ impl Model<'_> {
         let moved = match change {
             Change::Threads { class, node, data, .. } if *node == self.classes[*class].node && data.is_none() => 0.0,
             Change::Threads { class, count, .. } => of(*class, *count),
-            Change::Process { process, .. } => {
-                self.of_process[*process].iter().map(|t| of(*t, self.classes[*t].members.len())).sum()
-            }
+            Change::Process { process, .. } => self.process_rate(*process),
             Change::Group { .. } => 0.0,
         };
         self.settings.horizon_s * (self.settings.min_move_gain * moved).max(EPSILON * all)

@@ -114,7 +114,7 @@ impl Policy for NThread {
     }
 
     fn traits(&self) -> Traits {
-        let controllers = matches!(self.variant, Variant::Full | Variant::Memory);
+        let controllers = self.variant.relieves_controllers();
         let without_bandwidth = controllers.then_some("no moves for controller contention");
         Traits { without_bandwidth, ..Traits::default() }
     }

@@ -223,11 +223,10 @@ impl<'a> Files<'a> {
     /// `shares 8:1:2619 with 3 threads`, for the shared file that the thread read and wrote most
     /// of.
     fn shared_by(&self, thread: &Thread) -> String {
-        let bytes = |use_: &crate::FileUse| use_.read_bytes.total().saturating_add(use_.write_bytes.total());
         let shared = thread
             .files
             .iter()
-            .filter_map(|use_| Some((bytes(use_), *self.0.get(&use_.file)?)))
+            .filter_map(|use_| Some((use_.file_bytes(), *self.0.get(&use_.file)?)))
             .filter(|(_, file)| file.readers.len() > 1 || file.opens.is_some_and(|opens| opens > 1))
             .max_by_key(|(bytes, file)| (*bytes, Reverse(file.file)));
         match shared {

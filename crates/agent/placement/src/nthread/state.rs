@@ -81,8 +81,7 @@ impl OpenTwice {
             return false;
         }
         let of_them = thread.files.iter().filter(|used| self.files.contains(&used.file));
-        let bytes = |used: &FileUse| used.read_bytes.total().saturating_add(used.write_bytes.total());
-        of_them.map(bytes).fold(0, u64::saturating_add) >= self.min_bytes
+        of_them.map(FileUse::file_bytes).fold(0, u64::saturating_add) >= self.min_bytes
     }
 }
 

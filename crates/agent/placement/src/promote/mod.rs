@@ -149,6 +149,7 @@ enum Left {
 }
 
 /// The policy; see the module.
+#[derive(Default)]
 pub struct Promote {
     settings: Settings,
     /// Windows since the kernel reclaimed memory of a node.
@@ -169,16 +170,7 @@ pub struct Promote {
 impl Promote {
     /// Creates a policy without history.
     pub fn new(settings: Settings) -> Self {
-        Self {
-            settings,
-            quiet: FxHashMap::default(),
-            asked: FxHashMap::default(),
-            made: Made::default(),
-            moved: FxHashMap::default(),
-            down: FxHashMap::default(),
-            last: FxHashMap::default(),
-            alone: FxHashMap::default(),
-        }
+        Self { settings, ..Self::default() }
     }
 
     /// Learns what the kernel reclaims, and what became of earlier moves.

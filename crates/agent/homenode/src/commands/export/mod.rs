@@ -21,12 +21,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use linux::privileges;
 use rustix::thread::CapabilitySet;
 use session::totals::{self, Found};
 
 use self::text::Form;
-use crate::commands::replace;
+use crate::commands::{plane, replace};
 use crate::exit::{Exit, Failure};
 use crate::notify;
 use crate::output;
@@ -118,9 +117,7 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
                 true => output::print_json_line(&serde_json::json!({ "listen": server.address() }))?,
                 false => output::print(&format!("{}\n", server.address()))?,
             }
-            server.run(&|| stop.requested(), &|open| {
-                metrics(if open { Form::OpenMetrics } else { Form::Prometheus }).map_err(|failure| failure.line())
-            })?;
+            server.run(&|| stop.requested(), &|form| metrics(form).map_err(|failure| failure.line()))?;
         }
     }
     Ok(Exit::Done)
@@ -128,8 +125,7 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
 
 /// Root's rights are of no use here.
 fn drop_privileges() -> Result<(), Failure> {
-    privileges::keep_only(CapabilitySet::empty())
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
+    plane::keep_only(CapabilitySet::empty())
 }
 
 #[cfg(test)]

@@ -11,16 +11,18 @@
 //! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
 
 use std::collections::VecDeque;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::Listen;
 use super::text::{Form, OPEN_METRICS};
@@ -37,66 +39,8 @@ const MOST_UNREAD: usize = 8 << 20;
 /// How soon a request to stop is noticed.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Makes the metrics, in OpenMetrics or not; or says why there are none.
-type Metrics<'a> = dyn Fn(bool) -> Result<String, String> + 'a;
-
-enum Listener {
-    Tcp(TcpListener),
-    /// With its path, which is removed at the end.
-    Unix(UnixListener, PathBuf),
-}
-
-impl Listener {
-    fn accept(&self) -> io::Result<Box<dyn Stream>> {
-        Ok(match self {
-            Self::Tcp(listener) => {
-                let stream = listener.accept()?.0;
-                stream.set_nonblocking(true)?;
-                Box::new(stream)
-            }
-            Self::Unix(listener, _) => {
-                let stream = listener.accept()?.0;
-                stream.set_nonblocking(true)?;
-                Box::new(stream)
-            }
-        })
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(listener) => listener.as_fd(),
-            Self::Unix(listener, _) => listener.as_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            // Its directory may be gone.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-trait Stream: Read + Write + AsFd {
-    /// Says that no more follows.
-    fn end(&self) -> io::Result<()>;
-}
-
-impl Stream for TcpStream {
-    fn end(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Write)
-    }
-}
-
-impl Stream for UnixStream {
-    fn end(&self) -> io::Result<()> {
-        self.shutdown(Shutdown::Write)
-    }
-}
+/// Makes the metrics, or says why there are none.
+type Metrics<'a> = dyn Fn(Form) -> Result<String, String> + 'a;
 
 /// How far a connection is.
 enum State {
@@ -110,7 +54,8 @@ enum State {
 }
 
 struct Connection {
-    stream: Box<dyn Stream>,
+    /// A socket of either kind: to read from and to write to.
+    stream: File,
     since: Instant,
     state: State,
     /// It may ask for any host: no browser comes by a Unix socket.
@@ -155,7 +100,7 @@ impl Connection {
                 let n = self.stream.write(answer.get(*sent..).unwrap_or_default())?;
                 *sent += n;
                 if *sent == answer.len() {
-                    self.stream.end()?;
+                    shutdown(&self.stream, Shutdown::Write)?;
                     self.state = State::Ends;
                 }
             }
@@ -211,7 +156,7 @@ fn answer(request: &[u8], any_host: bool, metrics: &Metrics<'_>) -> Option<Vec<u
             let mut accepted = lines.iter().filter_map(|line| of(line, "accept"));
             let open = accepted.any(|value| value.to_ascii_lowercase().contains(OPEN_METRICS));
             let form = if open { Form::OpenMetrics } else { Form::Prometheus };
-            match metrics(open) {
+            match metrics(form) {
                 Ok(text) => response("200 OK", form.media_type(), &text, body),
                 Err(why) => response("500 Internal Server Error", "text/plain; charset=utf-8", &(why + "\n"), body),
             }
@@ -236,7 +181,11 @@ fn response(status: &str, media_type: &str, text: &str, body: bool) -> Vec<u8> {
 
 /// Listens.
 pub struct Server {
-    listener: Listener,
+    listener: OwnedFd,
+    /// Where, as a client says it.
+    address: String,
+    /// A Unix socket's path, which is removed at the end.
+    path: Option<PathBuf>,
 }
 
 impl Server {
@@ -246,34 +195,34 @@ impl Server {
     ///
     /// Somebody else listens there, or it is not permitted.
     pub fn open(at: &Listen) -> Result<Self, Failure> {
-        let (what, listener) = match at {
-            Listen::Tcp(address) => (address.to_string(), TcpListener::bind(address).map(Listener::Tcp)),
-            Listen::Unix(path) => {
-                let bound = bind(path).map(|listener| Listener::Unix(listener, path.clone()));
-                (path.display().to_string(), bound)
-            }
+        let (what, opened) = match at {
+            Listen::Tcp(address) => (address.to_string(), Self::tcp(address)),
+            Listen::Unix(path) => (path.display().to_string(), Self::unix(path)),
         };
-        let ready = listener.and_then(|listener| {
-            match &listener {
-                Listener::Tcp(listener) => listener.set_nonblocking(true),
-                Listener::Unix(listener, _) => listener.set_nonblocking(true),
-            }
-            .map(|()| listener)
+        let ready = opened.and_then(|server| {
+            ioctl_fionbio(&server.listener, true)?;
+            Ok(server)
         });
-        ready.map(|listener| Self { listener }).map_err(|e| {
+        ready.map_err(|e| {
             let exit = if e.kind() == ErrorKind::AddrInUse { Exit::Busy } else { Exit::Io };
             Failure::from_error(exit, format!("cannot listen on {what}"), &e).exiting(exit)
         })
     }
 
+    fn tcp(address: &SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        let address = format!("http://{}/metrics", listener.local_addr()?);
+        Ok(Self { listener: listener.into(), address, path: None })
+    }
+
+    fn unix(path: &Path) -> io::Result<Self> {
+        let listener = bind(path)?.into();
+        Ok(Self { listener, address: format!("unix:{}", path.display()), path: Some(path.to_owned()) })
+    }
+
     /// Where it listens, as a client says it.
-    pub fn address(&self) -> String {
-        match &self.listener {
-            Listener::Tcp(listener) => {
-                listener.local_addr().map_or_else(|e| e.to_string(), |address| format!("http://{address}/metrics"))
-            }
-            Listener::Unix(_, path) => format!("unix:{}", path.display()),
-        }
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Answers until it is time to stop.
@@ -290,11 +239,8 @@ impl Server {
                 let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
                 fds.extend(connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), c.wants())));
                 match poll(&mut fds, Some(&tick)) {
-                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                    Err(e) => {
-                        let e = io::Error::from(e);
-                        return Err(Failure::from_error(Exit::Unsupported, "cannot wait for connections", &e));
-                    }
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(e) => return Err(Failure::from_error(Exit::Unsupported, "cannot wait for connections", &e)),
                 }
                 fds.iter().map(|fd| !fd.revents().is_empty()).collect()
             };
@@ -319,17 +265,16 @@ impl Server {
     /// Takes those who wait, a few at a time: others have waited longer.
     fn accept(&self, connections: &mut VecDeque<Connection>) {
         for _ in 0..MOST / 4 {
-            match self.listener.accept() {
+            match accept_with(&self.listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if connections.len() >= MOST {
                         connections.pop_front();
                     }
-                    let state = State::Asks(Vec::new());
-                    let any_host = matches!(self.listener, Listener::Unix(..));
+                    let (stream, state, any_host) = (stream.into(), State::Asks(Vec::new()), self.path.is_some());
                     connections.push_back(Connection { stream, since: Instant::now(), state, any_host });
                 }
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
                 Err(error) => {
                     // No descriptors, or no memory. It would come back at once.
                     tracing::warn!("cannot accept a connection: {error}");
@@ -339,6 +284,13 @@ impl Server {
                 }
             }
         }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Its directory may be gone.
+        let _ = self.path.as_ref().map(std::fs::remove_file);
     }
 }
 
@@ -371,7 +323,8 @@ mod tests {
     use super::*;
 
     fn asked(request: &[u8]) -> Option<String> {
-        answer(request, false, &|open| Ok(format!("open {open}\n"))).map(|answer| String::from_utf8(answer).unwrap())
+        answer(request, false, &|form| Ok(format!("open {}\n", form == Form::OpenMetrics)))
+            .map(|answer| String::from_utf8(answer).unwrap())
     }
 
     #[test]

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use command::args::Global;
 use command::heat_map::{Band, CELLS, HeatMap};
-use command::sibling;
 use placement::{ObservedFile, RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
 use topology::{FileId, NodeId};
@@ -184,19 +183,14 @@ pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
         let name = |file: &Named| format!("{}   {}", escape(&file.path.to_string_lossy()), size(file.bytes));
         let bands = files.iter().map(|file| Band { name: name(file), cells: file.cells(CELLS) }).collect();
         let title = format!("{}: reads in {}", count(files.len(), "file"), seconds(took_s));
-        let map = HeatMap { title, bands };
-        let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
-        fs::write(plot, png).map_err(|e| Failure::io("write", plot, &e))?;
+        super::plot(plot, HeatMap { title, bands })?;
     }
-    if global.json {
-        let all: Vec<Value> = files.iter().map(Named::json).collect();
-        output::print_json(&json!({"seconds": took_s, "files": all, "notes": notes}))?;
-        return Ok(Exit::Done);
-    }
-    let style = Style::of_stdout();
-    let mut text = format!("reads in {}; again: in more than one window\n", seconds(took_s));
-    files.iter().for_each(|file| text.push_str(&file.text(style)));
-    output::print(&text)?;
+    let all: Vec<Value> = files.iter().map(Named::json).collect();
+    output::tell(global.json, &json!({"seconds": took_s, "files": all, "notes": notes}), || {
+        let style = Style::of_stdout();
+        let head = format!("reads in {}; again: in more than one window\n", seconds(took_s));
+        head + &files.iter().map(|file| file.text(style)).collect::<String>()
+    })?;
     Ok(Exit::Done)
 }
 

@@ -33,9 +33,7 @@ impl Style {
         let columns = width.saturating_sub(9).clamp(16, 120);
         Self { columns, colors: terminal && std::env::var_os("NO_COLOR").is_none() }
     }
-}
 
-impl Style {
     /// Columns of a map.
     pub fn columns(self) -> usize {
         self.columns

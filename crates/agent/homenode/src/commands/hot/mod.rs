@@ -35,7 +35,7 @@ use crate::cli::HotArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::output::{self, escape, progress};
+use crate::output::{self, progress};
 use crate::signals::Stop;
 
 /// Samples: as many as a page remembers.
@@ -84,26 +84,26 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
     if let Some(file) = &args.plot {
         let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
-        let map = HeatMap { title, bands: view::bands(&seen.views) };
-        let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
-        fs::write(file, png).map_err(|e| Failure::io("write", file, &e))?;
+        plot(file, HeatMap { title, bands: view::bands(&seen.views) })?;
     }
-    if global.json {
-        output::print_json(&json!({
-            "pid": pid,
-            "samples": seen.samples,
-            "seconds": seen.took_s,
-            "regions": seen.views.iter().map(View::json).collect::<Vec<_>>(),
-            "notes": seen.notes,
-        }))?;
-    } else {
-        let mut text = map::text(&process, &seen.views, seen.samples, seen.took_s, map::Style::of_stdout());
-        for note in &seen.notes {
-            text.push_str(&format!("note: {}\n", escape(note)));
-        }
-        output::print(&text)?;
-    }
+    let told = json!({
+        "pid": pid,
+        "samples": seen.samples,
+        "seconds": seen.took_s,
+        "regions": seen.views.iter().map(View::json).collect::<Vec<_>>(),
+        "notes": seen.notes,
+    });
+    output::tell(global.json, &told, || {
+        let style = map::Style::of_stdout();
+        map::text(&process, &seen.views, seen.samples, seen.took_s, style) + &output::notes(&seen.notes)
+    })?;
     Ok(Exit::Done)
+}
+
+/// Draws a picture to a file.
+fn plot(file: &Path, map: HeatMap) -> Result<(), Failure> {
+    let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
+    fs::write(file, png).map_err(|e| Failure::io("write", file, &e))
 }
 
 fn name_of(pid: u32) -> String {

@@ -12,9 +12,8 @@ mod volume;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use act::copying::{Copied, Copying};
+use act::copying::Copying;
 use clap::Args;
 use command::args::{Global, pid};
 use serde_json::{Value, json};
@@ -163,11 +162,8 @@ impl Done {
 /// Makes a move, step by step, until it is over or a signal comes.
 fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn Copying) -> Done {
     let pace = Pace { rate: job.rate, json: job.json, stop: &job.stop };
-    let (took, why) = pace.drive(name, work);
-    summary(job, subject, &work.copied(), took, why)
-}
-
-fn summary(job: &Job, subject: (&'static str, Value), after: &Copied, took: Duration, stopped: Option<String>) -> Done {
+    let (took, stopped) = pace.drive(name, work);
+    let after = work.copied();
     let (bytes_all, moved) = (after.total.saturating_sub(after.there), after.copied());
     let mut whys: Vec<String> = stopped.iter().cloned().collect();
     whys.extend(after.left.iter().map(|(why, n)| format!("{} stayed: {why}", bytes(*n))));

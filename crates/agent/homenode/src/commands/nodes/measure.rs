@@ -14,7 +14,6 @@ use std::time::Duration;
 use command::args::Global;
 use command::args::MEASURED_FILE;
 use measure::{MeasureError, Progress, Settings};
-use topology::NodeId;
 use topology::measured::{Measured, Pair, Point};
 
 use crate::cli::NodesArgs;
@@ -24,7 +23,7 @@ use crate::exit::{Exit, Failure};
 use crate::machine;
 use crate::output::table::Table;
 use crate::output::units::{percent, rate, size};
-use crate::output::{self, escape, progress};
+use crate::output::{self, progress};
 use crate::signals::Stop;
 
 /// A file that takes the place of another when it is whole.
@@ -171,9 +170,7 @@ pub fn text(measured: &Measured) -> String {
     text.push_str(&table.render());
     text.push('\n');
     text.push_str(&saved(measured));
-    for note in &measured.notes {
-        text.push_str(&format!("note: {}\n", escape(note)));
-    }
+    text.push_str(&output::notes(&measured.notes));
     text.push_str(&format!("{} of memory, {:.1} s\n", size(measured.buffer_bytes), measured.took_s));
     text
 }
@@ -182,14 +179,10 @@ pub fn text(measured: &Measured) -> String {
 /// nearest other memory.
 fn saved(measured: &Measured) -> String {
     let mut text = String::new();
-    let of = |cpu: NodeId, memory: NodeId| {
-        measured.pairs.iter().find(|pair| pair.cpu_node == cpu && pair.memory_node == memory)
-    };
     for local in measured.pairs.iter().filter(|pair| pair.cpu_node == pair.memory_node) {
         let others =
             measured.pairs.iter().filter(|pair| pair.cpu_node == local.cpu_node && pair.memory_node != pair.cpu_node);
         for remote in others {
-            let Some(remote) = of(local.cpu_node, remote.memory_node) else { continue };
             let shares: Vec<_> =
                 local.cached.iter().filter_map(|near| share(near.bytes, near.call_s, remote)).collect();
             text.push_str(&format!(

@@ -11,7 +11,7 @@ use crate::cli::{By, Sort};
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
 /// The user's choices.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choices {
     /// The column by which threads are sorted.
     pub sort: Sort,
@@ -58,20 +58,7 @@ pub const HELP: [(&str, &str); 12] = [
 impl Choices {
     /// The choices of the command line.
     pub fn new(sort: Sort, by: By, all: bool, filter: String, window_s: f64) -> Self {
-        Self {
-            sort,
-            units: by == By::Unit,
-            reverse: false,
-            all,
-            filter,
-            typing: false,
-            paused: false,
-            help: false,
-            scroll: 0,
-            shown: 0,
-            window_s,
-            quit: false,
-        }
+        Self { sort, units: by == By::Unit, all, filter, window_s, ..Self::default() }
     }
 
     /// The window of the host or the volume that is to be shown.

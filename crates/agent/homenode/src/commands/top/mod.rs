@@ -64,11 +64,7 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
             .window(Duration::from_secs_f64(window_s), &|| args.by == By::Unit)?;
         model::sort(&mut window, args.sort, false);
         model::filter(&mut window, args.all, &args.filter);
-        if global.json {
-            output::print_json(&window)?;
-        } else {
-            output::print(&text(&window, args.by == By::Unit))?;
-        }
+        output::tell(global.json, &window, || text(&window, args.by == By::Unit))?;
         return Ok(Exit::Done);
     }
     if !std::io::stdout().is_terminal() {
@@ -141,9 +137,7 @@ fn text(window: &Window, units: bool) -> String {
     for copy in &window.copies {
         text.push_str(&format!("{}\n", escape(&copy.line())));
     }
-    for note in &window.shown_notes {
-        text.push_str(&format!("note: {}\n", escape(note)));
-    }
+    text.push_str(&output::notes(&window.shown_notes));
     for volume in &window.volumes {
         text.push('\n');
         text.push_str(&self::text(&Window::of_mount(volume), false));

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use engine::WindowReport;
-use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Traits};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Subject};
 use topology::{NodeId, Topology};
 
 use super::outcome::was_made;
@@ -52,9 +52,5 @@ impl Policy for Back {
             }
         }
         plan
-    }
-
-    fn traits(&self) -> Traits {
-        Traits::default()
     }
 }

@@ -21,7 +21,7 @@ use trial::{Arm, Effect};
 
 use super::chart::{self, Bar, Mark, Round, text};
 use super::outcome::{Outcome, Period};
-use super::report::{Judged, Report, change, interval, smallest};
+use super::report::{Judged, Report, change, figures, interval, smallest};
 use crate::cli::{ScopeArgs, TrialArgs};
 use crate::output::units::{changed, count, digits, seconds};
 
@@ -252,14 +252,8 @@ fn outcomes(page: &mut String, judged: &[Judged]) {
         row(page, "th", &[&[cell(false)("")], &heads[..]].concat());
         for (outcome, effect) in &judged.effects {
             let p = effect.p.map_or("unknown".to_owned(), |p| format!("{p:.3}"));
-            let figures = [
-                outcome.shown(effect.off.unwrap_or(f64::NAN)),
-                change(outcome, effect, effect.mean),
-                interval(outcome, effect),
-                smallest(outcome, effect),
-                p,
-            ];
-            row(page, "td", &[&[cell(false)(outcome.name)], &figures.map(|f| cell(true)(&f))[..]].concat());
+            let figures = figures(outcome, effect).into_iter().chain([p]).map(|f| cell(true)(&f));
+            row(page, "td", &[cell(false)(outcome.name)].into_iter().chain(figures).collect::<Vec<_>>());
         }
         page.push_str("</table>\n");
     }

@@ -29,7 +29,7 @@ use std::time::Duration;
 use command::args::PolicyArgs;
 use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
-use placement::{Policy, Traits, Wish};
+use placement::{Policy, Traits};
 use session::{policies, undo};
 use trial::{Arm, Harm, order};
 
@@ -63,7 +63,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         policies::chosen(&args, &config)
     };
     let traits = design.policies.iter().map(|name| Ok(chosen(name)?.traits())).collect::<Result<Vec<_>, Failure>>()?;
-    let traits = traits.into_iter().fold(NOTHING, union);
+    let traits = traits.into_iter().fold(Traits::default(), union);
     let state = undo::open_state(&global.state_dir)?;
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
@@ -134,15 +134,6 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     Ok(if done { Exit::Done } else { Exit::Partly })
 }
 
-const NOTHING: Traits = Traits {
-    moves_files: false,
-    moves_processes: false,
-    wants_mapped: Wish::No,
-    wants_ranges: Wish::No,
-    wants_idle: false,
-    without_bandwidth: None,
-};
-
 /// What either of two policies does.
 fn union(a: Traits, b: Traits) -> Traits {
     Traits {
@@ -184,7 +175,8 @@ impl Trial<'_> {
             }
             let mut periods = Vec::new();
             for arm in arms {
-                let mut over = || self.stop.requested() || child.as_mut().is_some_and(Child::ended);
+                let stop = self.stop;
+                let mut over = || stop.requested() || child.as_mut().is_some_and(Child::ended);
                 if over() {
                     return Ok(());
                 }
@@ -193,15 +185,8 @@ impl Trial<'_> {
                     Arm::On(n) => self.design.policies.get(n),
                 };
                 let policy = name.map_or_else(|| Ok(Box::new(Off) as Box<dyn Policy>), |name| chosen(name))?;
-                let period = period(
-                    (&mut *self.plane, &mut self.instruments, self.state),
-                    (self.design, self.settings),
-                    policy,
-                    (self.stop, &mut over),
-                    (&mut self.finished, &mut self.spent),
-                )?;
                 // What was cut short is in no round.
-                let Some(period) = period else { return Ok(()) };
+                let Some(period) = self.period(policy, &mut over)? else { return Ok(()) };
                 report.period(round, arm, &period)?;
                 periods.push((arm, period));
             }
@@ -216,65 +201,56 @@ impl Trial<'_> {
         }
         Ok(())
     }
-}
 
-/// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
-fn period(
-    (plane, instruments, state): (&mut HostPlane, &mut Instruments, &StateDir),
-    (design, settings): (&Design, &engine::Settings),
-    policy: Box<dyn Policy>,
-    (stop, over): (&Stop, &mut dyn FnMut() -> bool),
-    (finished, spent): (&mut Finished, &mut Spent),
-) -> Result<Option<Period>, Failure> {
-    let mut sums = Sums::new(design.wash_out_s, design.period_s, design.window_s);
-    let mut moves = 0;
-    let mut back = Back::default();
-    let again = state.again().map_err(|e| cannot(&e))?;
-    let engine = Engine::new(&mut *plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
-    let mut engine = engine.with_spent(std::mem::take(spent));
-    // What was between the periods is in none: a window has everything since the last one ended.
-    let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
-    ran = ran.and(instruments.take().map(drop));
-    while ran.is_ok() && !sums.over() && !over() {
-        ran = engine.step().map_err(|e| cannot(&e)).and_then(|report| {
-            back.note(&report);
-            moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
-            notify::alive();
-            sums.add(&report.snapshot, &instruments.take()?);
-            Ok(())
-        });
+    /// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
+    fn period(&mut self, policy: Box<dyn Policy>, over: &mut dyn FnMut() -> bool) -> Result<Option<Period>, Failure> {
+        let Self { design, settings, plane, instruments, state, stop, .. } = self;
+        let mut sums = Sums::new(design.wash_out_s, design.period_s, design.window_s);
+        let mut moves = 0;
+        let mut back = Back::default();
+        let again = state.again().map_err(|e| cannot(&e))?;
+        let engine = Engine::new(&mut **plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
+        let mut engine = engine.with_spent(std::mem::take(&mut self.spent));
+        // What was between the periods is in none: a window has everything since the last one ended.
+        let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
+        ran = ran.and(instruments.take().map(drop));
+        while ran.is_ok() && !sums.over() && !over() {
+            ran = engine.step().map_err(|e| cannot(&e)).and_then(|report| {
+                back.note(&report);
+                moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
+                notify::alive();
+                sums.add(&report.snapshot, &instruments.take()?);
+                Ok(())
+            });
+        }
+        // The number belongs to what the policy did, and not to what comes after.
+        sums.ask(design.metric.as_deref(), stop);
+        let came = stop.came();
+        let mut ended = engine.finish_until(&|| stop.came() > came);
+        self.spent = engine.spent();
+        drop(engine);
+        let (restored, moved_back) = (ended.restored, ended.moved_back);
+        if ran.is_ok() && !back.is_empty() && !over() {
+            ran = self.send_back(back, &mut ended);
+        }
+        let stayed = outcome::stayed(&ended);
+        outcome::add(&mut self.finished, ended);
+        ran?;
+        let values = sums.values();
+        Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
     }
-    // The number belongs to what the policy did, and not to what comes after.
-    sums.ask(design.metric.as_deref(), stop);
-    let came = stop.came();
-    let mut ended = engine.finish_until(&|| stop.came() > came);
-    *spent = engine.spent();
-    drop(engine);
-    let (restored, moved_back) = (ended.restored, ended.moved_back);
-    if ran.is_ok() && !back.is_empty() && !over() {
-        ran = send_back((plane, state), settings, back, &mut ended);
-    }
-    let stayed = outcome::stayed(&ended);
-    outcome::add(finished, ended);
-    ran?;
-    let values = sums.values();
-    Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
-}
 
-/// One window in which threads go back to where they were; then they may run everywhere again.
-fn send_back(
-    (plane, state): (&mut HostPlane, &StateDir),
-    settings: &engine::Settings,
-    back: Back,
-    ended: &mut Finished,
-) -> Result<(), Failure> {
-    // All at once: this is no load that is placed.
-    let settings = engine::Settings { moves_per_s: 1e6, burst: 1_000_000, ..settings.clone() };
-    let state = state.again().map_err(|e| cannot(&e))?;
-    let mut engine = Engine::new(plane, Box::new(back), settings, Some(state)).map_err(|e| cannot(&e))?;
-    let stepped = engine.step();
-    outcome::add(ended, engine.finish());
-    stepped.map(drop).map_err(|e| cannot(&e))
+    /// One window in which threads go back to where they were; then they may run everywhere again.
+    fn send_back(&mut self, back: Back, ended: &mut Finished) -> Result<(), Failure> {
+        // All at once: this is no load that is placed.
+        let settings = engine::Settings { moves_per_s: 1e6, burst: 1_000_000, ..self.settings.clone() };
+        let state = self.state.again().map_err(|e| cannot(&e))?;
+        let mut engine =
+            Engine::new(&mut *self.plane, Box::new(back), settings, Some(state)).map_err(|e| cannot(&e))?;
+        let stepped = engine.step();
+        outcome::add(ended, engine.finish());
+        stepped.map(drop).map_err(|e| cannot(&e))
+    }
 }
 
 fn cannot(e: &(dyn std::error::Error + 'static)) -> Failure {

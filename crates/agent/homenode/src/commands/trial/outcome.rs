@@ -158,6 +158,7 @@ pub struct Period {
 }
 
 /// The sums of a period's windows, without those of the wash-out.
+#[derive(Default)]
 pub struct Sums {
     wash_out_s: f64,
     period_s: f64,
@@ -182,21 +183,7 @@ pub struct Sums {
 impl Sums {
     /// `window_s`: the set length of a window.
     pub fn new(wash_out_s: f64, period_s: f64, window_s: f64) -> Self {
-        Self {
-            wash_out_s,
-            period_s,
-            tolerance_s: 0.1 * window_s,
-            elapsed_s: 0.0,
-            seconds: 0.0,
-            read: 0.0,
-            remote: 0.0,
-            cpu_s: 0.0,
-            wait_s: 0.0,
-            times: None,
-            lost: false,
-            counted: [0.0; 3],
-            metric: None,
-        }
+        Self { wash_out_s, period_s, tolerance_s: 0.1 * window_s, ..Self::default() }
     }
 
     /// A window counts if it began after the wash-out, or so little before that rounding may be

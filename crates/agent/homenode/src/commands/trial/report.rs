@@ -114,12 +114,8 @@ impl<'a> Report<'a> {
             policies.join(", "),
             seconds(*wash_out_s),
         );
-        for found in found {
-            text.push_str(&format!("note: {}\n", escape(&words::interference(found))));
-        }
-        if let Some(gap) = gap {
-            text.push_str(&format!("note: not known: {}\n", escape(gap)));
-        }
+        text.push_str(&output::notes(found.iter().map(words::interference)));
+        text.push_str(&output::notes(gap.map(|gap| format!("not known: {gap}"))));
         if *recovered != Finished::default() {
             text.push_str(&format!("after a crash: {}", put_back::finished(recovered)));
         }
@@ -214,10 +210,7 @@ impl<'a> Report<'a> {
     /// Whether the rounds to come can still give a verdict about any policy that is not stopped:
     /// not if more are lost already than [`Self::judge`] lets pass of all.
     pub fn can_tell(&self, harms: &[Harm]) -> bool {
-        let unknown = |policy: usize| {
-            let values = self.values(policy, &self.design.primary());
-            values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count()
-        };
+        let unknown = |policy: usize| unknown(&self.values(policy, &self.design.primary()));
         let open = harms.iter().enumerate().filter(|(_, harm)| !harm.clear());
         open.map(|(policy, _)| self.dropped() + unknown(policy)).any(|lost| !too_many(lost, self.design.rounds))
     }
@@ -242,7 +235,7 @@ impl<'a> Report<'a> {
                 .map(|outcome| (*outcome, judge(&self.values(n, outcome), outcome.better, &statistics)))
                 .collect();
             let values = self.values(n, &self.design.primary());
-            let unknown = values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count();
+            let unknown = unknown(&values);
             let lost = values.iter().any(|(_, on)| !on.is_finite());
             let rounds = self.rounds.len();
             let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
@@ -264,11 +257,7 @@ impl<'a> Report<'a> {
         if self.json {
             return Ok(output::print_json_line(&self.end_json(judged, finished, stopped))?);
         }
-        let mut text = String::new();
-        for judged in judged {
-            text.push('\n');
-            text.push_str(&self.text(judged));
-        }
+        let mut text: String = judged.iter().map(|judged| format!("\n{}", self.text(judged))).collect();
         if self.dropped() > 0 {
             text.push_str(&format!("{} left out, because data or threads stayed\n", count(self.dropped(), "round")));
         }
@@ -341,14 +330,8 @@ impl<'a> Report<'a> {
                 (Some(mean), Some(low), Some(high)) => chart::strip(mean, low, high, PLOT.chars().count()),
                 _ => String::new(),
             };
-            table.row([
-                outcome.name.to_owned(),
-                outcome.shown(effect.off.unwrap_or(f64::NAN)),
-                change(outcome, effect, effect.mean),
-                interval(outcome, effect),
-                smallest(outcome, effect),
-                plot,
-            ]);
+            let [off, change, interval, smallest] = figures(outcome, effect);
+            table.row([outcome.name.to_owned(), off, change, interval, smallest, plot]);
         }
         text.push_str(&table.render());
         if judged.unknown > 0 {
@@ -360,6 +343,11 @@ impl<'a> Report<'a> {
         }
         text
     }
+}
+
+/// Rounds without a value of either.
+fn unknown(values: &[(f64, f64)]) -> usize {
+    values.iter().filter(|(off, on)| !off.is_finite() || !on.is_finite()).count()
 }
 
 /// Whether so many of all rounds are lost that there is no verdict.
@@ -383,6 +371,12 @@ pub(super) fn interval(outcome: &Outcome, effect: &Effect) -> String {
         (Some(low), Some(high)) => format!("{} to {}", signed(outcome, effect, low), signed(outcome, effect, high)),
         _ => "unknown".to_owned(),
     }
+}
+
+/// The value with homenode off, the change, its interval, and the smallest that shows.
+pub(super) fn figures(outcome: &Outcome, effect: &Effect) -> [String; 4] {
+    let off = outcome.shown(effect.off.unwrap_or(f64::NAN));
+    [off, change(outcome, effect, effect.mean), interval(outcome, effect), smallest(outcome, effect)]
 }
 
 /// The smallest effect that shows, without a sign.

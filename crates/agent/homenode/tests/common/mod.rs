@@ -1,0 +1,57 @@
+//! What several test programs share: tests with needs, and the real binary.
+#![allow(dead_code, reason = "each test program uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::process::{Child, Command, Output, Stdio};
+
+use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::Value;
+
+/// A test; skipped if there is a reason.
+pub fn trial(name: &str, skip: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || match skip {
+        Some(why) => Ok(Completion::ignored_with(why)),
+        None => {
+            test();
+            Ok::<_, Failed>(Completion::Completed)
+        }
+    })
+}
+
+/// Why a test that observes the machine cannot run.
+pub fn blind() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    let doctor = json(&homenode(&["doctor", "--json"]).stdout);
+    let missing = doctor["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
+    Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+}
+
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+pub fn homenode(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_else(|e| panic!("{e}: {}", text(bytes)))
+}
+
+/// A process that is killed when it is dropped.
+pub struct Ends(pub Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
