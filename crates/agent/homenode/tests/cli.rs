@@ -164,6 +164,12 @@ fn measuring_needs_a_file_that_can_be_written_and_enough_time() {
     assert!(err.contains("/no/such/dir/nodes.json") && err.contains("--output"), "{err}");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("nodes.json");
+    // A rename would put a file in the place of the link, as it would in that of /dev/stdout.
+    std::os::unix::fs::symlink("elsewhere", &file).unwrap();
+    let (code, _, err) = ends(&["nodes", "--measure", "--seconds", "0.02", "--output", file.to_str().unwrap()]);
+    assert!(code == 2 && err.contains("symbolic link"), "{code}: {err}");
+    assert!(fs::symlink_metadata(&file).unwrap().is_symlink());
+    fs::remove_file(&file).unwrap();
     let (code, _, err) =
         ends(&["nodes", "--measure", "--force", "--seconds", "0.02", "--output", file.to_str().unwrap()]);
     // Or memory is short here.

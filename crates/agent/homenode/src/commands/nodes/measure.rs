@@ -17,7 +17,7 @@ use measure::{MeasureError, Progress, Settings};
 use topology::measured::{Measured, Pair, Point};
 
 use crate::cli::NodesArgs;
-use crate::commands::plane;
+use crate::commands::{plane, replace};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
@@ -42,6 +42,7 @@ impl Draft {
         if path.is_dir() {
             return Err(Failure::new(Exit::Io, format!("cannot write {}", path.display()), "it is a directory"));
         }
+        replace::replaceable(path)?;
         let dir = path.parent().filter(|dir| usual.parent() == Some(dir) && !dir.exists());
         if let Some(dir) = dir {
             fs::create_dir_all(dir).map_err(|e| hint(Failure::io("create", dir, &e)))?;
