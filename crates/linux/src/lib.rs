@@ -15,6 +15,7 @@ pub mod affinity;
 pub mod allocation;
 pub mod births;
 pub mod block;
+pub mod clock;
 pub mod cpuset;
 pub mod files;
 pub mod heap;
