@@ -29,7 +29,7 @@ pub mod pages;
 pub mod patient;
 pub mod privileges;
 pub mod processor;
-mod random;
+pub mod random;
 pub mod reclaim;
 pub mod residency;
 pub mod threads;
