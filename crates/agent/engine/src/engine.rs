@@ -11,7 +11,7 @@ use crate::audit::Audit;
 use crate::grown::Grown;
 use crate::jobs::{Jobs, Spent};
 use crate::journal::{About, Entry, Event, Journal, unix_s};
-use crate::owned::OwnedTable;
+use crate::owned::{self, OwnedTable};
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
 use crate::rails::{Rail, Rails};
@@ -265,12 +265,7 @@ impl<P: Plane> Engine<P> {
 
     /// Ids of threads and processes that are bound by us.
     fn bound(&self) -> FxHashSet<u32> {
-        let id = |undo: &crate::Undo| match undo.subject {
-            Subject::Thread { tid, .. } => Some(tid),
-            Subject::Process { pid, .. } => Some(pid),
-            Subject::File { .. } => None,
-        };
-        self.owned.undos().iter().filter_map(id).collect()
+        self.owned.undos().iter().filter_map(|undo| owned::id(&undo.subject)).collect()
     }
 
     /// Sets the time to the end of the window. If the plane's clock stands still or goes back, time
