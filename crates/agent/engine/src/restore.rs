@@ -184,11 +184,10 @@ pub(crate) fn recover_owned<P: Plane>(
     for Job { comm, subject, from, to } in jobs {
         finished.copies += 1;
         finished.note(format!("the move of {subject} from node {from} to {to} was interrupted: what was moved stays"));
-        let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
         let why = Some("interrupted by a crash of homenode".to_owned());
         let (left, seconds) = (BTreeMap::new(), None);
         let event = Event::CopyEnded { from, to, bytes: 0, done: 0, left, seconds, why };
-        journal.add(&Entry { time, thread: Some(About::new(&subject, pid, &comm)), event });
+        journal.add(&Entry { time, thread: Some(About::new(&subject, 0, &comm)), event });
     }
     let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
     tracing::info!(restored, changed_by_others, gone, failed = failures, "recovered from an earlier run");
