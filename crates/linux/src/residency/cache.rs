@@ -171,10 +171,7 @@ impl Walk<'_> {
 
         let mut nodes = lock(&self.nodes);
         let mapped = self.arena.move_to_first(mapped, bytes);
-        let count = || {
-            count::mapping(mapped, (cached_pages * page_size()) as u64)
-                .map_err(|source| ResidencyError::Count { path: self.file.path.clone(), source })
-        };
+        let count = || count::mapping(mapped, (cached_pages * page_size()) as u64).map_err(self.failed(count::COUNT));
         let mut found = count()?;
         let entered = (total(&found) / page_size() as u64) as usize;
         if entered < cached_pages {

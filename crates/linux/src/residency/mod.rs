@@ -95,14 +95,6 @@ pub enum ResidencyError {
         /// The kind of file, such as `directory`.
         kind: &'static str,
     },
-    /// The kernel did not give its counts per node.
-    #[error("cannot count the cached pages of {} per node: {source}", path.display())]
-    Count {
-        /// The file.
-        path: PathBuf,
-        /// Cause, with its errno.
-        source: io::Error,
-    },
 }
 
 impl ResidencyError {
