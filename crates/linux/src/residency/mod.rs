@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use topology::NodeBytes;
 
 /// The place of a file's bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
     /// The path as given.
     pub path: PathBuf,
@@ -62,15 +62,7 @@ pub struct Residency {
 impl Residency {
     /// Nothing located yet.
     fn nothing(file: &open::Opened) -> Self {
-        Self {
-            path: file.path.clone(),
-            size: file.size,
-            resident: 0,
-            nodes: NodeBytes::default(),
-            dax: file.dax,
-            hidden: None,
-            notes: Vec::new(),
-        }
+        Self { path: file.path.clone(), size: file.size, dax: file.dax, ..Self::default() }
     }
 }
 

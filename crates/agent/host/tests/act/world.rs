@@ -1,6 +1,5 @@
 //! Real processes, made-up nodes, a scripted observer and policy.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child as Process, Command, Stdio};
@@ -12,8 +11,8 @@ use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
-use observe::{Cost, ObserveError, Observed, ObservedThread};
-use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
+use observe::{ObserveError, Observed, ObservedThread};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
 use topology::{CpuSet, Node, NodeId, ThreadId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
@@ -125,19 +124,7 @@ impl Observe for Scripted {
                 });
             }
         }
-        Ok(Observed {
-            time_s: self.clock,
-            window_s: 1.0,
-            threads,
-            node_cpu_s: BTreeMap::new(),
-            node_read: NodeBytes::default(),
-            node_write: NodeBytes::default(),
-            files: Vec::new(),
-            births_lost: true,
-            notes: Vec::new(),
-            tasks: 0,
-            cost: Cost::default(),
-        })
+        Ok(Observed { time_s: self.clock, window_s: 1.0, threads, births_lost: true, ..Observed::default() })
     }
 
     fn watch(&mut self, _: ThreadId) -> Result<(), ObserveError> {
