@@ -10,7 +10,7 @@ use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::grown::Grown;
 use crate::jobs::{Jobs, Spent};
-use crate::journal::{About, Entry, Event, Journal, unix_s};
+use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
 use crate::owned::{self, OwnedTable};
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
@@ -252,9 +252,9 @@ impl<P: Plane> Engine<P> {
             true => self.move_back(stop, &mut finished),
             false => self.say_what_stays(&mut finished),
         }
-        let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
-        tracing::info!(restored, changed_by_others, gone, failed = failures, "finished");
-        self.write(None, Event::Stopped { restored, changed_by_others, gone, failed: failures });
+        let counts = Counts::from(&finished);
+        tracing::info!(?counts, "finished");
+        self.write(None, Event::Stopped(counts));
         let written = self.disk.as_mut().map(|disk| disk.journal.flush());
         for error in [written, stored].into_iter().flatten().filter_map(Result::err) {
             tracing::error!("{error}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustc_hash::FxHashSet;
 
-use crate::journal::{About, Entry, Event, Journal, unix_s};
+use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
 use crate::state::file::StateFile;
 use crate::state::records::{Job, Owned};
 use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone};
@@ -189,10 +189,9 @@ pub(crate) fn recover_owned<P: Plane>(
         let event = Event::CopyEnded { from, to, bytes: 0, done: 0, left, seconds, why };
         journal.add(&Entry { time, thread: Some(About::new(&subject, 0, &comm)), event });
     }
-    let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
-    tracing::info!(restored, changed_by_others, gone, failed = failures, "recovered from an earlier run");
-    let event = Event::Recovered { restored, changed_by_others, gone, failed: failures };
-    journal.add(&Entry { time, thread: None, event });
+    let counts = Counts::from(&finished);
+    tracing::info!(?counts, "recovered from an earlier run");
+    journal.add(&Entry { time, thread: None, event: Event::Recovered(counts) });
     if let Err(error) = journal.flush() {
         finished.note(error.to_string());
     }
