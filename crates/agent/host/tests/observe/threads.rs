@@ -117,9 +117,7 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
 
     // A custom affinity shows.
     let (seen, _) = watch_one(&mut observer, move || {
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(rustix::thread::sched_getcpu());
-        rustix::thread::sched_setaffinity(None, &one)?;
+        pin(&CpuSet::from_iter([rustix::thread::sched_getcpu() as u32]))?;
         spin()
     })?;
     let thread = seen.thread.ok_or("the thread was not reported")?;
