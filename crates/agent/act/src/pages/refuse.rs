@@ -1,13 +1,11 @@
 //! Reasons for which files are not moved.
 
-use std::io;
 use std::path::Path;
 
 use linux::memory::{self, Room};
 use linux::pages::{MOVE_ALL, move_pages};
-use linux::reclaim;
 use linux::residency::open::{Fs, Opened};
-use linux::threads::field;
+use linux::{processor, reclaim};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::FileMoveError;
@@ -36,20 +34,18 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
         };
         return refused(reason, why.to_owned(), Some(e));
     }
-    match allowed(Path::new("/proc")) {
-        Ok(Some(allowed)) if !allowed.contains(to.0) => {
+    match allowed() {
+        Some(allowed) if !allowed.contains(to.0) => {
             let why = format!("the cpuset of homenode allows it memory on nodes {allowed} only (Mems_allowed)");
             refused("cpuset", why, None)
         }
-        Ok(_) => Ok(()),
-        Err(e) => refused("cpuset", "the nodes that homenode may use are unknown".to_owned(), Some(e)),
+        _ => Ok(()),
     }
 }
 
-/// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
-pub(crate) fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
-    let status = std::fs::read_to_string(proc_root.join("thread-self/status"))?;
-    field(&status, "Mems_allowed_list").map(|list| list.parse().map_err(io::Error::other)).transpose()
+/// The nodes whose memory this thread may use. Unknown is no refusal: the kernel has the last word.
+pub(crate) fn allowed() -> Option<CpuSet> {
+    processor::allowed(Path::new("/proc"), "Mems_allowed_list")
 }
 
 /// Refuses files whose pages are not in the page cache: a word, and why.
