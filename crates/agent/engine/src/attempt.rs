@@ -226,7 +226,7 @@ impl<P: Plane> Engine<P> {
             HeldBack { rail: Rail::DryRun, .. } => _ = self.rails.made(subject, from, to),
             HeldBack { rail, .. } => {
                 if attempt.passed {
-                    self.rails.not_tried();
+                    self.rails.give_back();
                 }
                 if attempt.passed || matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
                     self.settled.owe(*subject);
@@ -237,7 +237,7 @@ impl<P: Plane> Engine<P> {
                 self.settled.owe(*subject);
             }
             NotWritten { .. } => {
-                self.rails.not_tried();
+                self.rails.give_back();
                 self.settled.owe(*subject);
             }
             Gone => self.rails.gone(subject),
