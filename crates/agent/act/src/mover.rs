@@ -75,8 +75,10 @@ impl Moved {
 #[derive(Debug)]
 pub struct Mover {
     threads: Threads,
-    defaults: Defaults,
-    rules: Rules,
+    /// Default affinities.
+    pub(crate) defaults: Defaults,
+    /// The rules in force.
+    pub(crate) rules: Rules,
     moved: FxHashMap<ThreadId, Moved>,
     /// The masks found when the moves of this window were prepared.
     prepared: FxHashMap<ThreadId, CpuSet>,
@@ -140,31 +142,6 @@ impl Mover {
     /// Threads as procfs shows them.
     pub fn threads(&self) -> &Threads {
         &self.threads
-    }
-
-    /// The CPUs that were online when it was last looked.
-    pub fn online(&self) -> &CpuSet {
-        self.defaults.online()
-    }
-
-    /// Default affinities.
-    pub fn defaults(&mut self) -> &mut Defaults {
-        &mut self.defaults
-    }
-
-    /// The sysfs.
-    pub fn sys_root(&self) -> &Path {
-        self.defaults.sys_root()
-    }
-
-    /// The default affinity of a thread, read now.
-    pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
-        self.defaults.of(tid)
-    }
-
-    /// The rules in force.
-    pub fn rules(&self) -> Rules {
-        self.rules
     }
 
     /// A thread that has our value, or recently did.

@@ -116,7 +116,7 @@ fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, P
         move || MemoryMove::new(&proc_root, process, to)
     };
     let work = patient::ask(pid, MEMORY, new).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
-    let room = memory::room(mover.sys_root(), to).map(|room| room.free.saturating_add(room.unused));
+    let room = memory::room(mover.defaults.sys_root(), to).map(|room| room.free.saturating_add(room.unused));
     let Some(room) = room.filter(|room| *room < work.copied().total) else {
         return Ok(work);
     };
