@@ -25,7 +25,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use crate::clock::{self, ClockId};
 
 /// How long an answer is awaited. procfs answers in microseconds; a busy machine lets a thread wait
 /// for a tenth of a second.
@@ -207,8 +207,7 @@ impl Drop for End {
 
 /// CPU time of the calling thread.
 fn own_cpu_ns() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
+    clock::ns(ClockId::ThreadCPUTime)
 }
 
 #[cfg(test)]

@@ -81,9 +81,10 @@ fn kib(text: &str) -> Option<u64> {
     text.trim().strip_suffix('K')?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The kernel's list of what this process may use (`Cpus_allowed_list`, `Mems_allowed_list`).
+/// The kernel's list of what this thread may use (`Cpus_allowed_list`, `Mems_allowed_list`);
+/// `None` on a kernel without cpusets, or if it cannot be read.
 pub fn allowed(proc_root: &Path, what: &str) -> Option<topology::CpuSet> {
-    let status = fs::read_to_string(proc_root.join("self/status")).ok()?;
+    let status = fs::read_to_string(proc_root.join("thread-self/status")).ok()?;
     field(&status, what)?.trim().parse().ok()
 }
 

@@ -1,12 +1,27 @@
-//! Random numbers of the kernel, for places of samples.
+//! Random numbers of the kernel.
+
+use std::io;
+
+use rustix::rand::{GetRandomFlags, getrandom};
 
 /// A random number from 0 to 1, from the kernel: four bytes a cycle.
 pub fn random() -> f64 {
     let mut bytes = [0u8; 4];
-    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::INSECURE) {
+    match getrandom(&mut bytes, GetRandomFlags::INSECURE) {
         Ok(_) => f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX),
         Err(_) => 0.5,
     }
+}
+
+/// A random number that nobody can guess.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn secret() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

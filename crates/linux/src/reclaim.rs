@@ -22,6 +22,8 @@ use std::path::Path;
 
 use topology::NodeId;
 
+use crate::named;
+
 /// The kernel threads that keep memory of each node free, by process id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kswapds(BTreeMap<NodeId, u32>);
@@ -94,9 +96,7 @@ pub fn read(
     nodes: &[NodeId],
     kswapds: &Kswapds,
 ) -> io::Result<BTreeMap<NodeId, Counts>> {
-    let text = |path: &Path| {
-        fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))
-    };
+    let text = |path: &Path| fs::read_to_string(path).map_err(|e| named(path.display(), e));
     let zones = zones(&text(&proc_root.join("zoneinfo"))?);
     let machine = text(&proc_root.join("vmstat"))?;
     let mut all = BTreeMap::new();
@@ -121,6 +121,12 @@ pub fn read(
         );
     }
     Ok(all)
+}
+
+/// Pages that the kernel wants to be free on a node ([`Counts::high`]); `None` where procfs does not
+/// tell.
+pub fn high_watermark(proc_root: &Path, node: NodeId) -> Option<u64> {
+    zones(&fs::read_to_string(proc_root.join("zoneinfo")).ok()?).get(&node)?.high
 }
 
 /// The sum of these counters; `None` if the text has none of them.
@@ -235,6 +241,7 @@ Node 2, zone  Movable
             demoted: 9,
         };
         assert_eq!((before[&NodeId(0)], before[&NodeId(2)]), (node0, node2));
+        assert_eq!([0, 2, 3].map(|node| high_watermark(&proc, NodeId(node))), [Some(9590), Some(32), None]);
 
         let scanned = |kswapds: &Kswapds, before: &BTreeMap<NodeId, Counts>| {
             let now = read(kswapds);

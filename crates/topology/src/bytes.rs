@@ -3,9 +3,10 @@
 //! A thread touches one or two nodes in a window, whatever the machine's size. A sorted inline
 //! array therefore beats a map, and a snapshot of 100,000 threads needs no allocation per thread.
 
+use std::collections::BTreeMap;
+
 use crate::NodeId;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
@@ -74,23 +75,7 @@ impl Serialize for NodeBytes {
 
 impl<'de> Deserialize<'de> for NodeBytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = NodeBytes;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object from node id to bytes, such as {\"0\":4096}")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NodeBytes, A::Error> {
-                let mut bytes = NodeBytes::default();
-                while let Some((node, n)) = map.next_entry()? {
-                    bytes.add(node, n);
-                }
-                Ok(bytes)
-            }
-        }
-        deserializer.deserialize_map(Entries)
+        Ok(BTreeMap::<NodeId, u64>::deserialize(deserializer)?.into_iter().collect())
     }
 }
 
@@ -100,6 +85,6 @@ impl JsonSchema for NodeBytes {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        <std::collections::BTreeMap<NodeId, u64>>::json_schema(generator)
+        <BTreeMap<NodeId, u64>>::json_schema(generator)
     }
 }

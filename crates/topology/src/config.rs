@@ -8,9 +8,8 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{Error, Visitor};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{NodeId, Topology, TopologyError};
@@ -85,43 +84,25 @@ fn parse_bandwidth(text: &str) -> Option<f64> {
     Some(number.trim().parse::<f64>().ok()? * factor)
 }
 
+/// What a bandwidth can be written as.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "not a number of bytes per second, nor text such as \"6.8 GB/s\"")]
+enum Written {
+    Number(f64),
+    Text(String),
+}
+
 fn bandwidth<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    struct Bandwidth;
-
-    fn check<E: Error>(value: Option<f64>, shown: impl fmt::Display) -> Result<Option<f64>, E> {
-        match value.filter(|v| is_bandwidth(*v)) {
-            Some(value) => Ok(Some(value)),
-            None => Err(E::custom(format!(
-                "`{shown}` is not a bandwidth: a positive number of bytes per second, or text such as \"6.8 GB/s\""
-            ))),
-        }
+    let (value, shown) = match Written::deserialize(deserializer)? {
+        Written::Number(value) => (Some(value), value.to_string()),
+        Written::Text(text) => (parse_bandwidth(&text), text),
+    };
+    match value.filter(|value| is_bandwidth(*value)) {
+        None => Err(D::Error::custom(format!(
+            "`{shown}` is not a bandwidth: a positive number of bytes per second, or text such as \"6.8 GB/s\""
+        ))),
+        known => Ok(known),
     }
-
-    impl Visitor<'_> for Bandwidth {
-        type Value = Option<f64>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("bytes per second, or text such as \"6.8 GB/s\"")
-        }
-
-        fn visit_f64<E: Error>(self, value: f64) -> Result<Self::Value, E> {
-            check(Some(value), value)
-        }
-
-        fn visit_u64<E: Error>(self, value: u64) -> Result<Self::Value, E> {
-            check(Some(value as f64), value)
-        }
-
-        fn visit_i64<E: Error>(self, value: i64) -> Result<Self::Value, E> {
-            check(Some(value as f64), value)
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-            check(parse_bandwidth(text), text)
-        }
-    }
-
-    deserializer.deserialize_any(Bandwidth)
 }
 
 #[cfg(test)]

@@ -1,18 +1,46 @@
 //! Machines of many shapes, whole and damaged, read from directories in the kernel's formats.
+//!
+//! `tests/fixtures` holds each machine as files, as `homenode nodes --capture` writes it. Tests of
+//! other crates use them, too.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod machines;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use machines::{all, fixture};
 use topology::config::NodeConfig;
 use topology::{CpuSet, MemoryKind, NodeId, Region, TierSource, Topology, capture, sysfs};
 
 const GIB: u64 = 1 << 30;
+
+/// The directory of a machine.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The names of all machines.
+fn all() -> impl Iterator<Item = String> {
+    fs::read_dir(fixture("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap())
+}
+
+/// Copies a machine to a directory, with links as links.
+fn copy(machine: &str, to: &Path) {
+    assert!(Command::new("cp").arg("-rT").arg(fixture(machine)).arg(to).status().unwrap().success());
+}
+
+/// A copy of a machine, with these files more.
+fn with(machine: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    copy(machine, dir.path());
+    for (file, text) in files {
+        let path = dir.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    dir
+}
 
 fn read(name: &str) -> Topology {
     sysfs::read(&fixture(name)).unwrap()
@@ -54,20 +82,6 @@ fn tree(dir: &Path) -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn fixtures_match_their_description() {
-    for machine in all() {
-        let dir = tempfile::tempdir().unwrap();
-        machine.write(dir.path());
-        let kept = fixture(machine.name);
-        if std::env::var_os("HOMENODE_WRITE_FIXTURES").is_some() {
-            let _ = fs::remove_dir_all(&kept);
-            machine.write(&kept);
-        }
-        assert_eq!(tree(&kept), tree(dir.path()), "{}", machine.name);
-    }
-}
-
-#[test]
 fn one_node() {
     let machine = read("one-node");
     assert_eq!(shape(&machine), [(0, "0-7".into(), 16, MemoryKind::Dram)]);
@@ -75,6 +89,7 @@ fn one_node() {
     assert_eq!(machine.regions, []);
 }
 
+/// It has no directory of nodes.
 #[test]
 fn a_kernel_without_numa_is_one_node() {
     let machine = read("no-numa");
@@ -129,6 +144,7 @@ fn epyc_with_four_nodes_per_socket() {
     }
 }
 
+/// They interleave CPU numbers inside a socket, so lists are long and not ranges.
 #[test]
 fn sub_numa_clusters() {
     let machine = read("sub-numa-clusters");
@@ -144,6 +160,8 @@ fn a_cxl_node_has_memory_and_no_cpus() {
     let machine = read("cxl-cpuless");
     assert_eq!(shape(&machine)[2], (2, String::new(), 256, MemoryKind::CpuLess));
     assert_eq!(machine.distance(NodeId(2), NodeId(1)), Some(24));
+    // region0 is onlined as node 2; region1 has no DAX device yet, its memory device is near node 1;
+    // region2 is not set up.
     let region = |name: &str, node, start, size| Region {
         name: name.into(),
         node: Some(NodeId(node)),
@@ -157,12 +175,8 @@ fn a_cxl_node_has_memory_and_no_cpus() {
 }
 
 /// The tier of each node, and what tells it, of the machine with CXL memory and these files more.
-fn tiers(more: &[(&'static str, &'static str)]) -> Vec<(u32, TierSource)> {
-    let mut machine = all().into_iter().find(|machine| machine.name == "cxl-cpuless").unwrap();
-    machine.files.retain(|(file, _)| !file.contains("/initiators/"));
-    machine.files.extend_from_slice(more);
-    let dir = tempfile::tempdir().unwrap();
-    machine.write(dir.path());
+fn tiers(more: &[(&str, &str)]) -> Vec<(u32, TierSource)> {
+    let dir = with("cxl-cpuless", more);
     let tier = |node: topology::Node| node.tier.map(|tier| (tier.rank, tier.from)).unwrap();
     sysfs::read(dir.path()).unwrap().nodes.into_iter().map(tier).collect()
 }
@@ -195,6 +209,7 @@ fn tiers_come_from_what_speaks_of_all_nodes() {
     assert_eq!(tiers(&latency(["80\n", "85\n", "0\n"]))[2], (1, Cpus));
 }
 
+/// As POWER numbers its sockets.
 #[test]
 fn ids_can_be_sparse() {
     let machine = read("sparse-ids");
@@ -231,6 +246,7 @@ fn persistent_memory_has_a_node_a_range_and_devices() {
             size,
             devices: vec!["pmem1.1s".into(), "pmem1".into()],
         },
+        // Its firmware says no node, and its range only root may read.
         Region { name: "region10".into(), node: None, start: None, size: 256 << 20, devices: vec![] },
     ];
     assert_eq!(machine.regions, expected);
@@ -240,6 +256,7 @@ fn persistent_memory_has_a_node_a_range_and_devices() {
 fn offline_cpus_belong_to_their_node() {
     let machine = read("offline-cpus");
     let nodes: Vec<_> = machine.nodes.iter().map(|n| (n.cpus.clone(), n.offline_cpus.clone(), n.memory)).collect();
+    // All CPUs of the second are offline: it still is a node with CPUs.
     let expected = [(cpus("0-2"), cpus("3"), MemoryKind::Dram), (cpus(""), cpus("4-5"), MemoryKind::Dram)];
     assert_eq!(nodes, expected);
     assert_eq!(machine.node_of_cpu(4), None);
@@ -247,8 +264,7 @@ fn offline_cpus_belong_to_their_node() {
 
 /// The error of reading a copy of `two-sockets-pmem` with one file replaced or removed.
 fn damaged(file: &str, text: Option<&[u8]>) -> String {
-    let dir = tempfile::tempdir().unwrap();
-    all().iter().find(|m| m.name == "two-sockets-pmem").unwrap().write(dir.path());
+    let dir = with("two-sockets-pmem", &[]);
     let path = dir.path().join(file);
     match text {
         Some(text) => fs::write(&path, text).unwrap(),
@@ -308,8 +324,7 @@ fn errors_show_text_that_no_kernel_prints() {
 
 #[test]
 fn a_node_without_its_directory_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
-    all().iter().find(|m| m.name == "two-sockets").unwrap().write(dir.path());
+    let dir = with("two-sockets", &[]);
     fs::remove_dir_all(dir.path().join("devices/system/node/node1")).unwrap();
     let error = sysfs::read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("node1/cpulist: No such file or directory (os error 2)"), "{error}");
@@ -336,9 +351,8 @@ fn unprivileged<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T 
 
 /// A machine on disk with a `file` that only root may read.
 fn closed(machine: &str, file: &str) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = with(machine, &[]);
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    all().iter().find(|m| m.name == machine).unwrap().write(dir.path());
     fs::set_permissions(dir.path().join(file), fs::Permissions::from_mode(0o000)).unwrap();
     dir
 }
@@ -365,12 +379,12 @@ fn a_physical_range_that_only_root_may_read_is_unknown() {
 
 #[test]
 fn a_capture_of_a_capture_is_the_same_machine() {
-    for machine in all() {
+    for name in all() {
         let dir = tempfile::tempdir().unwrap();
         let to = dir.path().join("capture");
-        let captured = capture::capture(&fixture(machine.name), &to).unwrap();
-        assert_eq!(captured.topology, read(machine.name));
-        assert_eq!(sysfs::read(&to).unwrap(), captured.topology, "{}", machine.name);
+        let captured = capture::capture(&fixture(&name), &to).unwrap();
+        assert_eq!(captured.topology, read(&name));
+        assert_eq!(sysfs::read(&to).unwrap(), captured.topology, "{name}");
         assert_eq!(captured.files, tree(&to).len());
     }
 }
@@ -417,7 +431,7 @@ fn a_capture_that_cannot_be_written_is_removed() {
     fs::set_permissions(&empty, fs::Permissions::from_mode(0o555)).unwrap();
     // The fixtures may be in a directory that other users cannot enter.
     let sys = dir.path().join("sys");
-    all().iter().find(|m| m.name == "two-sockets").unwrap().write(&sys);
+    copy("two-sockets", &sys);
     let to = empty.clone();
     let error = unprivileged(move || capture::capture(&sys, &to)).unwrap_err().to_string();
     assert!(error.contains("cannot write") && error.contains("os error 13"), "{error}");
@@ -434,29 +448,17 @@ fn configured_bandwidth_reaches_its_node_and_no_other() {
     assert_eq!(machine.nodes[0].read_bw_max, None);
 }
 
-/// A copy of a machine, with these files below its node directory.
-fn with(machine: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    all().iter().find(|m| m.name == machine).unwrap().write(dir.path());
-    for (file, text) in files {
-        let path = dir.path().join("devices/system/node").join(file);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-    }
-    dir
-}
-
 #[test]
 fn the_firmware_tells_bandwidth_as_the_nearest_cpu_gets_it() {
     // Node 0 as a kernel before 5.11 shows it; node 1 has a device nearer than any CPU.
     let dir = with(
         "two-sockets",
         &[
-            ("node0/access0/initiators/read_bandwidth", "131072\n"),
-            ("node0/access0/initiators/write_bandwidth", "65536\n"),
-            ("node1/access0/initiators/read_bandwidth", "999999\n"),
-            ("node1/access1/initiators/read_bandwidth", "6800\n"),
-            ("node1/access1/initiators/write_bandwidth", "0\n"),
+            ("devices/system/node/node0/access0/initiators/read_bandwidth", "131072\n"),
+            ("devices/system/node/node0/access0/initiators/write_bandwidth", "65536\n"),
+            ("devices/system/node/node1/access0/initiators/read_bandwidth", "999999\n"),
+            ("devices/system/node/node1/access1/initiators/read_bandwidth", "6800\n"),
+            ("devices/system/node/node1/access1/initiators/write_bandwidth", "0\n"),
         ],
     );
     let mut machine = sysfs::read(dir.path()).unwrap();
@@ -469,7 +471,7 @@ fn the_firmware_tells_bandwidth_as_the_nearest_cpu_gets_it() {
     // A capture has these files, too.
     let copy = tempfile::tempdir().unwrap();
     assert_eq!(capture::capture(dir.path(), copy.path()).unwrap().topology.nodes[1].read_bw_max, Some(6.8e9));
-    let dir = with("two-sockets", &[("node0/access0/initiators/read_bandwidth", "fast\n")]);
+    let dir = with("two-sockets", &[("devices/system/node/node0/access0/initiators/read_bandwidth", "fast\n")]);
     let error = sysfs::read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("read_bandwidth") && error.contains("MB/s"), "{error}");
 }
@@ -516,8 +518,8 @@ fn a_wrong_configuration_changes_nothing() {
 
 #[test]
 fn a_topology_survives_json() {
-    for machine in all() {
-        let machine = read(machine.name);
+    for name in all() {
+        let machine = read(&name);
         let json = serde_json::to_string(&machine).unwrap();
         assert_eq!(serde_json::from_str::<Topology>(&json).unwrap(), machine);
     }

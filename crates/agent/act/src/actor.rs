@@ -118,7 +118,7 @@ impl<B: Births> Actor<B> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
         let mut moves = DataMoves::new(&settings.proc_root, worker);
         if settings.move_back {
-            moves.keep_ways_back();
+            moves.jobs.keep_ways_back();
         }
         Ok(Self {
             machine: Machine::new(topology, settings.sys_root.clone(), settings.fixed_nodes),

@@ -57,7 +57,7 @@ struct Seen {
 }
 
 /// Moves of files and processes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DataMoves {
     /// The moves that copy.
     pub jobs: Jobs,
@@ -177,24 +177,7 @@ impl DataMoves {
     /// No moves yet, on the machine whose procfs is mounted here. With a worker also of files on
     /// DAX.
     pub fn new(proc_root: &Path, worker: Option<PrivilegedWorker>) -> Self {
-        Self {
-            jobs: Jobs::default(),
-            proc_root: proc_root.to_owned(),
-            seen: FxHashMap::default(),
-            processes: FxHashMap::default(),
-            files: FxHashMap::default(),
-            open: FxHashMap::default(),
-            latest: VecDeque::new(),
-            ended: Vec::new(),
-            worker,
-            copies: FxHashMap::default(),
-            forgotten: None,
-        }
-    }
-
-    /// Remembers from now on where data was that copies move.
-    pub fn keep_ways_back(&mut self) {
-        self.jobs.keep_ways_back();
+        Self { proc_root: proc_root.to_owned(), worker, ..Self::default() }
     }
 
     /// The moves of files that have ended since the last call.

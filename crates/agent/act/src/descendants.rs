@@ -111,7 +111,7 @@ fn narrowed<'a>(
     let found = candidates.find(|(ours, _)| {
         mask.is_subset(ours)
             && default
-                .get_or_insert_with(|| mover.default_of(tid).ok())
+                .get_or_insert_with(|| mover.defaults.of(tid).ok())
                 .as_ref()
                 .is_some_and(|default| *mask == ours.intersection(default))
     })?;

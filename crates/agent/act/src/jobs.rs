@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::{JobId, JobState, Progress};
+use linux::clock::{self, ClockId};
 use rustc_hash::FxHashSet;
 
 use crate::copying::{Back, Copied, Copying};
@@ -321,12 +322,6 @@ fn copy(mut work: Box<dyn Copying>, shared: &Shared, limits: &Limits) -> JobStat
     state
 }
 
-/// CPU time of the calling thread.
-fn thread_cpu_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64)
-}
-
 fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
     loop {
         if shared.stop.load(Ordering::Relaxed) {
@@ -336,11 +331,12 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
         let share = limits.share();
         let step = share.map_or(STEP_BYTES, |rate| (rate as f64 * STEP.as_secs_f64()) as u64).clamp(1, STEP_BYTES);
         let before = work.copied().copied();
-        let cpu = thread_cpu_ns();
+        let cpu = clock::ns(ClockId::ThreadCPUTime);
         shared.busy(Some(began));
         let over = work.step(step);
         shared.busy(None);
-        limits.cpu_ns.fetch_add(thread_cpu_ns().saturating_sub(cpu), Ordering::Relaxed);
+        let cpu = clock::ns(ClockId::ThreadCPUTime).saturating_sub(cpu);
+        limits.cpu_ns.fetch_add(cpu, Ordering::Relaxed);
         let copied = work.copied();
         let moved = copied.copied().saturating_sub(before);
         shared.set(Some(copied), None);
@@ -424,8 +420,8 @@ mod tests {
         struct Busy(u64);
         impl Copying for Busy {
             fn step(&mut self, _: u64) -> io::Result<bool> {
-                let until = thread_cpu_ns() + 5_000_000;
-                while thread_cpu_ns() < until {}
+                let until = clock::ns(ClockId::ThreadCPUTime) + 5_000_000;
+                while clock::ns(ClockId::ThreadCPUTime) < until {}
                 self.0 += 1;
                 Ok(self.0 == 4)
             }

@@ -4,12 +4,12 @@ use std::io;
 use std::path::Path;
 
 use engine::{Masks, PlaneError, Subject, Undo, Undone};
+use linux::clock::{self, ClockId};
 use linux::threads::{Open, Stat, Threads, as_shown, is_gone};
 use linux::{affinity, cpuset};
 use placement::Move;
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use topology::{CpuSet, NodeId, ThreadId, Topology};
 
 use super::defaults::Defaults;
@@ -75,8 +75,10 @@ impl Moved {
 #[derive(Debug)]
 pub struct Mover {
     threads: Threads,
-    defaults: Defaults,
-    rules: Rules,
+    /// Default affinities.
+    pub(crate) defaults: Defaults,
+    /// The rules in force.
+    pub(crate) rules: Rules,
     moved: FxHashMap<ThreadId, Moved>,
     /// The masks found when the moves of this window were prepared.
     prepared: FxHashMap<ThreadId, CpuSet>,
@@ -142,31 +144,6 @@ impl Mover {
         &self.threads
     }
 
-    /// The CPUs that were online when it was last looked.
-    pub fn online(&self) -> &CpuSet {
-        self.defaults.online()
-    }
-
-    /// Default affinities.
-    pub fn defaults(&mut self) -> &mut Defaults {
-        &mut self.defaults
-    }
-
-    /// The sysfs.
-    pub fn sys_root(&self) -> &Path {
-        self.defaults.sys_root()
-    }
-
-    /// The default affinity of a thread, read now.
-    pub fn default_of(&self, tid: u32) -> io::Result<CpuSet> {
-        self.defaults.of(tid)
-    }
-
-    /// The rules in force.
-    pub fn rules(&self) -> Rules {
-        self.rules
-    }
-
     /// A thread that has our value, or recently did.
     pub fn moved(&self, key: ThreadId) -> Option<&Moved> {
         self.moved.get(&key)
@@ -226,8 +203,8 @@ impl Mover {
         let ours = self.target(topology, to, &if given { before.intersection(&default) } else { default })?;
         let first_differs = tid != pid && mask_of(pid).is_ok_and(|first| first != ours);
         self.prepared.insert(thread, mask);
-        let context =
-            MoveContext { at: now_ns(), session: stat.session, cgroup: cpuset::group_name(&cgroups), first_differs };
+        let at = as_shown(clock::ns(ClockId::Boottime));
+        let context = MoveContext { at, session: stat.session, cgroup: cpuset::group_name(&cgroups), first_differs };
         let subject = subject_of(thread);
         let masks = Some(Masks { before, ours, unbound });
         Ok(Undo { subject, pid, masks, payload: context.payload() })
@@ -389,12 +366,6 @@ impl Mover {
 /// The sentence about a thread that keeps its own affinity.
 pub fn own_affinity(mask: &CpuSet) -> String {
     format!("has an affinity of its own: {mask}")
-}
-
-/// The time now, as start times are.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    as_shown(u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// The thread of a record.

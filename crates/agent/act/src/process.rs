@@ -40,7 +40,7 @@ const LOOKS: usize = 16;
 const MOST_THREADS: usize = 2_000;
 
 /// A process on its way to a node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ProcessMove {
     id: ProcessId,
     to: NodeId,
@@ -82,7 +82,7 @@ pub fn prepare(
         return Err(PlaneError::refused("not_a_process", format!("is a thread of process {}", status.process)));
     }
     let id = stat.process();
-    let mut process = ProcessMove::new(id, to);
+    let mut process = ProcessMove { id, to, ..ProcessMove::default() };
     process.look(mover, topology)?;
     if process.ready.is_empty() && !process.left.iter().any(|(tid, _)| runs_on(*tid, &node.cpus)) {
         return Err(match process.left.first() {
@@ -116,7 +116,7 @@ fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, P
         move || MemoryMove::new(&proc_root, process, to)
     };
     let work = patient::ask(pid, MEMORY, new).map_err(unreadable)?.ok_or_else(|| gone(pid))?;
-    let room = memory::room(mover.sys_root(), to).map(|room| room.free.saturating_add(room.unused));
+    let room = memory::room(mover.defaults.sys_root(), to).map(|room| room.free.saturating_add(room.unused));
     let Some(room) = room.filter(|room| *room < work.copied().total) else {
         return Ok(work);
     };
@@ -132,19 +132,6 @@ fn memory(mover: &Mover, process: ProcessId, to: NodeId) -> Result<MemoryMove, P
 }
 
 impl ProcessMove {
-    fn new(id: ProcessId, to: NodeId) -> Self {
-        Self {
-            id,
-            to,
-            memory: None,
-            left: Vec::new(),
-            bound: Vec::new(),
-            given: Given::default(),
-            ready: Vec::new(),
-            seen: FxHashSet::default(),
-        }
-    }
-
     /// Binds the threads to the node, new ones too. Calls `write` with the records of the threads
     /// that are to be bound next; they are bound when it returns. Returns how many are bound. After
     /// an error, undo what [`bound`](Self::bound) lists.
@@ -343,7 +330,7 @@ mod tests {
                 }),
                 payload: context.payload(),
             };
-            let mut process = ProcessMove::new(id, to);
+            let mut process = ProcessMove { id, to, ..ProcessMove::default() };
             (0..bound).map(record).for_each(|undo| process.is_bound(undo));
             let before = LOOKS.with(std::cell::Cell::get);
             start(8);
@@ -362,7 +349,8 @@ mod tests {
             Mover::new(Path::new("/proc"), Path::new("/sys"), super::super::mover::Rules::default()).unwrap();
         let topology = Topology { nodes: Vec::new(), regions: Vec::new() };
         let pid = std::process::id();
-        let mut process = ProcessMove::new(mover.threads().stat(pid).unwrap().unwrap().process(), NodeId(0));
+        let id = mover.threads().stat(pid).unwrap().unwrap().process();
+        let mut process = ProcessMove { id, ..ProcessMove::default() };
         process.seen.extend((0..=MOST_THREADS as u32).map(|n| ThreadId { tid: u32::MAX - n, start_ns: 0 }));
         process.look(&mut mover, &topology).unwrap();
         assert_eq!((process.ready.len(), process.left.len(), process.seen.len()), (0, 0, MOST_THREADS + 1));

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::jobs::{JobId, Progress};
-use crate::journal::{About, Event};
+use crate::journal::{About, Decided, Event};
 use crate::rails::Rail;
 use crate::state::records::{Job, Record};
 use crate::{Plane, PlaneError, Undo};
@@ -169,8 +169,8 @@ impl MoveEvent {
             Self::Refused { reason, why } => Event::Refused { from, to, reason, why },
             Self::Dropped { reason, why } => Event::Refused { from, to, reason: reason.to_owned(), why },
             Self::Gone => Event::Gone,
-            Self::Applied => Event::Moved { from, to, reason, why: decided.to_string(), remote_share },
-            Self::Started => Event::CopyStarted { from, to, reason, why: decided.to_string(), remote_share },
+            Self::Applied => Event::Moved(Decided { from, to, reason, why: decided.to_string(), remote_share }),
+            Self::Started => Event::CopyStarted(Decided { from, to, reason, why: decided.to_string(), remote_share }),
             Self::Progress(p) => Event::CopyProgress { bytes: p.bytes, done: p.done, failed: p.failed() },
             Self::Ended { progress: Progress { bytes, done, left, .. }, seconds, why } => {
                 Event::CopyEnded { from, to, bytes, done, left, seconds: Some(seconds), why }
@@ -226,7 +226,7 @@ impl<P: Plane> Engine<P> {
             HeldBack { rail: Rail::DryRun, .. } => _ = self.rails.made(subject, from, to),
             HeldBack { rail, .. } => {
                 if attempt.passed {
-                    self.rails.not_tried();
+                    self.rails.give_back();
                 }
                 if attempt.passed || matches!(rail, Rail::Rate | Rail::Backoff | Rail::Full | Rail::BytesPerDay) {
                     self.settled.owe(*subject);
@@ -237,7 +237,7 @@ impl<P: Plane> Engine<P> {
                 self.settled.owe(*subject);
             }
             NotWritten { .. } => {
-                self.rails.not_tried();
+                self.rails.give_back();
                 self.settled.owe(*subject);
             }
             Gone => self.rails.gone(subject),

@@ -18,13 +18,13 @@ const PATIENCE: u32 = 10;
 
 /// File bytes read, and those of them that came from another node.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bytes {
+pub(crate) struct Bytes {
     read: u64,
     remote: u64,
 }
 
 impl Bytes {
-    fn of_thread(thread: &Thread) -> Self {
+    pub(crate) fn of_thread(thread: &Thread) -> Self {
         Self { read: thread.read_bytes.total(), remote: thread.remote_bytes() }
     }
 
@@ -33,12 +33,12 @@ impl Bytes {
         Self { read, remote: read.saturating_sub(used.read_bytes.get(thread.node)) }
     }
 
-    fn add(&mut self, more: Self) {
+    pub(crate) fn add(&mut self, more: Self) {
         self.read = self.read.saturating_add(more.read);
         self.remote = self.remote.saturating_add(more.remote);
     }
 
-    fn remote_share(self) -> Option<f64> {
+    pub(crate) fn remote_share(self) -> Option<f64> {
         (self.read > 0).then(|| self.remote as f64 / self.read as f64)
     }
 }

@@ -144,7 +144,6 @@ impl<P: Plane> Engine<P> {
                 break;
             }
             let Some((subject, started)) = self.plane.copies().and_then(|copies| copies.move_back()) else { break };
-            let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
             let text = match started {
                 Ok(job) => {
                     let progress = self.follow_back(job, stop);
@@ -174,7 +173,7 @@ impl<P: Plane> Engine<P> {
                 }
             };
             tracing::info!("{text}");
-            self.write(Some(About::new(&subject, pid, "")), Event::Note { text: text.clone() });
+            self.write(Some(About::new(&subject, 0, "")), Event::Note { text: text.clone() });
             finished.note(text);
         }
     }
@@ -216,10 +215,9 @@ impl<P: Plane> Engine<P> {
 
     /// Tells what undoing leaves where it is.
     pub(crate) fn say_what_stays(&self, finished: &mut Finished) {
-        let moves = |n: usize| if n == 1 { "1 move".to_owned() } else { format!("{n} moves") };
         for (n, what) in [(self.data_moved.0, "a file"), (self.data_moved.1, "a process's memory")] {
             if n > 0 {
-                finished.note(format!("{} of {what}: what was moved stays where it is", moves(n)));
+                finished.note(format!("{} of {what}: what was moved stays where it is", count(n)));
             }
         }
     }

@@ -10,8 +10,8 @@ use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::grown::Grown;
 use crate::jobs::{Jobs, Spent};
-use crate::journal::{About, Entry, Event, Journal, unix_s};
-use crate::owned::OwnedTable;
+use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
+use crate::owned::{self, OwnedTable};
 use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
 use crate::rails::{Rail, Rails};
@@ -252,9 +252,9 @@ impl<P: Plane> Engine<P> {
             true => self.move_back(stop, &mut finished),
             false => self.say_what_stays(&mut finished),
         }
-        let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
-        tracing::info!(restored, changed_by_others, gone, failed = failures, "finished");
-        self.write(None, Event::Stopped { restored, changed_by_others, gone, failed: failures });
+        let counts = Counts::from(&finished);
+        tracing::info!(?counts, "finished");
+        self.write(None, Event::Stopped(counts));
         let written = self.disk.as_mut().map(|disk| disk.journal.flush());
         for error in [written, stored].into_iter().flatten().filter_map(Result::err) {
             tracing::error!("{error}");
@@ -265,12 +265,7 @@ impl<P: Plane> Engine<P> {
 
     /// Ids of threads and processes that are bound by us.
     fn bound(&self) -> FxHashSet<u32> {
-        let id = |undo: &crate::Undo| match undo.subject {
-            Subject::Thread { tid, .. } => Some(tid),
-            Subject::Process { pid, .. } => Some(pid),
-            Subject::File { .. } => None,
-        };
-        self.owned.undos().iter().filter_map(id).collect()
+        self.owned.undos().iter().filter_map(|undo| owned::id(&undo.subject)).collect()
     }
 
     /// Sets the time to the end of the window. If the plane's clock stands still or goes back, time

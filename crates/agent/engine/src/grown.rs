@@ -15,7 +15,7 @@ use placement::{Move, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, NodeId, Topology};
 
-use crate::{MoveEvent, Subject, Undo};
+use crate::{MoveEvent, Subject, Undo, owned};
 
 /// The CPUs that nodes had in the last window, and the threads to bind again.
 #[derive(Debug, Default)]
@@ -50,14 +50,7 @@ impl Grown {
         if self.due.is_empty() {
             return Vec::new();
         }
-        let named: FxHashSet<u32> = planned
-            .iter()
-            .filter_map(|mv| match mv.subject {
-                Subject::Thread { tid, .. } => Some(tid),
-                Subject::Process { pid, .. } => Some(pid),
-                Subject::File { .. } => None,
-            })
-            .collect();
+        let named: FxHashSet<u32> = planned.iter().filter_map(|mv| owned::id(&mv.subject)).collect();
         let due = |t: &&placement::Thread| {
             self.due.get(&t.tid) == Some(&t.node) && !named.contains(&t.tid) && !named.contains(&t.pid)
         };

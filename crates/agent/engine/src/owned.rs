@@ -6,6 +6,14 @@ use crate::journal::About;
 use crate::state::records::Owned;
 use crate::{Subject, Undo};
 
+/// The id of a thread or process.
+pub(crate) fn id(subject: &Subject) -> Option<u32> {
+    match subject {
+        Subject::Thread { tid: id, .. } | Subject::Process { pid: id, .. } => Some(*id),
+        Subject::File { .. } => None,
+    }
+}
+
 /// Threads that have an affinity of ours, with their undo records, in the order of their first
 /// moves. Removal takes constant time.
 #[derive(Debug, Default)]

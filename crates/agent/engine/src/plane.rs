@@ -41,15 +41,13 @@ pub trait Plane {
     /// Finds threads that moved threads have started and that inherited a value of ours. Called
     /// once a window, and again while everything is undone. An error means that none was found, but
     /// that there may be some.
-    fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
-        let _ = owned;
+    fn inherited(&mut self, _owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         Ok(Vec::new())
     }
 
     /// Whether the record can be forgotten, because there is nothing left to undo: its thread has
     /// ended, or has set our value itself. `false` where that is not certain.
-    fn ended(&mut self, undo: &Undo) -> bool {
-        let _ = undo;
+    fn ended(&mut self, _undo: &Undo) -> bool {
         false
     }
 
@@ -123,9 +121,7 @@ pub trait Copies {
     fn cancel(&mut self, job: JobId);
 
     /// All jobs together copy no more than this many bytes a second from now on.
-    fn pace(&mut self, bytes_per_s: f64) {
-        let _ = bytes_per_s;
-    }
+    fn pace(&mut self, _bytes_per_s: f64) {}
 
     /// Starts a move of a file that takes back an earlier one. It was prepared like any other. Only
     /// the data that the earlier move has moved goes back. If the plane does not know which data

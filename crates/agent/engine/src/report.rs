@@ -39,12 +39,8 @@ pub struct Outcome {
     pub result: MoveEvent,
 }
 
-fn is_none(bytes: &u64) -> bool {
-    *bytes == 0
-}
-
-fn is_zero(n: &usize) -> bool {
-    *n == 0
+fn is_zero<N: Default + PartialEq>(n: &N) -> bool {
+    *n == N::default()
 }
 
 /// The result of undoing everything, in numbers of threads.
@@ -62,10 +58,10 @@ pub struct Finished {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub copies: usize,
     /// Bytes of memory and file data that were sent back to where they were.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub moved_back: u64,
     /// Bytes that were to be sent back, and stay.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub not_moved_back: u64,
     /// Could not be restored; they stay in the state file, and the next start tries again.
     pub failed: usize,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustc_hash::FxHashSet;
 
-use crate::journal::{About, Entry, Event, Journal, unix_s};
+use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
 use crate::state::file::StateFile;
 use crate::state::records::{Job, Owned};
 use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subject, Undo, Undone};
@@ -184,16 +184,14 @@ pub(crate) fn recover_owned<P: Plane>(
     for Job { comm, subject, from, to } in jobs {
         finished.copies += 1;
         finished.note(format!("the move of {subject} from node {from} to {to} was interrupted: what was moved stays"));
-        let pid = if let Subject::Process { pid, .. } = subject { pid } else { 0 };
         let why = Some("interrupted by a crash of homenode".to_owned());
         let (left, seconds) = (BTreeMap::new(), None);
         let event = Event::CopyEnded { from, to, bytes: 0, done: 0, left, seconds, why };
-        journal.add(&Entry { time, thread: Some(About::new(&subject, pid, &comm)), event });
+        journal.add(&Entry { time, thread: Some(About::new(&subject, 0, &comm)), event });
     }
-    let Finished { restored, changed_by_others, gone, failed: failures, .. } = finished;
-    tracing::info!(restored, changed_by_others, gone, failed = failures, "recovered from an earlier run");
-    let event = Event::Recovered { restored, changed_by_others, gone, failed: failures };
-    journal.add(&Entry { time, thread: None, event });
+    let counts = Counts::from(&finished);
+    tracing::info!(?counts, "recovered from an earlier run");
+    journal.add(&Entry { time, thread: None, event: Event::Recovered(counts) });
     if let Err(error) = journal.flush() {
         finished.note(error.to_string());
     }

@@ -43,6 +43,7 @@ use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::attempt::Attempt;
+use crate::audit::Bytes;
 use crate::jobs::JobId;
 
 /// Least loss that is worth a second move: a seventh of what NThread measured for reads that are
@@ -61,8 +62,7 @@ const PATIENCE: u32 = 3600;
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     bytes: u64,
-    read: u64,
-    remote: u64,
+    reads: Bytes,
     busy_s: f64,
     served: bool,
 }
@@ -71,8 +71,7 @@ impl Work {
     fn of(thread: &Thread) -> Self {
         Self {
             bytes: thread.file_bytes(),
-            read: thread.read_bytes.total(),
-            remote: thread.remote_bytes(),
+            reads: Bytes::of_thread(thread),
             busy_s: thread.cpu_s + thread.served_s.unwrap_or(0.0),
             served: thread.served_s.is_some(),
         }
@@ -80,8 +79,7 @@ impl Work {
 
     fn add(mut self, more: &Self) -> Self {
         self.bytes = self.bytes.saturating_add(more.bytes);
-        self.read = self.read.saturating_add(more.read);
-        self.remote = self.remote.saturating_add(more.remote);
+        self.reads.add(more.reads);
         self.busy_s += more.busy_s;
         self.served |= more.served;
         self
@@ -90,10 +88,6 @@ impl Work {
     /// Bytes per busy second; `None` where nothing was done.
     fn rate(&self) -> Option<f64> {
         (self.bytes > 0 && self.busy_s > 0.0).then(|| self.bytes as f64 / self.busy_s)
-    }
-
-    fn remote_share(&self) -> f64 {
-        if self.read == 0 { 0.0 } else { self.remote as f64 / self.read as f64 }
     }
 }
 
@@ -343,7 +337,8 @@ fn judge(before: &[Work], after: &[Work]) -> Option<String> {
     if a.is_empty() || b.is_empty() || most >= least || is > was * (1.0 - MARGIN) {
         return None;
     }
-    let share = |works: &[Work]| works.iter().fold(Work::default(), Work::add).remote_share() * 100.0;
+    let reads = |works: &[Work]| works.iter().fold(Work::default(), Work::add).reads;
+    let share = |works: &[Work]| reads(works).remote_share().unwrap_or(0.0) * 100.0;
     let second = if before.iter().any(|work| work.served) { "second of CPU time and service" } else { "CPU second" };
     Some(format!(
         "{:.1} MB of file data per {second} in {} windows before, {:.1} MB in {} after (remote share {:.0} % → {:.0} %)",

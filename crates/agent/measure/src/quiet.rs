@@ -129,10 +129,9 @@ impl Used {
     /// Until now; `None` if the kernel does not tell.
     pub fn now(proc_root: &Path) -> Option<Self> {
         let stat = fs::read_to_string(proc_root.join("stat")).ok()?;
-        let own = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         Some(Self {
             all_s: busy_ticks(&stat)? as f64 / rustix::param::clock_ticks_per_second() as f64,
-            own_s: own.tv_sec as f64 + own.tv_nsec as f64 / 1e9,
+            own_s: linux::clock::s(linux::clock::ClockId::ProcessCPUTime),
             at: std::time::Instant::now(),
         })
     }

@@ -134,16 +134,10 @@ pub(super) fn assemble(
             start_ns: Some(task.start_ns),
             process_start_ns: Some(task.leader_start_ns),
             node,
-            allowed_nodes: Vec::new(),
-            pinned: None,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
-            served_s: None,
-            read_bytes: NodeBytes::default(),
             remote_read_bytes: Some(0),
-            write_bytes: NodeBytes::default(),
-            files: Vec::new(),
-            shares_file: false,
+            ..Thread::default()
         };
         for file in own.chunk_by(|a, b| a.0.file() == b.0.file()) {
             let Some((first, _)) = file.first() else { continue };

@@ -93,32 +93,9 @@ impl Hook {
         Self::ArcRead,
     ];
 
-    /// The program's name.
-    pub fn program(self) -> &'static str {
-        match self {
-            Self::ReadFunction => "read_function",
-            Self::ReadFunctionIter => "read_function_iter",
-            Self::ReadTracepoint => "read_tracepoint",
-            Self::EntriesFunction => "entries_function",
-            Self::EntryFunction => "entry_function",
-            Self::MapFunction => "map_function",
-            Self::FaultBegins => "fault_begins",
-            Self::MapTracepoint => "map_tracepoint",
-            Self::FaultFunction => "fault_function",
-            Self::FaultTracepoint => "fault_tracepoint",
-            Self::WriteGeneric => "write_generic",
-            Self::WriteIomap => "write_iomap",
-            Self::WriteExt4Delayed => "write_ext4_delayed",
-            Self::WriteExt4 => "write_ext4",
-            Self::WriteExt4Journalled => "write_ext4_journalled",
-            Self::WriteXfs => "write_xfs",
-            Self::WriteDirtied => "write_dirtied",
-            Self::ShmemRead => "shmem_read",
-            Self::ShmemSplice => "shmem_splice",
-            Self::DaxRw => "dax_rw",
-            Self::ArcCall => "arc_call",
-            Self::ArcRead => "arc_read",
-        }
+    /// The program's name, which is the hook's in JSON.
+    pub fn program(self) -> String {
+        serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
     /// The kernel's function or tracepoint.

@@ -86,7 +86,6 @@ use std::time::{Duration, Instant};
 use placement::NodeBytes;
 use placement::ranges::Ranges;
 use rustc_hash::{FxHashMap, FxHashSet};
-use rustix::time::ClockId;
 use topology::{FileId, ThreadId, Topology};
 
 pub use choose::{Configuration, choose};
@@ -97,6 +96,7 @@ pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, S
 
 use assemble::{Assembled, Places};
 use linux::births::Descendant;
+use linux::clock::{self, ClockId};
 use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
 use records::Counters;
@@ -282,7 +282,7 @@ impl Observer {
         }
         let cpu = cpu_s();
         let observed = Observed {
-            time_s: clock_s(ClockId::Boottime),
+            time_s: clock::s(ClockId::Boottime),
             window_s: length_s,
             threads: all.threads,
             node_cpu_s: all.node_cpu_s,
@@ -456,15 +456,9 @@ fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<
     Ok(())
 }
 
-/// Seconds on a clock.
-pub(crate) fn clock_s(clock: ClockId) -> f64 {
-    let now = rustix::time::clock_gettime(clock);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
-}
-
 /// CPU seconds of this process so far.
 fn cpu_s() -> f64 {
-    clock_s(ClockId::ProcessCPUTime)
+    clock::s(ClockId::ProcessCPUTime)
 }
 
 /// Resident memory of this process: second field of /proc/self/statm, in pages.

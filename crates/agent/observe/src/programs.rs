@@ -16,9 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Once;
 
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{
-    Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenObject, OpenProgramMut, PrintLevel, ProgramMut,
-};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenObject, PrintLevel, ProgramMut};
 
 use super::choose::Configuration;
 use super::frames;
@@ -38,7 +36,7 @@ use topology::ThreadId;
 skeleton!(mod observe_skel = "observe.skel.rs");
 skeleton!(mod trial_skel = "trial.skel.rs");
 
-use observe_skel::{ObserveSkel, ObserveSkelBuilder, OpenObserveSkel};
+use observe_skel::{ObserveSkel, ObserveSkelBuilder};
 use trial_skel::{TrialSkel, TrialSkelBuilder};
 
 /// Sizes of the programs' own types.
@@ -270,8 +268,10 @@ impl Programs {
         // place is leaked.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = ObserveSkelBuilder::default().open(storage)?;
-        for hook in Hook::ALL {
-            program(&mut open, hook).set_autoload(hooks.contains(&hook));
+        for mut program in open.open_object_mut().progs_mut() {
+            if let Some(hook) = Hook::ALL.into_iter().find(|hook| program.name() == hook.program().as_str()) {
+                program.set_autoload(hooks.contains(&hook));
+            }
         }
         let has = |hook| hooks.contains(&hook);
         let sampling = super::weights::Sampling::new();
@@ -555,36 +555,8 @@ fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
     format!("{step} {kind}/{} refused: {}", hook.target(), cause::of_bpf(error))
 }
 
-fn program<'a>(open: &'a mut OpenObserveSkel<'static>, hook: Hook) -> &'a mut OpenProgramMut<'static> {
-    let progs = &mut open.progs;
-    match hook {
-        Hook::ReadFunction => &mut progs.read_function,
-        Hook::ReadFunctionIter => &mut progs.read_function_iter,
-        Hook::ReadTracepoint => &mut progs.read_tracepoint,
-        Hook::MapFunction => &mut progs.map_function,
-        Hook::EntriesFunction => &mut progs.entries_function,
-        Hook::EntryFunction => &mut progs.entry_function,
-        Hook::FaultBegins => &mut progs.fault_begins,
-        Hook::MapTracepoint => &mut progs.map_tracepoint,
-        Hook::FaultFunction => &mut progs.fault_function,
-        Hook::FaultTracepoint => &mut progs.fault_tracepoint,
-        Hook::WriteGeneric => &mut progs.write_generic,
-        Hook::WriteIomap => &mut progs.write_iomap,
-        Hook::WriteExt4Delayed => &mut progs.write_ext4_delayed,
-        Hook::WriteExt4 => &mut progs.write_ext4,
-        Hook::WriteExt4Journalled => &mut progs.write_ext4_journalled,
-        Hook::WriteXfs => &mut progs.write_xfs,
-        Hook::WriteDirtied => &mut progs.write_dirtied,
-        Hook::ShmemRead => &mut progs.shmem_read,
-        Hook::ShmemSplice => &mut progs.shmem_splice,
-        Hook::DaxRw => &mut progs.dax_rw,
-        Hook::ArcCall => &mut progs.arc_call,
-        Hook::ArcRead => &mut progs.arc_read,
-    }
-}
-
 fn find<'a>(skel: &'a mut ObserveSkel<'static>, hook: Hook) -> Result<ProgramMut<'a>, libbpf_rs::Error> {
-    let program = skel.object_mut().progs_mut().find(|p| p.name() == hook.program());
+    let program = skel.object_mut().progs_mut().find(|p| p.name() == hook.program().as_str());
     program.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
 }
 
@@ -605,4 +577,19 @@ fn read_hook(skel: &mut ObserveSkel<'static>, hook: Hook, steady: bool) -> Resul
         bss.read_ns = slicer.cost.charged_ns();
     }
     Ok(slicer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_hook_has_a_program() {
+        let mut storage = MaybeUninit::uninit();
+        let open = ObserveSkelBuilder::default().open(&mut storage).unwrap();
+        let programs: Vec<_> = open.open_object().progs().map(|program| program.name().to_owned()).collect();
+        for hook in Hook::ALL {
+            assert!(programs.iter().any(|name| name == hook.program().as_str()), "{hook:?}");
+        }
+    }
 }

@@ -38,11 +38,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
+use linux::clock::{self, ClockId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::thread::CapabilitySet;
-use rustix::time::ClockId;
 
-use super::clock_s;
 use super::records::{Counters, intf};
 
 /// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the
@@ -148,11 +147,11 @@ impl HookCost {
 
 /// Seconds of CPU time per cached read of a page.
 fn read_s(file: &File, reads: u32) -> io::Result<f64> {
-    let (mut buffer, start) = ([0; 4096], clock_s(ClockId::ThreadCPUTime));
+    let (mut buffer, start) = ([0; 4096], clock::s(ClockId::ThreadCPUTime));
     for _ in 0..reads {
         file.read_at(&mut buffer, 0)?;
     }
-    Ok((clock_s(ClockId::ThreadCPUTime) - start) / f64::from(reads))
+    Ok((clock::s(ClockId::ThreadCPUTime) - start) / f64::from(reads))
 }
 
 /// The fastest of some rounds: other work makes them slower, never faster, and the sampler counts

@@ -27,8 +27,8 @@ use std::time::SystemTime;
 
 use command::exit::Failure;
 use engine::{Tally, WindowReport};
+use linux::clock::{self, ClockId};
 use placement::{NodeBytes, Snapshot};
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::map::Bytes;
@@ -358,8 +358,7 @@ fn has_ended(pid: u32) -> bool {
 
 /// Seconds since boot, suspended time included.
 fn boot_s() -> f64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
+    clock::s(ClockId::Boottime)
 }
 
 fn boot() -> String {

@@ -228,10 +228,6 @@ impl Window {
             remote_share: snapshot.remote_share(),
             nodes,
             threads: snapshot.threads.iter().map(thread).collect(),
-            units: None,
-            files: Vec::new(),
-            volumes: Vec::new(),
-            copies: Vec::new(),
             notes: snapshot.notes.clone(),
             shown_notes: limits.lines(&snapshot.notes),
             headings: [
@@ -239,6 +235,7 @@ impl Window {
                 words::read_summary(snapshot),
                 format!("remote share {}", snapshot.remote_share().map_or("-".to_owned(), percent)),
             ],
+            ..Self::default()
         }
     }
 

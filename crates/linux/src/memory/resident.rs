@@ -15,11 +15,11 @@
 use std::io;
 use std::path::Path;
 
-use rustix::rand::{GetRandomFlags, getrandom};
 use topology::{NodeBytes, NodeId, sysfs};
 
 use super::regions;
 use super::space::Space;
+use crate::random;
 use crate::threads::{Threads, field, is_gone};
 
 /// Sampled pages that suffice: the standard deviation of a share is at most sqrt(0.25 / 1024).
@@ -73,7 +73,7 @@ fn sample(space: &Space) -> io::Result<Option<NodeBytes>> {
         // Each round has a place of its own between the groups of the rounds before. In a small
         // process the first takes all pages.
         let step = (all / GROUPS).max(GROUP);
-        let mut at = if step == GROUP { 0 } else { random()? % (step - GROUP) };
+        let mut at = if step == GROUP { 0 } else { random::secret()? % (step - GROUP) };
         pages.clear();
         // Pages before this region, in all regions.
         let mut before = 0;
@@ -107,12 +107,6 @@ fn share_out(total: u64, counts: &NodeBytes) -> NodeBytes {
     let all = u128::from(counts.total().max(1));
     let part = |n: u64| u64::try_from(u128::from(total) * u128::from(n) / all).unwrap_or(u64::MAX);
     counts.iter().map(|(node, n)| (node, part(n))).collect()
-}
-
-fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]

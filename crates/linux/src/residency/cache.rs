@@ -11,7 +11,8 @@ use topology::NodeId;
 use super::cached::{self, Pages};
 use super::map::{Arena, Toucher};
 use super::open::Opened;
-use super::{Residency, ResidencyError, count};
+use super::{Residency, ResidencyError, SAMPLE, count};
+use crate::random;
 
 /// File bytes that one thread queries, touches and counts at a time. Small, so that little can be
 /// evicted between the query and the touch, and so that the kernel's data on these pages stays in
@@ -90,27 +91,24 @@ fn count_ranges(
 /// Bytes of a sample that are mapped at a time: they count as our memory meanwhile.
 const PIECE: u64 = 1 << 20;
 
-/// The cached bytes per node of a file, from one piece in each of `most / PIECE` parts of it at a
-/// random place, and the share of the file that was looked at. `random` gives numbers from 0 to 1.
-/// Files of up to `most` bytes are counted.
-pub(super) fn sample(
-    file: &Opened,
-    most: u64,
-    random: &mut dyn FnMut() -> f64,
-) -> Result<(NodeBytes, f64), ResidencyError> {
+/// Pieces of a sample.
+const PIECES: u64 = SAMPLE / PIECE;
+
+/// The cached bytes per node of a file, from one piece in each of [`PIECES`] parts of it at a random
+/// place, and the share of the file that was looked at. Files of up to [`SAMPLE`] bytes are counted.
+pub(super) fn sample(file: &Opened) -> Result<(NodeBytes, f64), ResidencyError> {
     if file.size == 0 {
         return Ok((NodeBytes::default(), 1.0));
     }
-    let pieces = (most / PIECE).max(1);
-    let whole = file.size <= pieces * PIECE;
-    let part = if whole { PIECE } else { file.size / pieces };
+    let whole = file.size <= SAMPLE;
+    let part = if whole { PIECE } else { file.size / PIECES };
     let piece = |i: u64| {
         let within = if whole { 0 } else { (part.saturating_sub(PIECE) as f64 * random()) as u64 };
         // Mappings start with a page, and fault-around with so many.
         let start = (i * part + within) / AROUND as u64 * AROUND as u64;
         (start, PIECE.min(file.size.saturating_sub(start)))
     };
-    let ranges: Vec<_> = (0..if whole { file.size.div_ceil(PIECE) } else { pieces }).map(piece).collect();
+    let ranges: Vec<_> = (0..if whole { file.size.div_ceil(PIECE) } else { PIECES }).map(piece).collect();
     let looked: u64 = ranges.iter().map(|range| range.1).sum();
     let found = count_ranges(file, ranges, 1, &mut |_, _| ())?;
     let share = (looked as f64 / file.size as f64).min(1.0);
@@ -171,10 +169,7 @@ impl Walk<'_> {
 
         let mut nodes = lock(&self.nodes);
         let mapped = self.arena.move_to_first(mapped, bytes);
-        let count = || {
-            count::mapping(mapped, (cached_pages * page_size()) as u64)
-                .map_err(|source| ResidencyError::Count { path: self.file.path.clone(), source })
-        };
+        let count = || count::mapping(mapped, (cached_pages * page_size()) as u64).map_err(self.failed(count::COUNT));
         let mut found = count()?;
         let entered = (total(&found) / page_size() as u64) as usize;
         if entered < cached_pages {

@@ -24,6 +24,9 @@ const READ: usize = 64;
 /// walks at most one mapping after it. That mapping is empty (see `map`).
 const READ_ON: usize = 16;
 
+/// What an error of [`mapping`] says of its file.
+pub(super) const COUNT: &str = "count, by node, the cached pages of";
+
 /// Bytes per node in the page table of the mapping at `start`. On a kernel without NUMA: `entered`
 /// bytes on node 0.
 pub(super) fn mapping(start: usize, entered: u64) -> io::Result<Vec<(NodeId, u64)>> {

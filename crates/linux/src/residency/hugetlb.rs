@@ -28,8 +28,7 @@ pub(super) fn locate(file: &Opened, residency: &mut Residency) -> Result<(), Res
         let len = chunk.min(file.size - offset) as usize;
         let at = arena.map(0, &file.fd, offset, len).map_err(failed("map"))?;
         toucher.touch((0..len).step_by(page as usize).map(|p| at + p)).map_err(failed("touch the pages of"))?;
-        let found = count::mapping(at, len as u64)
-            .map_err(|source| ResidencyError::Count { path: file.path.clone(), source })?;
+        let found = count::mapping(at, len as u64).map_err(failed(count::COUNT))?;
         for (node, bytes) in found {
             residency.nodes.add(node, bytes);
         }

@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 use topology::NodeBytes;
 
 /// The place of a file's bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
     /// The path as given.
     pub path: PathBuf,
@@ -62,15 +62,7 @@ pub struct Residency {
 impl Residency {
     /// Nothing located yet.
     fn nothing(file: &open::Opened) -> Self {
-        Self {
-            path: file.path.clone(),
-            size: file.size,
-            resident: 0,
-            nodes: NodeBytes::default(),
-            dax: file.dax,
-            hidden: None,
-            notes: Vec::new(),
-        }
+        Self { path: file.path.clone(), size: file.size, dax: file.dax, ..Self::default() }
     }
 }
 
@@ -95,14 +87,6 @@ pub enum ResidencyError {
         /// The kind of file, such as `directory`.
         kind: &'static str,
     },
-    /// The kernel did not give its counts per node.
-    #[error("cannot count the cached pages of {} per node: {source}", path.display())]
-    Count {
-        /// The file.
-        path: PathBuf,
-        /// Cause, with its errno.
-        source: io::Error,
-    },
 }
 
 impl ResidencyError {
@@ -126,25 +110,20 @@ pub struct Estimate {
 }
 
 /// Estimates where the bytes of an open file are, without reading any of them in. Looks at no more
-/// than `most` bytes of it, at random places; `random` gives numbers from 0 to 1. The file must
-/// have been opened with `O_NOATIME`; `path` is for errors.
+/// than [`SAMPLE`] bytes of it, at random places. The file must have been opened with `O_NOATIME`;
+/// `path` is for errors.
 ///
 /// # Errors
 ///
 /// [`ResidencyError`] when the file cannot be mapped.
-pub fn estimate(
-    file: std::fs::File,
-    path: &Path,
-    most: u64,
-    random: &mut dyn FnMut() -> f64,
-) -> Result<Estimate, ResidencyError> {
+pub fn estimate(file: std::fs::File, path: &Path) -> Result<Estimate, ResidencyError> {
     let file = open::from_fd(path, file, true)?;
     let mut estimate = Estimate { size: file.size, dax: file.dax, looked: 1.0, ..Estimate::default() };
     let mut all = Residency::nothing(&file);
     if located(&file, &mut all)? {
         estimate.nodes = all.nodes;
     } else {
-        (estimate.nodes, estimate.looked) = cache::sample(&file, most, random)?;
+        (estimate.nodes, estimate.looked) = cache::sample(&file)?;
     }
     Ok(estimate)
 }
@@ -181,7 +160,7 @@ pub const SAMPLE: u64 = 64 << 20;
 /// Estimates the cached bytes of an open file by node, from [`SAMPLE`] bytes of it at random
 /// places.
 pub fn sample(file: &open::Opened) -> Result<NodeBytes, ResidencyError> {
-    cache::sample(file, SAMPLE, &mut crate::random).map(|sample| sample.0)
+    cache::sample(file).map(|sample| sample.0)
 }
 
 /// The same for a file that is open already.

@@ -26,7 +26,7 @@ impl<B: Births> Actor<B> {
         // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
         (thread.start_ns, thread.process_start_ns) =
             (thread.start_ns.map(as_shown), thread.process_start_ns.map(as_shown));
-        let online = self.mover.defaults().online();
+        let online = self.mover.defaults.online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
             mask
@@ -65,12 +65,12 @@ impl<B: Births> Actor<B> {
 
     /// Where a thread may be moved to whose mask lacks some CPUs.
     fn leeway(&mut self, key: ThreadId, mask: &CpuSet, asked: Option<bool>) -> Leeway {
-        let default = match self.mover.defaults().remembered(key) {
+        let default = match self.mover.defaults.remembered(key) {
             Ok(default) => default,
             Err(why) => return Leeway::Pinned(format!("its cpuset is unknown: {why}")),
         };
-        let spares_isolated = self.mover.defaults().spares_isolated(mask, &default);
-        let touch_own = self.mover.rules().touch_own_affinity;
+        let spares_isolated = self.mover.defaults.spares_isolated(mask, &default);
+        let touch_own = self.mover.rules.touch_own_affinity;
         match self.mover.moved(key) {
             Some(moved) if moved.holds(mask, &default) => match moved.unbound || touch_own {
                 true => Leeway::Within(default),

@@ -37,7 +37,7 @@ impl<B: Births> Actor<B> {
         if !self.finishing {
             self.finishing = true;
             // CPUs may have come or gone since the last window.
-            self.mover.defaults().refresh();
+            self.mover.defaults.refresh();
             if let Err(error) = self.look() {
                 tracing::warn!(%error, "every affinity that equals ours is treated as ours");
             }
@@ -80,7 +80,7 @@ impl<B: Births> Actor<B> {
         if self.watched.births.is_none() || self.finishing {
             let blind = !self.watched.looked || self.watched.lost;
             let searched = |undo: &Undo| blind || key_of(undo).is_some_and(|key| self.mover.moved(key).is_none());
-            match search::inherited(self.mover.threads(), owned, self.mover.online(), searched) {
+            match search::inherited(self.mover.threads(), owned, self.mover.defaults.online(), searched) {
                 Ok(more) => {
                     let mut known: FxHashSet<ThreadId> = inherited.iter().filter_map(key_of).collect();
                     known.extend(self.watched.own.iter().chain(&self.were_put_back));
@@ -148,7 +148,7 @@ impl<B: Births> Actor<B> {
     fn became_first(&self, undo: &Undo) -> io::Result<Option<ThreadId>> {
         let moved = |first| self.mover.moved(first).filter(|moved| moved.over.is_none());
         let given = |first| moved(first).and_then(|moved| moved.ours.last().cloned());
-        let found = search::became_first(self.mover.threads(), undo, self.mover.online(), given);
+        let found = search::became_first(self.mover.threads(), undo, self.mover.defaults.online(), given);
         found.map(|first| first.as_ref().and_then(key_of))
     }
 

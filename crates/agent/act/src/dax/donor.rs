@@ -16,6 +16,7 @@ use topology::NodeId;
 
 use linux::block::Layout;
 use linux::block::fiemap::{self, Extent};
+use linux::random;
 
 /// Names to try for the directory: one is enough unless somebody guesses them.
 const NAMES: usize = 8;
@@ -31,7 +32,7 @@ impl Donor {
     /// A new donor in the next allocation group. `root` is a directory of the file system.
     pub(super) fn new(root: &File) -> io::Result<Self> {
         for _ in 0..NAMES {
-            let name = format!(".homenode-{:016x}", random()?);
+            let name = format!(".homenode-{:016x}", random::secret()?);
             match rustix::fs::mkdirat(root, &name, Mode::RWXU) {
                 Ok(()) => {}
                 Err(Errno::EXIST) => continue,
@@ -112,10 +113,4 @@ fn runs(extents: &[Extent]) -> Vec<(u64, u64)> {
 pub(super) fn wait_for_pinned(file: &File) -> io::Result<()> {
     const BEYOND: u64 = 1 << 62;
     Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, BEYOND, 1 << 16)?)
-}
-
-fn random() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(u64::from_ne_bytes(bytes))
 }

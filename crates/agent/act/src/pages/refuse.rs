@@ -1,12 +1,11 @@
 //! Reasons for which files are not moved.
 
-use std::io;
 use std::path::Path;
 
 use linux::memory::{self, Room};
 use linux::pages::{MOVE_ALL, move_pages};
 use linux::residency::open::{Fs, Opened};
-use linux::threads::field;
+use linux::{processor, reclaim};
 use topology::{CpuSet, NodeId, Topology};
 
 use super::FileMoveError;
@@ -35,20 +34,18 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
         };
         return refused(reason, why.to_owned(), Some(e));
     }
-    match allowed(Path::new("/proc")) {
-        Ok(Some(allowed)) if !allowed.contains(to.0) => {
+    match allowed() {
+        Some(allowed) if !allowed.contains(to.0) => {
             let why = format!("the cpuset of homenode allows it memory on nodes {allowed} only (Mems_allowed)");
             refused("cpuset", why, None)
         }
-        Ok(_) => Ok(()),
-        Err(e) => refused("cpuset", "the nodes that homenode may use are unknown".to_owned(), Some(e)),
+        _ => Ok(()),
     }
 }
 
-/// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
-pub(crate) fn allowed(proc_root: &Path) -> io::Result<Option<CpuSet>> {
-    let status = std::fs::read_to_string(proc_root.join("thread-self/status"))?;
-    field(&status, "Mems_allowed_list").map(|list| list.parse().map_err(io::Error::other)).transpose()
+/// The nodes whose memory this thread may use. Unknown is no refusal: the kernel has the last word.
+pub(crate) fn allowed() -> Option<CpuSet> {
+    processor::allowed(Path::new("/proc"), "Mems_allowed_list")
 }
 
 /// Refuses files whose pages are not in the page cache: a word, and why.
@@ -79,10 +76,10 @@ const LARGEST: u64 = 16 << 40;
 /// first: cached pages that were not used lately, but not the `there` bytes of the file itself. The
 /// zones' high watermarks are not room, because the kernel keeps that much free.
 pub(crate) fn room(to: NodeId, bytes: u64, there: u64) -> Result<(), String> {
-    let known = memory::room(Path::new("/sys"), to).zip(std::fs::read_to_string("/proc/zoneinfo").ok());
+    let known = memory::room(Path::new("/sys"), to).zip(reclaim::high_watermark(Path::new("/proc"), to));
     // Unknown is no refusal: the move itself ends when nothing is free.
-    let Some((room, zoneinfo)) = known else { return Ok(()) };
-    let room = to_spare(room, reserve(&zoneinfo, to), there);
+    let Some((room, reserve)) = known else { return Ok(()) };
+    let room = to_spare(room, reserve, there);
     if bytes <= room {
         return Ok(());
     }
@@ -97,41 +94,9 @@ fn to_spare(Room { free, unused }: Room, reserve: u64, there: u64) -> u64 {
     free.saturating_add(unused.saturating_sub(there)).saturating_sub(reserve)
 }
 
-/// The sum of the high watermarks of a node's zones, in pages.
-fn reserve(zoneinfo: &str, node: NodeId) -> u64 {
-    let mut here = false;
-    let mut sum: u64 = 0;
-    for line in zoneinfo.lines() {
-        let mut words = line.split_ascii_whitespace();
-        match (words.next(), words.next()) {
-            (Some("Node"), Some(id)) => here = id.trim_end_matches(',').parse() == Ok(node.0),
-            (Some("high"), Some(pages)) if here => sum = sum.saturating_add(pages.parse().unwrap_or(0)),
-            _ => {}
-        }
-    }
-    sum
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ZONEINFO: &str = "\
-Node 0, zone      DMA
-  pages free     3840
-        high     100
-Node 1, zone   Normal
-  pages free     25600
-        boost    0
-        min      256
-        low      512
-        high     1024
-  pagesets
-    cpu: 0
-              high:  5
-Node 10, zone   Normal
-        high     7
-";
 
     #[test]
     fn room_is_what_is_free_or_freed_first() {
@@ -141,10 +106,5 @@ Node 10, zone   Normal
         // The kernel could free all of the unused pages, but those are the file's own.
         assert_eq!(to_spare(room, 1024, 1 << 30), 102_400 * 1024 - 1024 * page);
         assert_eq!(to_spare(room, u64::MAX, 0), 0);
-    }
-
-    #[test]
-    fn the_watermarks_of_a_nodes_zones_are_summed() {
-        assert_eq!([0, 1, 10, 3].map(|node| reserve(ZONEINFO, NodeId(node))), [100, 1024, 7, 0]);
     }
 }

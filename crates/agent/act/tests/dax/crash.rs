@@ -142,9 +142,7 @@ fn repair() -> PathBuf {
 }
 
 fn random(below: u64) -> u64 {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).unwrap();
-    u64::from_ne_bytes(bytes) % below
+    linux::random::secret().unwrap() % below
 }
 
 pub fn crashed() {

@@ -26,7 +26,7 @@ use topology::{FileId, NodeId};
 pub use read::{Filter, Line, history, read};
 
 use crate::state::open_private;
-use crate::{EngineError, Rail, Undone};
+use crate::{EngineError, Finished, Rail, Undone};
 
 /// Name of the journal.
 pub const JOURNAL: &str = "journal.jsonl";
@@ -88,19 +88,55 @@ impl Kind {
 }
 
 impl About {
-    /// This subject, with its process and its name.
+    /// This subject and its name; of a thread, with its process.
     pub fn new(subject: &Subject, pid: u32, comm: &str) -> Self {
         let known = |start: &u64| (*start > 0).then_some(*start);
-        let of = |tid, start, kind| Self { tid, pid, comm: comm.to_owned(), start_ns: start, kind, file: None };
+        let of = |tid, pid, start, kind| Self { tid, pid, comm: comm.to_owned(), start_ns: start, kind, file: None };
         match subject {
-            Subject::Thread { tid, start } => of(*tid, known(start), Kind::Thread),
-            Subject::Process { pid, start } => of(*pid, known(start), Kind::Process),
+            Subject::Thread { tid, start } => of(*tid, pid, known(start), Kind::Thread),
+            Subject::Process { pid, start } => of(*pid, *pid, known(start), Kind::Process),
             Subject::File { file, .. } => {
                 let comm = if comm.is_empty() { file.to_string() } else { comm.to_owned() };
-                Self { comm, file: Some(*file), pid: 0, ..of(0, None, Kind::File) }
+                Self { comm, file: Some(*file), ..of(0, 0, None, Kind::File) }
             }
         }
     }
+}
+
+/// What became of the moves that were to be undone, in threads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Restored.
+    pub restored: usize,
+    /// Left alone because something else had changed them.
+    pub changed_by_others: usize,
+    /// Had ended.
+    pub gone: usize,
+    /// Could not be restored.
+    pub failed: usize,
+}
+
+impl From<&Finished> for Counts {
+    fn from(Finished { restored, changed_by_others, gone, failed, .. }: &Finished) -> Self {
+        Self { restored: *restored, changed_by_others: *changed_by_others, gone: *gone, failed: *failed }
+    }
+}
+
+/// A move that is made, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decided {
+    /// Node it leaves.
+    pub from: NodeId,
+    /// Node it goes to.
+    pub to: NodeId,
+    /// The rule that decided.
+    pub reason: Reason,
+    /// One sentence with the figures.
+    pub why: String,
+    /// Remote share of the thread, or of the readers, in the window that decided; absent where
+    /// nothing was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_share: Option<f64>,
 }
 
 /// The event.
@@ -115,55 +151,13 @@ pub enum Event {
         policy: String,
     },
     /// The daemon stopped, after it had undone everything it could.
-    Stopped {
-        /// Threads restored.
-        restored: usize,
-        /// Threads left alone because something else had changed them.
-        changed_by_others: usize,
-        /// Threads that had ended.
-        gone: usize,
-        /// Threads that could not be restored.
-        failed: usize,
-    },
+    Stopped(Counts),
     /// The moves of an earlier daemon were undone.
-    Recovered {
-        /// Threads restored.
-        restored: usize,
-        /// Threads left alone because something else had changed them.
-        changed_by_others: usize,
-        /// Threads that had ended.
-        gone: usize,
-        /// Threads that could not be restored.
-        failed: usize,
-    },
+    Recovered(Counts),
     /// A thread was moved.
-    Moved {
-        /// Node it came from.
-        from: NodeId,
-        /// Node it went to.
-        to: NodeId,
-        /// The rule that decided.
-        reason: Reason,
-        /// One sentence with the figures.
-        why: String,
-        /// Its remote share in the window that decided; absent where it read nothing.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        remote_share: Option<f64>,
-    },
+    Moved(Decided),
     /// A copy began: of a file, or of a process's memory.
-    CopyStarted {
-        /// Node it came from.
-        from: NodeId,
-        /// Node it goes to.
-        to: NodeId,
-        /// The rule that decided.
-        reason: Reason,
-        /// One sentence with the figures.
-        why: String,
-        /// Remote share of its readers in the window that decided; absent where they read nothing.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        remote_share: Option<f64>,
-    },
+    CopyStarted(Decided),
     /// A copy has come a tenth or more farther.
     CopyProgress {
         /// Bytes to move.

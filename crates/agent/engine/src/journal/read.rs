@@ -76,7 +76,7 @@ pub fn history(entries: Vec<Entry>) -> Vec<Line> {
                 }
                 continue;
             }
-            (Event::Moved { .. } | Event::CopyEnded { .. }, Some(key)) => {
+            (Event::Moved(_) | Event::CopyEnded { .. }, Some(key)) => {
                 last_move.insert(key, lines.len());
             }
             _ => {}
@@ -91,7 +91,7 @@ mod tests {
     use placement::{Reason, Subject};
     use topology::NodeId;
 
-    use super::super::{About, Journal};
+    use super::super::{About, Decided, Journal};
     use super::*;
 
     fn entry(time: f64, tid: u32, comm: &str, event: Event) -> Entry {
@@ -99,14 +99,8 @@ mod tests {
     }
 
     fn moved() -> Event {
-        let (from, to) = (NodeId(1), NodeId(0));
-        Event::Moved {
-            from,
-            to,
-            reason: Reason::ReadLocality,
-            why: "812 MB of 830 MB".into(),
-            remote_share: Some(0.98),
-        }
+        let (from, to, reason, why) = (NodeId(1), NodeId(0), Reason::ReadLocality, "812 MB of 830 MB".into());
+        Event::Moved(Decided { from, to, reason, why, remote_share: Some(0.98) })
     }
 
     fn write(dir: &Path, entries: &[Entry]) {

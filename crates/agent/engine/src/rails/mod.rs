@@ -177,17 +177,13 @@ impl Rails {
         self.give_back();
     }
 
-    /// Gives back the token of a move that was not made, for a reason that lies outside its thread.
-    pub fn not_tried(&mut self) {
-        self.give_back();
-    }
-
     /// How many threads are remembered.
     pub fn tracked(&self) -> usize {
         self.threads.len()
     }
 
-    fn give_back(&mut self) {
+    /// Gives back the token of a move that was not made.
+    pub fn give_back(&mut self) {
         if self.refunds > 0 {
             self.refunds -= 1;
             self.bucket.give_back();

@@ -31,6 +31,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 
 use linux::locks;
+use linux::threads::field;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -186,10 +187,6 @@ fn ends_by_kill(status: &str) -> bool {
     let pending = field(status, "SigPnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     field(status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
         || pending.is_some_and(|mask| mask & SIGKILL != 0)
-}
-
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 #[cfg(test)]

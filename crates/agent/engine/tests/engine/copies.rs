@@ -64,7 +64,7 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     let said: Vec<String> = lines
         .iter()
         .map(|l| match &l.entry.event {
-            Event::CopyStarted { remote_share, .. } => format!("started {remote_share:?}"),
+            Event::CopyStarted(decided) => format!("started {:?}", decided.remote_share),
             Event::CopyProgress { done, .. } => format!("{done}"),
             Event::CopyEnded { done, left, why: None, .. } => format!("ended {done} {left:?} {:?}", l.remote_share),
             other => panic!("{other:?}"),

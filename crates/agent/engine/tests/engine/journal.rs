@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use engine::journal::{Event, Filter, history, read};
+use engine::journal::{Counts, Decided, Event, Filter, history, read};
 use engine::{Engine, Rail, Settings, StateDir};
 
 use placement::{Move, Reason, Subject};
@@ -25,14 +25,14 @@ fn a_move_is_told_with_reason_figures_and_what_it_brought() {
     let lines = history(read(tmp.path(), &Filter { tid: Some(1), ..Filter::default() }).unwrap());
     assert_eq!(lines.len(), 2);
     assert_eq!((lines[0].entry.time, lines[0].remote_share), (1_001.0, Some((1.0, 0.0))));
-    let Event::Moved { why, remote_share, .. } = &lines[0].entry.event else { panic!("{lines:?}") };
+    let Event::Moved(Decided { why, remote_share, .. }) = &lines[0].entry.event else { panic!("{lines:?}") };
     assert_eq!((why.as_str(), *remote_share), ("1.0 MB of 1.0 MB read there", Some(1.0)));
     let Event::Undone { affinity, occasion, .. } = &lines[1].entry.event else { panic!("{lines:?}") };
     assert_eq!((affinity.as_str(), occasion.as_str(), lines[1].entry.time), ("0-5", "on exit", 1_005.0));
     let all = read(tmp.path(), &Filter::default()).unwrap();
     assert!(matches!(&all[0].event, Event::Started { policy, .. } if policy == "script"));
     // Thread 2 was at home and was bound there.
-    assert!(matches!(all.last().unwrap().event, Event::Stopped { restored: 2, .. }));
+    assert!(matches!(all.last().unwrap().event, Event::Stopped(Counts { restored: 2, .. })));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
         engine.step().unwrap();
     }
     let lines = history(read(tmp.path(), &Filter::default()).unwrap());
-    let moved = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved { .. }));
+    let moved = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved(_)));
     let shares: Vec<_> = moved.map(|l| l.remote_share).collect();
     assert_eq!(shares, [Some((1.0, 1.0)), Some((1.0, 0.0)), Some((1.0, 0.0))]);
 }

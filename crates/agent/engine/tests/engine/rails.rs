@@ -132,35 +132,14 @@ fn plans_that_do_not_fit_the_snapshot_are_held_back() {
 
 #[test]
 fn what_the_snapshot_holds_is_not_moved_whatever_the_policy_says() {
-    struct Holding(Fake);
-    impl engine::Plane for Holding {
-        fn topology(&self) -> &topology::Topology {
-            self.0.topology()
-        }
-        fn observe(&mut self, w: std::time::Duration) -> Result<placement::Snapshot, engine::PlaneError> {
-            let mut snapshot = self.0.observe(w)?;
-            snapshot.threads[0].pinned = Some("has an affinity of its own: 0-3".into());
-            Ok(snapshot)
-        }
-        fn prepare(&mut self, _: &Move) -> Result<Vec<engine::Undo>, engine::PlaneError> {
-            panic!("asked for a pinned thread")
-        }
-        fn start(
-            &mut self,
-            _: &Move,
-            _: &[engine::Undo],
-            _: &mut engine::Write<'_>,
-        ) -> Result<engine::Started, engine::PlaneError> {
-            panic!("moved a pinned thread")
-        }
-        fn undo(&mut self, _: &engine::Undo) -> Result<engine::Undone, engine::PlaneError> {
-            panic!("nothing to undo")
-        }
-    }
-    let mut engine = Engine::new(Holding(Fake::new([(1, 0, 1)])), go_home(), Settings::default(), None).unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    let pinned = |_: &Fake, s: &mut Snapshot| s.threads[0].pinned = Some("has an affinity of its own: 0-3".into());
+    let mut engine = Engine::new(Shown(plane.clone(), pinned), go_home(), Settings::default(), None).unwrap();
     let report = engine.step().unwrap();
     let why = "has an affinity of its own: 0-3".to_owned();
     assert_eq!(report.outcomes[0].result, MoveEvent::HeldBack { rail: Rail::Pinned, why });
+    // The plane was not even asked.
+    assert_eq!((plane.world().asked.len(), plane.world().mask(1)), (0, all_cpus()));
 }
 
 #[test]

@@ -466,38 +466,24 @@ fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
     Undo { subject, pid: task.pid, masks: Some(masks), payload: None }
 }
 
+fn a_move(subject: Subject, pid: u32, (from, to): (u32, u32), reason: Reason, why: &'static str) -> Move {
+    Move { subject, pid, from: NodeId(from), to: NodeId(to), reason, why: why.into(), ranges: Vec::new() }
+}
+
 /// A move of the file that a thread reads.
 pub fn file(tid: u32, from: u32, to: u32) -> Move {
-    let (subject, reason) = (Subject::File { file: file_of(tid), generation: 0 }, Reason::OverloadedHome);
-    Move {
-        subject,
-        pid: 0,
-        from: NodeId(from),
-        to: NodeId(to),
-        reason,
-        why: "its home is overloaded".into(),
-        ranges: Vec::new(),
-    }
+    let subject = Subject::File { file: file_of(tid), generation: 0 };
+    a_move(subject, 0, (from, to), Reason::OverloadedHome, "its home is overloaded")
 }
 
 /// A move of a process.
 pub fn process(pid: u32, from: u32, to: u32) -> Move {
-    let (subject, reason) = (Subject::process(pid, None), Reason::CacheAffinity);
-    Move {
-        subject,
-        pid,
-        from: NodeId(from),
-        to: NodeId(to),
-        reason,
-        why: "its file is cached there".into(),
-        ranges: Vec::new(),
-    }
+    a_move(Subject::process(pid, None), pid, (from, to), Reason::CacheAffinity, "its file is cached there")
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {
-    let (reason, why) = (Reason::ReadLocality, "1.0 MB of 1.0 MB read there".into());
     let subject = Subject::Thread { tid, start: start.unwrap_or(0) };
-    Move { subject, pid: tid, from: NodeId(from), to: NodeId(to), reason, why, ranges: Vec::new() }
+    a_move(subject, tid, (from, to), Reason::ReadLocality, "1.0 MB of 1.0 MB read there")
 }
 
 /// A policy that is a closure.

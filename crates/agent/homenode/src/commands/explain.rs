@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use chrono::{DateTime, Local, TimeDelta};
-use engine::journal::{self, About, Entry, Event, Filter, Kind, Line};
+use engine::journal::{self, About, Counts, Decided, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 use serde_json::json;
 use topology::FileId;
@@ -158,14 +158,12 @@ fn sentence(line: &Line) -> String {
     let brought = || line.remote_share.map(share).unwrap_or_default();
     match &line.entry.event {
         Event::Started { daemon, policy } => format!("started (pid {daemon}), policy {policy}"),
-        Event::Stopped { restored, changed_by_others, gone, failed } => {
-            format!("stopped: {}", counts(*restored, *changed_by_others, *gone, *failed))
+        Event::Stopped(of) => format!("stopped: {}", counts(of)),
+        Event::Recovered(of) => format!("after a crash: {}", counts(of)),
+        Event::Moved(Decided { from, to, reason, why, .. }) => {
+            moved(*from, *to, &words::reason(*reason), why) + &brought()
         }
-        Event::Recovered { restored, changed_by_others, gone, failed } => {
-            format!("after a crash: {}", counts(*restored, *changed_by_others, *gone, *failed))
-        }
-        Event::Moved { from, to, reason, why, .. } => moved(*from, *to, &words::reason(*reason), why) + &brought(),
-        Event::CopyStarted { from, to, reason, why, .. } => {
+        Event::CopyStarted(Decided { from, to, reason, why, .. }) => {
             moved(*from, *to, "copying", &format!("{}: {why}", words::reason(*reason)))
         }
         Event::CopyProgress { bytes: all, done, failed } => {
@@ -205,7 +203,7 @@ fn sentence(line: &Line) -> String {
     }
 }
 
-fn counts(restored: usize, changed_by_others: usize, gone: usize, failed: usize) -> String {
+fn counts(&Counts { restored, changed_by_others, gone, failed }: &Counts) -> String {
     let finished = engine::Finished { restored, changed_by_others, gone, failed, ..engine::Finished::default() };
     report::finished(&finished).trim_end().to_owned()
 }

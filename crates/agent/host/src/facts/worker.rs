@@ -281,7 +281,7 @@ impl Looker {
             Ok(opened) => {
                 facts.path = files::path(&opened.fd);
                 let name = facts.path.clone().unwrap_or_else(|| PathBuf::from(format!("inode {}", file.id.ino)));
-                match residency::estimate(opened.fd, &name, residency::SAMPLE, &mut linux::random) {
+                match residency::estimate(opened.fd, &name) {
                     Ok(estimate) => {
                         facts.size = Some(estimate.size);
                         facts.bytes = Some((estimate.nodes, estimate.looked));

@@ -9,7 +9,9 @@ use placement::{Move, Reason};
 use topology::NodeId;
 
 use crate::Tried;
-use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology};
+use crate::world::{
+    Running, Scripted, a_move, all, engine, made, mask, move_of, node, plane, step, tids, topology, wait_for,
+};
 
 pub fn moved_and_put_back() -> Tried {
     let process = Running::role("threads", &["3"]);
@@ -35,11 +37,8 @@ pub fn second_move() -> Tried {
     let mut plane = plane(Some(Scripted::of(&[])));
     let mut undos = Vec::new();
     for to in [1, 0, 1, 0] {
-        let mv = move_of(process.pid(), to);
-        let undo = plane.prepare(&mv).unwrap();
-        plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+        undos.extend(made(&mut plane, &move_of(process.pid(), to)));
         assert_eq!(mask(process.pid()), node(to));
-        undos.extend(undo);
     }
     for undo in &undos {
         let masks = undo.masks.as_ref().unwrap();
@@ -120,15 +119,11 @@ pub fn exec() -> Tried {
     // mask.
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
-    let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display());
-    let process = Running::shell(&script);
+    let process = Running::shell_after(&go, "exec sleep 600");
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
     assert_eq!(step(&mut engine), [MoveEvent::Applied]);
     std::fs::write(&go, "").unwrap();
-    let comm = || std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).unwrap();
-    while comm() != "sleep\n" {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    wait_for(|| std::fs::read_to_string(format!("/proc/{}/comm", process.pid())).unwrap() == "sleep\n");
     assert_eq!(mask(process.pid()), node(1));
     let finished = engine.finish();
     assert_eq!(finished.restored - finished.inherited, 1); // a pause of the shell's may have inherited it too
@@ -235,11 +230,9 @@ pub fn be_nobody(args: &[String]) {
 }
 
 pub fn not_a_thread() -> Tried {
-    let (from, to, why) = (NodeId(0), NodeId(1), String::new());
     let mut plane = plane(None);
-    let (subject, reason) =
-        (Subject::File { file: placement::testing::file(2), generation: 0 }, Reason::OverloadedHome);
-    let file = Move { subject, pid: 0, from, to, reason, why: why.into(), ranges: Vec::new() };
+    let subject = Subject::File { file: placement::testing::file(2), generation: 0 };
+    let file = a_move(subject, 0, 1, Reason::OverloadedHome);
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "file_unknown", .. }), "{error}");
     let error = plane.observe(std::time::Duration::ZERO).unwrap_err();

@@ -13,12 +13,15 @@ use linux::affinity;
 use linux::births::{Descendant, Origin};
 use linux::threads::own_tid;
 use observe::{ObserveError, Observed};
-use placement::{Move, Reason, Subject};
-use topology::{NodeId, ThreadId};
+use placement::Move;
+use topology::ThreadId;
 
 use crate::Tried;
 use crate::forks::WithBirths;
-use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, step, tids, topology, wait_for};
+use crate::world::{
+    Running, Scripted, all, children, engine, made, mask, move_of, node, plane, second_of, step, tids, topology,
+    wait_for,
+};
 
 /// A program whose second thread, once a file is there, becomes another program by exec. Its first
 /// thread keeps to node 0 if there is a second argument.
@@ -51,7 +54,7 @@ pub fn exec_by_another_thread() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let program = execs(&tmp.path().join("go"));
     let pid = program.pid();
-    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let worker = second_of(pid);
     let mut engine = engine(plane(Some(WithBirths::of(&[pid])?)), 1, None);
     engine.step().unwrap();
     assert_eq!((mask(pid), mask(worker)), (node(0), node(1)));
@@ -144,16 +147,11 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     let go = tmp.path().join("go");
     let program = Running::role("exec", &[go.to_str().unwrap()]);
     let pid = program.pid();
-    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let worker = second_of(pid);
     let mut crashed = plane(Some(Scripted::of(&[pid])));
     let mut made = |tid, to| {
         crashed.observe(Duration::ZERO).unwrap();
-        let (subject, reason) = (Subject::Thread { tid, start: 0 }, Reason::ReadLocality);
-        let mv =
-            Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() };
-        let undo = crashed.prepare(&mv).unwrap();
-        crashed.start(&mv, &undo, &mut |_| Ok(())).unwrap();
-        undo.into_iter().next().unwrap()
+        made(&mut crashed, &Move { pid, ..move_of(tid, to) }).remove(0)
     };
     // When the second thread is moved, the first has the same value.
     made(pid, 1);
@@ -186,7 +184,7 @@ pub fn end_of_a_worker_without_a_watcher() -> Tried {
     let go = tmp.path().join("go");
     let program = Running::role("ending", &[go.to_str().unwrap()]);
     let pid = program.pid();
-    let worker = *tids(pid).iter().find(|tid| **tid != pid).unwrap();
+    let worker = second_of(pid);
     let mut actor = Actor::<Unwatched>::new(Default::default(), topology(), None, None).unwrap();
     actor.begin_window();
     // Both are prepared before one is bound, as the engine does.
@@ -207,8 +205,8 @@ pub fn end_of_a_worker_without_a_watcher() -> Tried {
 }
 
 /// A shell that starts a child once a file is there, and the child.
-fn parent_of_one(go: &Path) -> Running {
-    Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()))
+pub fn parent_of_one(go: &Path) -> Running {
+    Running::shell_after(go, "sleep 600 & wait")
 }
 
 pub fn child_of(pid: u32) -> u32 {
@@ -216,8 +214,7 @@ pub fn child_of(pid: u32) -> u32 {
         std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
     };
     loop {
-        let born = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        if let Some(child) = born.split_whitespace().map(|p| p.parse().unwrap()).find(is_it) {
+        if let Some(child) = children(pid).into_iter().find(is_it) {
             return child;
         }
     }

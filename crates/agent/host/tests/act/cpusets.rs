@@ -8,9 +8,9 @@ use host::{HostPlane, Settings};
 use topology::CpuSet;
 
 use crate::Tried;
-use crate::claims::child_of;
+use crate::claims::{child_of, parent_of_one};
 use crate::forks::WithBirths;
-use crate::world::{Running, Scripted, all, engine, mask, move_of, node, plane, set, step, topology_of};
+use crate::world::{Running, Scripted, all, engine, made, mask, move_of, node, plane, set, step, topology_of};
 
 /// A control group for one process, removed when dropped.
 struct Group(PathBuf);
@@ -77,9 +77,7 @@ pub fn inside() -> Tried {
     // The cpuset has part of the node: the move sets that part.
     let nodes = topology_of([all(), node(1)]);
     let mut wide = HostPlane::with_observer(Settings::default(), nodes, None).unwrap();
-    let mv = move_of(tid, 0);
-    let undo = wide.prepare(&mv).unwrap();
-    wide.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+    let undo = made(&mut wide, &move_of(tid, 0));
     assert_eq!(mask(tid), node(1));
     assert_eq!(wide.undo(&undo[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(tid), node(1));
@@ -118,9 +116,7 @@ pub fn changes() -> Tried {
     // before.
     group.set(&node(1));
     let mut second = plane(None);
-    let mv = move_of(tid, 1);
-    let undo = second.prepare(&mv).unwrap();
-    second.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+    let undo = made(&mut second, &move_of(tid, 1));
     group.set(&all());
     // Before 6.2 a thread got all of a cpuset that changed, whatever its affinity had been: nothing
     // of ours is left.
@@ -140,8 +136,7 @@ pub fn narrowed_child() -> Tried {
     let group = Group::new(&all())?;
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
-    let shell =
-        Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display()));
+    let shell = parent_of_one(&go);
     group.enter(shell.pid());
     let kept = KeepOrder(shell, group);
     let (pid, group) = (kept.0.pid(), &kept.1);

@@ -8,6 +8,7 @@ use host::HostPlane;
 use linux::affinity;
 
 use crate::Tried;
+use crate::claims::{child_of, parent_of_one};
 use crate::world::{Running, Scripted, all, engine, mask, node, plane, tids};
 
 /// Moves all threads of the given processes and then waits to be killed.
@@ -38,8 +39,7 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     let program = Running::role("threads", &["4"]);
     let own = *tids(program.pid()).last().unwrap();
     affinity::set(own, &node(0)).unwrap();
-    let script = format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; sleep 600 & wait", go.display());
-    let parent = Running::shell(&script);
+    let parent = parent_of_one(&go);
     let mut ended = Running::role("threads", &["1"]);
     let taken = Running::role("threads", &["1"]);
 
@@ -53,17 +53,7 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
 
     // Without the daemon, a child is born, a thread ends, and another program binds a third.
     std::fs::write(&go, "").unwrap();
-    let child = loop {
-        let path = format!("/proc/{0}/task/{0}/children", parent.pid());
-        let born: Vec<u32> =
-            std::fs::read_to_string(path).unwrap().split_whitespace().map(|p| p.parse().unwrap()).collect();
-        let is_last = |pid: &&u32| {
-            std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
-        };
-        if let Some(child) = born.iter().find(is_last) {
-            break *child;
-        }
-    };
+    let child = child_of(parent.pid());
     assert_eq!(mask(child), node(1));
     ended.kill();
     affinity::set(taken.pid(), &node(0)).unwrap();
@@ -83,6 +73,6 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     let entries = read(&dir, &Filter { tid: Some(parent.pid()), ..Filter::default() }).unwrap();
     let Event::Undone { result, affinity, occasion } = &entries.last().unwrap().event else { panic!("{entries:?}") };
     assert_eq!((*result, affinity, occasion.as_str()), (Undone::Restored, &all().to_string(), "after a crash"));
-    assert!(entries.iter().any(|e| matches!(e.event, Event::Moved { .. })));
+    assert!(entries.iter().any(|e| matches!(e.event, Event::Moved(_))));
     Ok(())
 }

@@ -5,7 +5,7 @@ use linux::affinity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Tried;
-use crate::world::{Running, all, mask, move_of, plane};
+use crate::world::{Running, all, made, mask, move_of, plane};
 
 /// Makes every open fail with EMFILE, or lets it succeed again.
 fn starve(hungry: bool, limit: &Rlimit) {
@@ -17,8 +17,7 @@ fn starve(hungry: bool, limit: &Rlimit) {
 pub fn be_starved(args: &[String]) {
     let mv = move_of(args[0].parse().unwrap(), 1);
     let mut plane = plane(None);
-    let undo = plane.prepare(&mv).unwrap();
-    plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
+    let undo = made(&mut plane, &mv);
     let limit = getrlimit(Resource::Nofile);
     starve(true, &limit);
     let (ended, undone, moved) = (plane.ended(&undo[0]), plane.undo(&undo[0]), plane.prepare(&mv));

@@ -12,7 +12,7 @@ use observe::{ObserveError, Observed, Observer};
 use topology::{CpuSet, ThreadId};
 
 use crate::Tried;
-use crate::world::{AllTo, Running, Scripted, all, engine, mask, node, plane, settings, step, topology};
+use crate::world::{Running, Scripted, all, all_to, children, engine, mask, node, plane, settings, step, topology};
 
 /// The scripted observer with the kernel's real report of births.
 pub struct WithBirths(Box<Scripted>, Observer);
@@ -44,19 +44,12 @@ impl Observe for WithBirths {
 
 /// Processes below `pid`, over all generations that still have their parents.
 fn below(pid: u32) -> Vec<u32> {
-    let children = |pid: u32| {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        text.split_whitespace().map(|p| p.parse().unwrap()).collect::<Vec<u32>>()
-    };
     children(pid).into_iter().flat_map(|child| [vec![child], below(child)].concat()).collect()
 }
 
 /// A shell that, once a file is there, starts a child that starts a grandchild; both stay.
 fn parent_of_two(go: &Path) -> Running {
-    let go = go.display();
-    Running::shell(&format!(
-        "echo ready; while [ ! -e {go} ]; do sleep 0.02; done; (sleep 600 & exec sleep 601) & while :; do sleep 0.05; done"
-    ))
+    Running::shell_after(go, "(sleep 600 & exec sleep 601) & while :; do sleep 0.05; done")
 }
 
 /// Waits until child and grandchild (and not only the shell's own pauses) are there.
@@ -119,14 +112,15 @@ const FORKS: usize = 12_000;
 /// [`FORKS`] it writes their number to a file and goes on, so that everything is put back while it
 /// forks. Once another file is there, fewer are enough.
 fn forker(go: &Path, done: &Path, enough: &Path) -> Running {
-    let (go, done, enough) = (go.display(), done.display(), enough.display());
-    Running::shell(&format!(
-        "echo ready; while [ ! -e {go} ]; do sleep 0.02; done; n=0; while :; do n=$((n+1)); ( : ); \
+    let (done, enough) = (done.display(), enough.display());
+    let script = format!(
+        "n=0; while :; do n=$((n+1)); ( : ); \
          if [ $((n % 200)) = 0 ]; then sleep 600 & if [ ! -e {done} ] && {{ [ $n = {FORKS} ] || [ -e {enough} ]; }}; then \
          echo $n > {done}.new; mv {done}.new {done}; fi; fi; \
          if [ $n = {} ]; then break; fi; done; while :; do sleep 1; done",
         2 * FORKS
-    ))
+    );
+    Running::shell_after(go, &script)
 }
 
 /// Masks of every thread of these processes.
@@ -157,7 +151,7 @@ fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried
     let other = forker(&go, &tmp.path().join("other"), &enough);
     let mut engine = Engine::new(
         plane(Some(observer(&[moved.pid()])?)),
-        Box::new(AllTo(1)),
+        all_to(1),
         engine::Settings { dwell_s: 0.0, ..settings() },
         None,
     )

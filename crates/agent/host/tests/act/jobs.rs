@@ -12,14 +12,13 @@ use act::data::DataMoves;
 use act::mover::Rules;
 use engine::{JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
-use topology::{CpuSet, FileId, NodeId};
+use topology::{CpuSet, FileId};
 
 use crate::Tried;
-use crate::world::{Running, Scripted, all, mask, node, plane, tids, topology};
+use crate::world::{Running, Scripted, a_move, all, mask, node, plane, tids, topology};
 
-fn process_to(pid: u32, to: u32) -> Move {
-    let (from, to, reason) = (NodeId(1 - to), NodeId(to), Reason::CacheAffinity);
-    Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into(), ranges: Vec::new() }
+pub fn process_to(pid: u32, to: u32) -> Move {
+    a_move(Subject::process(pid, None), pid, to, Reason::CacheAffinity)
 }
 
 /// The last word about a job.
@@ -134,9 +133,8 @@ fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> FileId {
 }
 
 fn file_to(id: FileId, generation: Option<u64>) -> Move {
-    let (from, to, reason) = (NodeId(1), NodeId(0), Reason::OverloadedHome);
     let subject = Subject::File { file: id.any_generation(), generation: generation.unwrap_or(0) };
-    Move { subject, pid: 0, from, to, reason, why: "".into(), ranges: Vec::new() }
+    a_move(subject, 0, 0, Reason::OverloadedHome)
 }
 
 /// A file is moved if it is the one that the move names, whatever is at its path by then; nothing

@@ -8,12 +8,12 @@ use std::time::Duration;
 use engine::{Engine, Finished, MoveEvent, Plane, PlaneError, Settings, Undone};
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
-use placement::{Plan, Policy, Snapshot};
+use placement::Plan;
 use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};
 
 use crate::Tried;
-use crate::world::{Running, Scripted, mask, move_of, set, settings, two_cpus};
+use crate::world::{Running, Scripted, made, mask, move_of, script, set, settings, two_cpus};
 
 fn write(sys: &Path, file: &str, text: &str) {
     let path = sys.join(file);
@@ -48,23 +48,6 @@ fn plane(sys: &Path, topology: Topology, pid: u32) -> HostPlane {
     HostPlane::with_observer(settings, topology, Some(Scripted::of(&[pid]))).unwrap()
 }
 
-/// Binds every thread once where it is.
-struct Once(bool);
-
-impl Policy for Once {
-    fn name(&self) -> &'static str {
-        "once"
-    }
-
-    fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
-        let keeps = match std::mem::replace(&mut self.0, true) {
-            false => snapshot.threads.iter().map(|t| t.tid).collect(),
-            true => Vec::new(),
-        };
-        Plan { version: 1, policy: "once".into(), keeps, ..Plan::default() }
-    }
-}
-
 pub fn cpus_come() -> Tried {
     let (all, a, _) = two_cpus()?;
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
@@ -77,7 +60,14 @@ pub fn cpus_come() -> Tried {
     topology.configure(&[(NodeId(0), configured)].into()).unwrap();
     let plane = plane(sys.path(), topology, process.pid());
     let settings = Settings { dwell_s: 0.0, ..settings() };
-    let mut engine = Engine::new(plane, Box::new(Once(false)), settings, None).unwrap();
+    // Binds every thread once where it is.
+    let mut first = true;
+    let policy = script(move |snapshot| {
+        let keeps = snapshot.threads.iter().filter(|_| first).map(|t| t.tid).collect();
+        first = false;
+        Plan { keeps, ..Plan::default() }
+    });
+    let mut engine = Engine::new(plane, policy, settings, None).unwrap();
     let applied = |report: engine::WindowReport| report.outcomes.into_iter().map(|o| o.result).collect::<Vec<_>>();
     assert_eq!(applied(engine.step().unwrap()), [MoveEvent::Applied]);
     assert_eq!(mask(process.pid()), half);
@@ -122,11 +112,9 @@ pub fn isolated() -> Tried {
     let mut plane = plane(sys.path(), topology::sysfs::read(sys.path()).unwrap(), process.pid());
     let pinned = |plane: &mut HostPlane| plane.observe(Duration::ZERO).unwrap().threads.remove(0).pinned;
     assert_eq!(pinned(&mut plane), None);
-    let mv = move_of(process.pid(), 0);
-    let undo = plane.prepare(&mv).unwrap();
+    let undo = made(&mut plane, &move_of(process.pid(), 0));
     let masks = undo[0].masks.clone().unwrap();
     assert_eq!((masks.before, masks.ours), (set([a]), set([a])), "it stays off the isolated CPU");
-    plane.start(&mv, &undo, &mut |_| Ok(())).unwrap();
     assert_eq!(plane.undo(&undo[0]).unwrap(), Undone::Restored);
     assert_eq!(mask(process.pid()), set([a]));
     assert_eq!(pinned(&mut plane), None, "put back, it can be moved again");

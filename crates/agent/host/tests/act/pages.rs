@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use act::copying::{Back, Copied, Copying};
 use act::pages::{self, FileMove, FileMoveError};
+use rustix::fs::{Advice, fadvise};
 use topology::{NodeId, Topology};
 
 use crate::Tried;
@@ -68,9 +70,7 @@ fn written(dir: &Path, len: usize) -> PathBuf {
 }
 
 fn evict(path: &Path) {
-    // SAFETY: advice on an open descriptor.
-    let rc = unsafe { libc::posix_fadvise(File::open(path).unwrap().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-    assert_eq!(rc, 0);
+    fadvise(File::open(path).unwrap(), 0, None, Advice::DontNeed).unwrap();
     assert_eq!(cached(path).len(), 0, "the file system does not evict");
 }
 
@@ -122,8 +122,7 @@ pub fn every_node() -> Tried {
     evict(&path);
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     let file = File::open(&path).unwrap();
-    // SAFETY: advice on an open descriptor.
-    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    fadvise(&file, 0, None, Advice::Random).unwrap();
     // Pieces before, across and behind the border of two windows, and the file's last page.
     let pieces = [(MIB, 3 * MIB), (15 * MIB, 2 * MIB), (20 * MIB, 123)];
     for (at, len) in pieces {
@@ -266,8 +265,7 @@ pub fn parts() -> Tried {
     evict(&path);
     // Bytes 4 to 6 MiB are not cached.
     let file = File::open(&path).unwrap();
-    // SAFETY: advice on an open descriptor.
-    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) }, 0);
+    fadvise(&file, 0, None, Advice::Random).unwrap();
     for (at, len) in [(0, 4 * MIB), (6 * MIB, 14 * MIB + 123)] {
         file.read_exact_at(&mut vec![0; len], at as u64).unwrap();
     }
@@ -304,10 +302,7 @@ pub fn parts() -> Tried {
 }
 
 fn evict_part(path: &Path, start: usize, len: usize) {
-    let file = File::open(path).unwrap();
-    let (start, len) = (start as libc::off_t, len as libc::off_t);
-    // SAFETY: advice on an open descriptor.
-    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), start, len, libc::POSIX_FADV_DONTNEED) }, 0);
+    fadvise(File::open(path).unwrap(), start as u64, NonZeroU64::new(len as u64), Advice::DontNeed).unwrap();
 }
 
 /// A process that maps a part of a file, until it is dropped.

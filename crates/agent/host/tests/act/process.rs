@@ -18,13 +18,14 @@ use engine::{Engine, PlaneError, StateDir, Subject, Undo, Undone, recover};
 use linux::affinity;
 use linux::privileges;
 use linux::threads::Threads;
-use placement::{Move, Plan, Policy, Reason, Snapshot};
-use topology::{CpuSet, NodeId, Topology};
+use placement::Plan;
+use topology::{CpuSet, NodeId};
 
 use crate::Tried;
 use crate::claims::child_of;
 use crate::forks::WithBirths;
-use crate::world::{Running, all, mask, node, plane, settings, tids, topology, wait_for};
+use crate::jobs::process_to;
+use crate::world::{Running, all, children, mask, node, plane, script, settings, tids, topology, wait_for};
 
 fn mover() -> Mover {
     Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap()
@@ -69,28 +70,6 @@ pub fn be_late(args: &[String]) {
     child.wait().unwrap();
 }
 
-/// Moves a process once.
-struct Once(Option<u32>);
-
-impl Policy for Once {
-    fn name(&self) -> &'static str {
-        "once"
-    }
-
-    fn decide(&mut self, _: &Topology, _: &Snapshot) -> Plan {
-        let to = |pid| {
-            let (from, to, reason) = (NodeId(1), NodeId(0), Reason::CacheAffinity);
-            Move { subject: Subject::process(pid, None), pid, from, to, reason, why: "".into(), ranges: Vec::new() }
-        };
-        Plan {
-            version: 1,
-            policy: "once".into(),
-            moves: self.0.take().map(to).into_iter().collect(),
-            ..Plan::default()
-        }
-    }
-}
-
 /// A thread that a moved process starts in a later window stays with it, has a record of its own,
 /// and is put back at the end. A child of it is put back at once.
 pub fn born_later() -> Tried {
@@ -100,7 +79,9 @@ pub fn born_later() -> Tried {
     let pid = program.pid();
     let state = StateDir::open(&tmp.path().join("state")).unwrap();
     let plane = plane(Some(WithBirths::of(&[pid])?));
-    let mut engine = Engine::new(plane, Box::new(Once(Some(pid))), settings(), Some(state)).unwrap();
+    let mut once = vec![process_to(pid, 0)];
+    let policy = script(move |_| Plan { moves: std::mem::take(&mut once), ..Plan::default() });
+    let mut engine = Engine::new(plane, policy, settings(), Some(state)).unwrap();
     assert_eq!(engine.step().unwrap().owned_threads, 1);
     std::fs::write(&go, "").unwrap();
     wait_for(|| tids(pid).len() == 4);
@@ -338,10 +319,7 @@ pub fn refusals() -> Tried {
     }
     // A child that nobody waits for.
     let zombie = Running::shell("sleep 0.01 & echo ready; exec sleep 600");
-    let child = || {
-        let path = format!("/proc/{0}/task/{0}/children", zombie.pid());
-        std::fs::read_to_string(path).unwrap().trim().parse::<u32>().ok()
-    };
+    let child = || children(zombie.pid()).pop();
     wait_for(|| {
         child().is_some_and(|c| std::fs::read_to_string(format!("/proc/{c}/stat")).is_ok_and(|s| s.contains(") Z ")))
     });
@@ -359,17 +337,8 @@ pub fn refusals() -> Tried {
     let error =
         process::prepare(&mut self::mover(), &topology(), (program.pid(), later), NodeId(1), false).unwrap_err();
     assert!(matches!(error, PlaneError::Gone { .. }), "{error}");
-    let no_memory = Topology {
-        nodes: topology()
-            .nodes
-            .into_iter()
-            .map(|mut n| {
-                n.memory_bytes = 0;
-                n
-            })
-            .collect(),
-        ..topology()
-    };
+    let mut no_memory = topology();
+    no_memory.nodes.iter_mut().for_each(|n| n.memory_bytes = 0);
     let error = process::prepare(&mut self::mover(), &no_memory, (program.pid(), None), NodeId(0), true).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "no_memory_on_node", .. }), "{error}");
     Ok(())
@@ -489,8 +458,7 @@ pub fn a_node_that_takes_nothing_stops_no_other() -> Tried {
 pub fn exec_ends_a_memory_move() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
-    let program =
-        Running::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.01; done; exec sleep 600", go.display()));
+    let program = Running::shell_after(&go, "exec sleep 600");
     let proc = Path::new("/proc");
     let process = Threads::new(proc).stat(program.pid()).unwrap().unwrap().process();
     let mut work = MemoryMove::new(proc, process, NodeId(0)).unwrap().unwrap();

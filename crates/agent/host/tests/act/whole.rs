@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use engine::journal::{Event, Filter, history, read};
+use engine::journal::{Decided, Event, Filter, history, read};
 use engine::{Engine, Settings, StateDir};
 use host::{HostPlane, Settings as HostSettings};
 use topology::NodeId;
@@ -74,10 +74,10 @@ pub fn readers_go_home() -> Tried {
     assert!(threads().iter().all(|tid| mask(*tid) == all()));
     let lines =
         history(read(&tmp.path().join("state"), &Filter { pid: Some(readers.pid()), ..Filter::default() }).unwrap());
-    let moved: Vec<_> = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved { .. })).collect();
+    let moved: Vec<_> = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved(_))).collect();
     assert_eq!(moved.len(), 3);
     for line in &moved {
-        let Event::Moved { from, to, why, .. } = &line.entry.event else { panic!("{line:?}") };
+        let Event::Moved(Decided { from, to, why, .. }) = &line.entry.event else { panic!("{line:?}") };
         // From node 1, or bound on node 0 where it already was when others came.
         assert!(from.0 <= 1 && *to == NodeId(0), "{line:?}");
         assert!(why.contains("read from node 0") && line.remote_share.is_some(), "{line:?}");

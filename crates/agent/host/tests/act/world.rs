@@ -1,19 +1,18 @@
 //! Real processes, made-up nodes, a scripted observer and policy.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child as Process, Command, Stdio};
 use std::time::Duration;
 
-use engine::{Engine, MoveEvent, Plane, Settings, StateDir};
+use engine::{Engine, MoveEvent, Plane, Settings, StateDir, Undo};
 use host::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
-use observe::{Cost, ObserveError, Observed, ObservedThread};
-use placement::{Move, NodeBytes, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
+use observe::{ObserveError, Observed, ObservedThread};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
 use topology::{CpuSet, Node, NodeId, ThreadId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
@@ -76,6 +75,17 @@ pub fn tids(pid: u32) -> Vec<u32> {
     tasks.flatten().map(|t| t.file_name().to_str().unwrap().parse().unwrap()).collect()
 }
 
+/// A thread of a process that is not its first.
+pub fn second_of(pid: u32) -> u32 {
+    *tids(pid).iter().find(|tid| **tid != pid).unwrap()
+}
+
+/// The processes that a process has started and that have not ended.
+pub fn children(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
 /// Returns when this has come true.
 pub fn wait_for(come_true: impl Fn() -> bool) {
     while !come_true() {
@@ -114,19 +124,7 @@ impl Observe for Scripted {
                 });
             }
         }
-        Ok(Observed {
-            time_s: self.clock,
-            window_s: 1.0,
-            threads,
-            node_cpu_s: BTreeMap::new(),
-            node_read: NodeBytes::default(),
-            node_write: NodeBytes::default(),
-            files: Vec::new(),
-            births_lost: true,
-            notes: Vec::new(),
-            tasks: 0,
-            cost: Cost::default(),
-        })
+        Ok(Observed { time_s: self.clock, window_s: 1.0, threads, births_lost: true, ..Observed::default() })
     }
 
     fn watch(&mut self, _: ThreadId) -> Result<(), ObserveError> {
@@ -142,29 +140,48 @@ impl Observe for Scripted {
     }
 }
 
-/// Sends every thread to one node.
-pub struct AllTo(pub u32);
+/// A policy that is a closure.
+struct Script<F>(F);
 
-impl Policy for AllTo {
+impl<F: FnMut(&Snapshot) -> Plan + Send> Policy for Script<F> {
     fn name(&self) -> &'static str {
-        "all-to-one"
+        "script"
     }
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
-        let to = NodeId(self.0);
-        let moves = snapshot
-            .threads
-            .iter()
-            .filter(|t| t.node != to)
-            .map(|t| Move::thread(t, to, Reason::ReadLocality, "100.0 MB of 100.0 MB read from there"));
-        Plan { version: 1, policy: "all-to-one".into(), moves: moves.collect(), ..Plan::default() }
+        Plan { version: 1, policy: "script".into(), ..(self.0)(snapshot) }
     }
+}
+
+pub fn script(decide: impl FnMut(&Snapshot) -> Plan + Send + 'static) -> Box<dyn Policy> {
+    Box::new(Script(decide))
+}
+
+/// Sends every thread to one node.
+pub fn all_to(to: u32) -> Box<dyn Policy> {
+    script(move |snapshot| {
+        let away = snapshot.threads.iter().filter(|t| t.node != NodeId(to));
+        let why = "100.0 MB of 100.0 MB read from there";
+        let moves = away.map(|t| Move::thread(t, NodeId(to), Reason::ReadLocality, why)).collect();
+        Plan { moves, ..Plan::default() }
+    })
+}
+
+/// A move to one node from the other.
+pub fn a_move(subject: Subject, pid: u32, to: u32, reason: Reason) -> Move {
+    Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() }
 }
 
 pub fn move_of(tid: u32, to: u32) -> Move {
     let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.id.start_ns);
-    let (subject, reason) = (Subject::Thread { tid, start }, Reason::ReadLocality);
-    Move { subject, pid: tid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() }
+    a_move(Subject::Thread { tid, start }, tid, to, Reason::ReadLocality)
+}
+
+/// Prepares and makes a move.
+pub fn made(plane: &mut HostPlane, mv: &Move) -> Vec<Undo> {
+    let undo = plane.prepare(mv).unwrap();
+    plane.start(mv, &undo, &mut |_| Ok(())).unwrap();
+    undo
 }
 
 pub fn plane(observer: Option<Box<dyn Observe>>) -> HostPlane {
@@ -176,7 +193,7 @@ pub fn settings() -> Settings {
 }
 
 pub fn engine(plane: HostPlane, to: u32, state: Option<StateDir>) -> Engine<HostPlane> {
-    Engine::new(plane, Box::new(AllTo(to)), settings(), state).unwrap()
+    Engine::new(plane, all_to(to), settings(), state).unwrap()
 }
 
 /// Verdicts of one window.
@@ -215,6 +232,11 @@ impl Running {
 
     pub fn shell(script: &str) -> Self {
         Self::start(Command::new("sh").args(["-c", script]))
+    }
+
+    /// A shell that goes on with the script once a file is there.
+    pub fn shell_after(go: &Path, script: &str) -> Self {
+        Self::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; {script}", go.display()))
     }
 
     pub fn pid(&self) -> u32 {

@@ -315,9 +315,7 @@ pub fn file_system_is_exact(path: &Path) -> Result<bool, Failed> {
 
 /// Pins the calling thread.
 pub fn pin(cpus: &CpuSet) -> std::io::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(cpu as usize));
-    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+    linux::affinity::set(linux::threads::own_tid(), cpus)
 }
 
 /// Runs a job on these CPUs.
@@ -347,17 +345,6 @@ pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
         *nodes.entry(node).or_default() += 4096.min(len as u64 - i as u64 * 4096);
     }
     Ok(nodes)
-}
-
-/// A child that can be ended together with its descendants.
-pub trait OwnGroup {
-    fn process_group_of_its_own(&mut self) -> &mut Self;
-}
-
-impl OwnGroup for Command {
-    fn process_group_of_its_own(&mut self) -> &mut Self {
-        std::os::unix::process::CommandExt::process_group(self, 0)
-    }
 }
 
 /// Ends a child, and its group if the child leads one.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -38,7 +39,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
         .args(["-c", "sleep 100 & echo born; read go; sh -c 'sleep 200 & echo $!; wait' & wait"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .process_group_of_its_own()
+        .process_group(0)
         .spawn()?;
     let result = (|| -> Outcome {
         let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
@@ -84,7 +85,7 @@ fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
     let mut storm = Command::new("sh")
         .args(["-c", "i=0; while [ $i -lt 1000 ]; do (:); i=$((i+1)); done"])
         .stdin(Stdio::null())
-        .process_group_of_its_own()
+        .process_group(0)
         .spawn()?;
     let result = (|| -> Outcome {
         while storm.try_wait()?.is_none() {

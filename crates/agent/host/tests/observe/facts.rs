@@ -110,17 +110,17 @@ impl Reader {
     }
 
     fn start(program: &Path, paths: &[&Path]) -> Result<Self, Failed> {
-        let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
-        let child = Command::new(program).env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?;
-        Ok(Self(child))
+        Self::spawn(&mut Command::new(program), paths)
+    }
+
+    fn spawn(program: &mut Command, paths: &[impl AsRef<Path>]) -> Result<Self, Failed> {
+        let paths: Vec<_> = paths.iter().map(|path| path.as_ref().to_string_lossy()).collect();
+        Ok(Self(program.env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?))
     }
 
     /// A process of another user that reads all of these files, which are small.
     pub fn of_nobody(paths: &[PathBuf]) -> Result<Self, Failed> {
-        let paths: Vec<_> = paths.iter().map(|path| path.to_string_lossy()).collect();
-        let program = std::env::current_exe()?;
-        let child = Command::new(program).env(READ, paths.join(":")).env(NOBODY, "1").stdout(Stdio::null()).spawn()?;
-        Ok(Self(child))
+        Self::spawn(Command::new(std::env::current_exe()?).env(NOBODY, "1"), paths)
     }
 
     pub fn pid(&self) -> u32 {

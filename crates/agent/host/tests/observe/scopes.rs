@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
     let mut tree = Command::new("sh")
         .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
         .stdin(Stdio::null())
-        .process_group_of_its_own()
+        .process_group(0)
         .spawn()?;
     let mut other = busy()?;
     let result = (|| -> Outcome {

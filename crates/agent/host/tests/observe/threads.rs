@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use libtest_mimic::Completion;
+use linux::clock::{self, ClockId};
 use observe::{Hooks, Observer};
 use topology::{CpuSet, NodeId};
 
@@ -116,9 +117,7 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
 
     // A custom affinity shows.
     let (seen, _) = watch_one(&mut observer, move || {
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(rustix::thread::sched_getcpu());
-        rustix::thread::sched_setaffinity(None, &one)?;
+        pin(&CpuSet::from_iter([rustix::thread::sched_getcpu() as u32]))?;
         spin()
     })?;
     let thread = seen.thread.ok_or("the thread was not reported")?;
@@ -132,13 +131,8 @@ fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
     let observer = exact.observer()?;
     observer.window(Duration::ZERO)?;
     let spin = || {
-        let start = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        loop {
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-            if now.tv_sec * 1000 + now.tv_nsec / 1_000_000 >= start.tv_sec * 1000 + start.tv_nsec / 1_000_000 + 200 {
-                return;
-            }
-        }
+        let end = clock::s(ClockId::ThreadCPUTime) + 0.2;
+        while clock::s(ClockId::ThreadCPUTime) < end {}
     };
     std::thread::scope(|scope| {
         scope.spawn(spin);

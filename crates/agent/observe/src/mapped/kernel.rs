@@ -114,11 +114,9 @@ impl Kernel {
         let tid = linux::threads::own_tid();
         // A page that begins with a word found nowhere else.
         let mut page: Box<[u64; 1024]> = Box::new([0; 1024]);
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).map_err(|e| io(e.into()))?;
         let address = (std::ptr::from_ref(&*page).expose_provenance() as u64).next_multiple_of(4096);
         let word = (address - std::ptr::from_ref(&*page).expose_provenance() as u64) / 8;
-        let magic = u64::from_ne_bytes(random) | 1;
+        let magic = linux::random::secret().map_err(io)? | 1;
         if let Some(first) = page.get_mut(word as usize) {
             *first = std::hint::black_box(magic);
         }

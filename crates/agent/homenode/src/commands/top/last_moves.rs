@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
-use engine::journal::{self, About, Entry, Event, Filter, Kind};
+use engine::journal::{self, About, Decided, Entry, Event, Filter, Kind};
 use session::window::{Copy, Window};
 
 use crate::commands::explain;
@@ -70,7 +70,7 @@ impl LastMoves {
         }
         let Some(about) = &entry.thread else { return };
         match &entry.event {
-            Event::CopyStarted { from, to, .. } => {
+            Event::CopyStarted(Decided { from, to, .. }) => {
                 let name = explain::name_of(about);
                 let copy = Copy { name, from: *from, to: *to, bytes: 0, done: 0, failed: 0 };
                 self.copies.push((about.clone(), copy));
@@ -94,7 +94,7 @@ impl LastMoves {
 fn words(entry: &Entry, now: DateTime<Local>) -> Option<String> {
     let time = explain::time(entry.time, now);
     match &entry.event {
-        Event::Moved { from, to, .. } => Some(format!("{time} {from} → {to}")),
+        Event::Moved(Decided { from, to, .. }) => Some(format!("{time} {from} → {to}")),
         Event::Undone { .. } => Some(format!("{time} undone")),
         _ => None,
     }
