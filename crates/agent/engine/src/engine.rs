@@ -253,7 +253,8 @@ impl<P: Plane> Engine<P> {
             false => self.say_what_stays(&mut finished),
         }
         let counts = Counts::from(&finished);
-        tracing::info!(?counts, "finished");
+        let Counts { restored, changed_by_others, gone, failed: not_restored } = counts;
+        tracing::info!(restored, changed_by_others, gone, failed = not_restored, "finished");
         self.write(None, Event::Stopped(counts));
         let written = self.disk.as_mut().map(|disk| disk.journal.flush());
         for error in [written, stored].into_iter().flatten().filter_map(Result::err) {

@@ -190,7 +190,8 @@ pub(crate) fn recover_owned<P: Plane>(
         journal.add(&Entry { time, thread: Some(About::new(&subject, 0, &comm)), event });
     }
     let counts = Counts::from(&finished);
-    tracing::info!(?counts, "recovered from an earlier run");
+    let Counts { restored, changed_by_others, gone, failed: not_restored } = counts;
+    tracing::info!(restored, changed_by_others, gone, failed = not_restored, "recovered from an earlier run");
     journal.add(&Entry { time, thread: None, event: Event::Recovered(counts) });
     if let Err(error) = journal.flush() {
         finished.note(error.to_string());

@@ -158,6 +158,10 @@ pub fn under_load() {
                         let offset = WRITTEN + (reads * 8 * 12_347) % (size - WRITTEN);
                         assert_eq!(words.get(offset), word(7, offset), "a reader sees wrong bytes at {offset}");
                         reads += 1;
+                        // Readers without a pause leave emulated CPUs nothing for the move.
+                        if reads.is_multiple_of(16) {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
                     }
                     reads
                 })
@@ -166,9 +170,9 @@ pub fn under_load() {
         let writers: Vec<_> = (0..2)
             .map(|n| {
                 let (stop, file) = (&stop, &file);
-                // Up to 0.6 s, so that a chunk gets its turn now and then: a write anywhere in the
+                // Up to 1 s, so that a chunk gets its turn now and then: a write anywhere in the
                 // file makes it start again.
-                let pause = |stores: u64| Duration::from_millis(stores * 7919 % 600);
+                let pause = |stores: u64| Duration::from_millis(stores * 7919 % 1000);
                 scope.spawn(move || write(file, 8 * n, 8, pause, stop))
             })
             .collect();

@@ -360,7 +360,7 @@ fn moving() -> Outcome {
     for part in [A, B, c.clone(), A, B] {
         let _reader = Reader::start(&bench, 0, &file, part)?;
         let since = Instant::now();
-        while since.elapsed().as_secs() < STAY_S / 6 {
+        while since.elapsed().as_secs() < STAY_S / 4 {
             daemon.window()?;
             trips.look(&file)?;
         }

@@ -13,7 +13,7 @@ use linux::affinity;
 use linux::births::{Descendant, Origin};
 use linux::threads::own_tid;
 use observe::{ObserveError, Observed};
-use placement::Move;
+use placement::{Move, Subject};
 use topology::ThreadId;
 
 use crate::Tried;
@@ -151,7 +151,8 @@ pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
     let mut crashed = plane(Some(Scripted::of(&[pid])));
     let mut made = |tid, to| {
         crashed.observe(Duration::ZERO).unwrap();
-        made(&mut crashed, &Move { pid, ..move_of(tid, to) }).remove(0)
+        // A policy may not know when the thread started.
+        made(&mut crashed, &Move { pid, subject: Subject::Thread { tid, start: 0 }, ..move_of(tid, to) }).remove(0)
     };
     // When the second thread is moved, the first has the same value.
     made(pid, 1);
@@ -214,7 +215,7 @@ pub fn child_of(pid: u32) -> u32 {
         std::fs::read_to_string(format!("/proc/{child}/cmdline")).is_ok_and(|line| line.starts_with("sleep\x00600"))
     };
     loop {
-        if let Some(child) = children(pid).into_iter().find(is_it) {
+        if let Some(child) = children(pid).unwrap().into_iter().find(is_it) {
             return child;
         }
     }

@@ -44,7 +44,7 @@ impl Observe for WithBirths {
 
 /// Processes below `pid`, over all generations that still have their parents.
 fn below(pid: u32) -> Vec<u32> {
-    children(pid).into_iter().flat_map(|child| [vec![child], below(child)].concat()).collect()
+    children(pid).unwrap_or_default().into_iter().flat_map(|child| [vec![child], below(child)].concat()).collect()
 }
 
 /// A shell that, once a file is there, starts a child that starts a grandchild; both stay.

@@ -319,7 +319,7 @@ pub fn refusals() -> Tried {
     }
     // A child that nobody waits for.
     let zombie = Running::shell("sleep 0.01 & echo ready; exec sleep 600");
-    let child = || children(zombie.pid()).pop();
+    let child = || children(zombie.pid()).unwrap().pop();
     wait_for(|| {
         child().is_some_and(|c| std::fs::read_to_string(format!("/proc/{c}/stat")).is_ok_and(|s| s.contains(") Z ")))
     });

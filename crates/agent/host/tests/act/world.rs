@@ -81,9 +81,9 @@ pub fn second_of(pid: u32) -> u32 {
 }
 
 /// The processes that a process has started and that have not ended.
-pub fn children(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+pub fn children(pid: u32) -> std::io::Result<Vec<u32>> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(children.split_whitespace().map(|pid| pid.parse().unwrap()).collect())
 }
 
 /// Returns when this has come true.
