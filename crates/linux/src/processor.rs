@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use topology::Node;
@@ -82,10 +83,14 @@ fn kib(text: &str) -> Option<u64> {
 }
 
 /// The kernel's list of what this thread may use (`Cpus_allowed_list`, `Mems_allowed_list`);
-/// `None` on a kernel without cpusets, or if it cannot be read.
-pub fn allowed(proc_root: &Path, what: &str) -> Option<topology::CpuSet> {
-    let status = fs::read_to_string(proc_root.join("thread-self/status")).ok()?;
-    field(&status, what)?.trim().parse().ok()
+/// `None` on a kernel without cpusets.
+///
+/// # Errors
+///
+/// It cannot be read, or is no list.
+pub fn allowed(proc_root: &Path, what: &str) -> io::Result<Option<topology::CpuSet>> {
+    let status = fs::read_to_string(proc_root.join("thread-self/status"))?;
+    field(&status, what).map(|list| list.trim().parse().map_err(io::Error::other)).transpose()
 }
 
 #[cfg(test)]

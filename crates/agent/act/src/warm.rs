@@ -70,7 +70,8 @@ pub enum WarmError {
 ///
 /// [`WarmError::Node`]: the machine has no such node, or the cpuset does not allow its memory.
 pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmError> {
-    let allowed = pages::allowed();
+    // Unknown is no refusal: the kernel has the last word.
+    let allowed = pages::allowed().ok().flatten();
     let refusal = |id: NodeId| match topology.node(id) {
         None => Some("this machine has no such node"),
         Some(node) if node.memory_bytes == 0 => Some("it has no memory"),

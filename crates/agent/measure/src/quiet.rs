@@ -62,7 +62,8 @@ pub struct Allowed {
 impl Allowed {
     /// Of this process.
     pub fn of_self(proc_root: &Path) -> Self {
-        let list = |what| linux::processor::allowed(proc_root, what);
+        // Unknown is no limit: the kernel has the last word.
+        let list = |what| linux::processor::allowed(proc_root, what).ok().flatten();
         Self { cpus: list("Cpus_allowed_list"), nodes: list("Mems_allowed_list") }
     }
 

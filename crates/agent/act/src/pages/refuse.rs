@@ -1,5 +1,6 @@
 //! Reasons for which files are not moved.
 
+use std::io;
 use std::path::Path;
 
 use linux::memory::{self, Room};
@@ -35,16 +36,17 @@ pub fn target(topology: &Topology, to: NodeId) -> Result<(), FileMoveError> {
         return refused(reason, why.to_owned(), Some(e));
     }
     match allowed() {
-        Some(allowed) if !allowed.contains(to.0) => {
+        Ok(Some(allowed)) if !allowed.contains(to.0) => {
             let why = format!("the cpuset of homenode allows it memory on nodes {allowed} only (Mems_allowed)");
             refused("cpuset", why, None)
         }
-        _ => Ok(()),
+        Ok(_) => Ok(()),
+        Err(e) => refused("cpuset", "the nodes that homenode may use are unknown".to_owned(), Some(e)),
     }
 }
 
-/// The nodes whose memory this thread may use. Unknown is no refusal: the kernel has the last word.
-pub(crate) fn allowed() -> Option<CpuSet> {
+/// The nodes whose memory this thread may use; `None` on a kernel without cpusets.
+pub(crate) fn allowed() -> io::Result<Option<CpuSet>> {
     processor::allowed(Path::new("/proc"), "Mems_allowed_list")
 }
 
