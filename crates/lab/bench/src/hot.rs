@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 use lab::damon::Damon;
 use observe::mapped::Mapped;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use rustix::time::ClockId;
 use serde_json::json;
 use topology::Topology;
 
-use crate::{Result, again, cpu_s, median};
+use crate::{Result, again, median};
+use linux::clock::{self, ClockId};
 
 /// How long each of the three runs in a round.
 const SPELL: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ fn load(path: &Path) {
         }
     });
     for _ in std::io::stdin().lock().lines() {
-        println!("{} {}", READS.load(Ordering::Relaxed), cpu_s(ClockId::ProcessCPUTime));
+        println!("{} {}", READS.load(Ordering::Relaxed), clock::s(ClockId::ProcessCPUTime));
     }
 }
 
@@ -134,14 +134,14 @@ fn measure(path: &Path, bytes: u64, rounds: usize, out: &Path) {
     let (mut ours, mut theirs, mut our_cpu, mut their_cpu) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=rounds {
         let alone = program.rate(sleep);
-        let before = cpu_s(ClockId::ThreadCPUTime);
+        let before = clock::s(ClockId::ThreadCPUTime);
         let sampled = program.rate(|until| {
             while Instant::now() < until {
                 mapped.sample(&[pid], 0.03).unwrap();
                 std::thread::sleep(Duration::from_secs(1).min(until.saturating_duration_since(Instant::now())));
             }
         });
-        our_cpu.push((cpu_s(ClockId::ThreadCPUTime) - before) / SPELL.as_secs_f64());
+        our_cpu.push((clock::s(ClockId::ThreadCPUTime) - before) / SPELL.as_secs_f64());
         ours.push(sampled / alone);
         let mut line =
             format!("round {round}: {:.1} M reads in a CPU second alone, homenode {:.4}", alone / 1e6, sampled / alone);

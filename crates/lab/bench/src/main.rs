@@ -23,8 +23,6 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::time::{ClockId, clock_gettime};
-
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 fn main() -> Result<()> {
@@ -81,12 +79,6 @@ impl Drop for Part {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// CPU seconds of this thread or process so far.
-fn cpu_s(clock: ClockId) -> f64 {
-    let now = clock_gettime(clock);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
 /// The same numbers without order each time: below `most`, others for each seed.

@@ -23,10 +23,10 @@ use std::time::Duration;
 use observe::times::ReadTimes;
 use observe::{Observer, Scope, Settings};
 use rustix::thread::CpuSet;
-use rustix::time::ClockId;
 use serde_json::{Value, json};
 
-use crate::{Part, Result, cpu_s, quartiles};
+use crate::{Part, Result, quartiles};
+use linux::clock::{self, ClockId};
 
 const WINDOW: Duration = Duration::from_secs(1);
 const FILES: usize = 1000;
@@ -194,13 +194,13 @@ fn pread_ns(file: &File) -> std::io::Result<f64> {
 /// ns of CPU time per 4 KiB pread, over this much CPU time, which excludes the work of others.
 fn burst_ns(file: &File, length: Duration) -> std::io::Result<f64> {
     let mut buffer = [0; 4096];
-    let (start, mut n) = (cpu_s(ClockId::ThreadCPUTime), 0u64);
+    let (start, mut n) = (clock::s(ClockId::ThreadCPUTime), 0u64);
     loop {
         for i in 0..1000u64 {
             file.read_exact_at(&mut buffer, (n + i) % 4096 * 4096)?;
         }
         n += 1000;
-        let used = cpu_s(ClockId::ThreadCPUTime) - start;
+        let used = clock::s(ClockId::ThreadCPUTime) - start;
         if used >= length.as_secs_f64() {
             return Ok(used * 1e9 / n as f64);
         }
@@ -523,7 +523,7 @@ fn used_in_ten_seconds(pid: u32) -> Result<Used, String> {
 fn procfs_reader() -> Result<Used> {
     let mut shares = Vec::new();
     for _ in 0..5 {
-        let before = cpu_s(ClockId::ThreadCPUTime);
+        let before = clock::s(ClockId::ThreadCPUTime);
         let mut seen = 0u64;
         for process in procfs::process::all_processes()?.flatten() {
             for task in process.tasks().into_iter().flatten().flatten() {
@@ -534,7 +534,7 @@ fn procfs_reader() -> Result<Used> {
             }
         }
         std::hint::black_box(seen);
-        shares.push(cpu_s(ClockId::ThreadCPUTime) - before);
+        shares.push(clock::s(ClockId::ThreadCPUTime) - before);
         std::thread::sleep(WINDOW);
     }
     let rss_bytes = procfs::process::Process::myself()?.stat()?.rss * procfs::page_size();
