@@ -268,9 +268,10 @@ impl Programs {
         // place is leaked.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = ObserveSkelBuilder::default().open(storage)?;
+        let named = Hook::ALL.map(|hook| (hook.program(), hook));
         for mut program in open.open_object_mut().progs_mut() {
-            if let Some(hook) = Hook::ALL.into_iter().find(|hook| program.name() == hook.program().as_str()) {
-                program.set_autoload(hooks.contains(&hook));
+            if let Some((_, hook)) = named.iter().find(|(name, _)| program.name() == name.as_str()) {
+                program.set_autoload(hooks.contains(hook));
             }
         }
         let has = |hook| hooks.contains(&hook);
@@ -556,7 +557,8 @@ fn refused(step: &str, hook: Hook, error: &libbpf_rs::Error) -> String {
 }
 
 fn find<'a>(skel: &'a mut ObserveSkel<'static>, hook: Hook) -> Result<ProgramMut<'a>, libbpf_rs::Error> {
-    let program = skel.object_mut().progs_mut().find(|p| p.name() == hook.program().as_str());
+    let name = hook.program();
+    let program = skel.object_mut().progs_mut().find(|p| p.name() == name.as_str());
     program.ok_or_else(|| libbpf_rs::Error::from_raw_os_error(libc::ENOENT))
 }
 

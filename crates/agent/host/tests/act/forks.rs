@@ -42,7 +42,8 @@ impl Observe for WithBirths {
     }
 }
 
-/// Processes below `pid`, over all generations that still have their parents.
+/// Processes below `pid`, over all generations that still have their parents. One that has just
+/// ended has no file of children (ENOENT, ESRCH), and none.
 fn below(pid: u32) -> Vec<u32> {
     children(pid).unwrap_or_default().into_iter().flat_map(|child| [vec![child], below(child)].concat()).collect()
 }
