@@ -123,8 +123,8 @@ pub fn read(
     Ok(all)
 }
 
-/// Pages that the kernel wants to be free on a node ([`Counts::high`]); `None` where procfs does not
-/// tell.
+/// Pages that the kernel wants to be free on a node ([`Counts::high`]); `None` where procfs does
+/// not tell.
 pub fn high_watermark(proc_root: &Path, node: NodeId) -> Option<u64> {
     zones(&fs::read_to_string(proc_root.join("zoneinfo")).ok()?).get(&node)?.high
 }

@@ -160,8 +160,8 @@ fn a_cxl_node_has_memory_and_no_cpus() {
     let machine = read("cxl-cpuless");
     assert_eq!(shape(&machine)[2], (2, String::new(), 256, MemoryKind::CpuLess));
     assert_eq!(machine.distance(NodeId(2), NodeId(1)), Some(24));
-    // region0 is onlined as node 2; region1 has no DAX device yet, its memory device is near node 1;
-    // region2 is not set up.
+    // region0 is onlined as node 2; region1 has no DAX device yet, its memory device is near node
+    // 1; region2 is not set up.
     let region = |name: &str, node, start, size| Region {
         name: name.into(),
         node: Some(NodeId(node)),

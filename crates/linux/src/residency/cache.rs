@@ -94,8 +94,9 @@ const PIECE: u64 = 1 << 20;
 /// Pieces of a sample.
 const PIECES: u64 = SAMPLE / PIECE;
 
-/// The cached bytes per node of a file, from one piece in each of [`PIECES`] parts of it at a random
-/// place, and the share of the file that was looked at. Files of up to [`SAMPLE`] bytes are counted.
+/// The cached bytes per node of a file, from one piece in each of [`PIECES`] parts of it at a
+/// random place, and the share of the file that was looked at. Files of up to [`SAMPLE`] bytes are
+/// counted.
 pub(super) fn sample(file: &Opened) -> Result<(NodeBytes, f64), ResidencyError> {
     if file.size == 0 {
         return Ok((NodeBytes::default(), 1.0));

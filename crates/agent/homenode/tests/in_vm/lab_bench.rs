@@ -93,7 +93,8 @@ impl Bench {
         self.start(&vm_config(), margin, options)
     }
 
-    /// The same, with another configuration, for these processes only, or for all if there are none.
+    /// The same, with another configuration, for these processes only, or for all if there are
+    /// none.
     pub fn daemon_of(&self, config: &Path, pids: &[u32], options: &[&str]) -> Result<Daemon> {
         let list = pids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let only = if pids.is_empty() { &[][..] } else { &["--pid", list.as_str()] };

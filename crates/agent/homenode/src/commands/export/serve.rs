@@ -54,8 +54,8 @@ enum State {
 }
 
 struct Connection {
-    /// A socket of either kind: to read from and to write to. Writing to a client that has gone is an
-    /// error, as Rust programs ignore SIGPIPE.
+    /// A socket of either kind: to read from and to write to. Writing to a client that has gone is
+    /// an error, as Rust programs ignore SIGPIPE.
     stream: File,
     since: Instant,
     state: State,

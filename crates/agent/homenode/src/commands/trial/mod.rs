@@ -211,7 +211,8 @@ impl Trial<'_> {
         let again = state.again().map_err(|e| cannot(&e))?;
         let engine = Engine::new(&mut **plane, policy, settings.clone(), Some(again)).map_err(|e| cannot(&e))?;
         let mut engine = engine.with_spent(std::mem::take(&mut self.spent));
-        // What was between the periods is in none: a window has everything since the last one ended.
+        // What was between the periods is in none: a window has everything since the last one
+        // ended.
         let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
         ran = ran.and(instruments.take().map(drop));
         while ran.is_ok() && !sums.over() && !over() {
