@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-zfs bench lint install
+.PHONY: help demo check test test-zfs bench lint install uninstall
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -32,3 +32,6 @@ lint: ## Formatting, clippy, shellcheck
 
 install: ## The command, its man pages, shell completions and a systemd unit (not enabled)
 	@tools/install
+
+uninstall: ## Removes what make install put there, after all affinities are back
+	@tools/install --uninstall

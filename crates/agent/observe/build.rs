@@ -27,6 +27,7 @@ fn main() {
 fn build() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed=CLANG");
     println!("cargo::rerun-if-changed=src/bpf");
+    link_zstd();
     let variable = |name: &str| env::var_os(name).ok_or_else(|| format!("{name} is not set: run by cargo only"));
     let sources = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("src/bpf");
     let out = PathBuf::from(variable("OUT_DIR")?);
@@ -52,6 +53,19 @@ fn build() -> Result<(), String> {
             .map_err(|error| format!("{name}.bpf.c does not compile with {}: {error:#}", clang.to_string_lossy()))?;
     }
     Ok(())
+}
+
+/// libelf is linked in, and from elfutils 0.189 on Debian's asks for zstd. All of it is taken, because the
+/// linker comes to libelf later; it drops what nobody uses.
+fn link_zstd() {
+    println!("cargo::rerun-if-env-changed=LIBBPF_SYS_LIBRARY_PATH");
+    let path = env::var("LIBBPF_SYS_LIBRARY_PATH").unwrap_or_default();
+    let library = path.split(':').map(|dir| Path::new(dir).join("libelf.a")).find(|file| file.exists());
+    let Some(library) = library.and_then(|file| Some((fs::read(&file).ok()?, file))) else { return };
+    if library.0.windows(5).any(|bytes| bytes == b"ZSTD_") {
+        println!("cargo::rustc-link-search=native={}", library.1.with_file_name("").display());
+        println!("cargo::rustc-link-lib=static:+whole-archive=zstd");
+    }
 }
 
 /// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`,
