@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -88,6 +89,8 @@ fn main() {
         missing.then(|| format!("{SYSTEMD} is not installed"))
     });
     trials.push(trial("the_units_expose_little", lacks("systemd-analyze"), the_units_expose_little));
+    let traced = no_disk().or_else(|| lacks("strace")).or_else(|| lacks("systemd-analyze"));
+    trials.push(trial("the_units_allow_every_call", observable.clone().or(traced), the_units_allow_every_call));
     trials.push(trial("the_unit_runs_under_its_restrictions", systemd, the_unit_runs_under_its_restrictions));
     trials.push(trial("a_report_names_nobody", perl.clone(), a_report_names_nobody));
     trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
@@ -563,6 +566,73 @@ fn the_units_expose_little() {
         // A directive that systemd does not know restricts nothing.
         assert!(!errors.contains("ignoring") && !errors.contains("Unknown"), "{errors}");
     }
+}
+
+/// The system calls that a unit allows: systemd's groups, written out by systemd itself. A line adds,
+/// or with a tilde takes away.
+fn allowed(unit: &str) -> BTreeSet<String> {
+    fn members(name: &str) -> Vec<String> {
+        if !name.starts_with('@') {
+            return vec![name.to_owned()];
+        }
+        let output = Command::new("systemd-analyze").args(["syscall-filter", name]).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        // The group's name, and below it a comment and the members.
+        let said = text(&output.stdout);
+        said.lines().skip(1).map(str::trim).filter(|m| !m.starts_with('#') && !m.is_empty()).flat_map(members).collect()
+    }
+    let mut calls = BTreeSet::new();
+    for line in fs::read_to_string(unit).unwrap().lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+        let (takes, names) = line.strip_prefix('~').map_or((false, line), |names| (true, names));
+        for call in names.split_whitespace().flat_map(members) {
+            if takes {
+                calls.remove(&call);
+            } else {
+                calls.insert(call);
+            }
+        }
+    }
+    calls
+}
+
+/// What each unit's program does, with each policy, while a file is read: no call that the unit's
+/// filter would refuse. `mincore` and `cachestat` are in no group of systemd's but the one of all.
+fn the_units_allow_every_call() {
+    let place = Place::new();
+    let reader = Reader::new(&place);
+    let (trace, file) = (place.path("trace"), place.path("warm"));
+    fs::write(&file, vec![1; 1 << 20]).unwrap();
+    let state = place.state();
+    let daemon = |policy: &'static str| {
+        vec!["run", "--state-dir", &state, "--policy", policy, "--windows", "4", "--window", "0.3", "--steady"]
+    };
+    let tools = format!("{}/../../../tools", env!("CARGO_MANIFEST_DIR"));
+    let (agent, warm) = (unit(), format!("{tools}/homenode-warm@.service"));
+    let exporter = format!("{tools}/../dist/homenode-export.service");
+    // The variants of a policy act alike.
+    let policies = placement::POLICIES.iter().map(|(policy, _)| *policy).filter(|policy| !policy.contains('-'));
+    let mut commands: Vec<(&str, Vec<&str>)> = policies.map(|policy| (&*agent, daemon(policy))).collect();
+    commands.push((&agent, vec!["report", "--state-dir", &state]));
+    commands.push((&agent, vec!["move", &file, "--to", "0", "--state-dir", &state]));
+    commands.push((&warm, vec!["warm", &file, "--to", "0", "--drop-first"]));
+    commands.push((&warm, vec!["warm", &file, "--interleave"]));
+    commands.push((&exporter, vec!["export", "--once", "--state-dir", &state]));
+    for (unit, args) in commands {
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-qqq", "-e", "signal=none", "-o", &trace, env!("CARGO_BIN_EXE_homenode")]).args(&args);
+        let output = strace.stdin(Stdio::null()).output().unwrap();
+        let calls = fs::read_to_string(&trace).unwrap();
+        // Older versions of strace do not know the name of call 451.
+        let name = |line: &str| {
+            line.split_whitespace().nth(1)?.split_once('(').map(|of| of.0.replace("syscall_0x1c3", "cachestat"))
+        };
+        let made: BTreeSet<String> = calls.lines().filter_map(name).collect();
+        assert!(made.contains("execve") && made.len() > 10, "{args:?}: {}", text(&output.stderr));
+        let allowed = allowed(unit);
+        let refused: Vec<&String> = made.difference(&allowed).collect();
+        assert!(refused.is_empty(), "{args:?}: {unit} refuses {refused:?}");
+    }
+    drop(reader);
 }
 
 /// A process, its service, a file, configuration and state directory that are called secret.
