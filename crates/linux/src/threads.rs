@@ -2,14 +2,18 @@
 //!
 //! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each
 //! move, so it reads only the fields it needs. A process that hangs in `execve()` may not show it:
-//! see [`patient`](crate::patient).
+//! see [`patient`](crate::patient). The kernel's list of tasks does, without any lock ([`Tasks`]).
 
+use std::collections::HashMap;
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use topology::{CpuSet, ProcessId, ThreadId};
 
@@ -73,6 +77,49 @@ impl Stat {
     }
 }
 
+/// The kernel's list of tasks, which takes no lock, so it answers also about a thread that hangs.
+/// Reading it takes BPF, and those who move threads have none: who starts them passes it in.
+pub trait Tasks: Debug + Send + Sync {
+    /// The facts of the thread with this id; `None` if it has ended. A zombie has.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's: procfs is asked instead.
+    fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
+}
+
+/// A thread whose end does not go unnoticed, even if another one gets its id.
+#[derive(Debug)]
+pub struct Pinned {
+    by: By,
+}
+
+#[derive(Debug)]
+enum By {
+    /// Its directory in procfs, which never shows a later thread.
+    Dir(OwnedFd),
+    Tasks(Arc<dyn Tasks>),
+}
+
+impl Pinned {
+    /// Whether the thread with this id is still the one that was pinned. Waits for nobody.
+    ///
+    /// # Errors
+    ///
+    /// As the kernel gives them.
+    pub fn is_still(&self, id: ThreadId) -> io::Result<bool> {
+        match &self.by {
+            // Looking up a file takes no lock of the thread, whatever reading it takes.
+            By::Dir(dir) => match openat(dir, "comm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(_) => Ok(true),
+                Err(Errno::NOENT | Errno::SRCH) => Ok(false),
+                Err(error) => Err(error.into()),
+            },
+            By::Tasks(tasks) => Ok(tasks.stat(id.tid)?.is_some_and(|stat| stat.id == id)),
+        }
+    }
+}
+
 /// A thread's open `stat` file. It never shows a later thread with the same id, and reading it
 /// again needs no new file descriptor.
 #[derive(Debug)]
@@ -125,12 +172,18 @@ pub(crate) fn read_again<'a>(file: &File, into: &'a mut [u8]) -> io::Result<Opti
 #[derive(Clone, Debug)]
 pub struct Threads {
     proc_root: PathBuf,
+    tasks: Option<Arc<dyn Tasks>>,
 }
 
 impl Threads {
     /// Threads of the procfs mounted here.
     pub fn new(proc_root: &Path) -> Self {
-        Self { proc_root: proc_root.to_owned() }
+        Self { proc_root: proc_root.to_owned(), tasks: None }
+    }
+
+    /// Asks this list before procfs, from now on.
+    pub fn ask(&mut self, tasks: Option<Arc<dyn Tasks>>) {
+        self.tasks = tasks;
     }
 
     /// The procfs.
@@ -167,7 +220,48 @@ impl Threads {
 
     /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
-        Ok(self.open(tid)?.map(|open| open.1))
+        match self.tasks.as_ref().map(|tasks| tasks.stat(tid)) {
+            Some(Ok(stat)) => Ok(stat),
+            _ => Ok(self.open(tid)?.map(|open| open.1)),
+        }
+    }
+
+    /// Pins the thread with this id; `None` if it has ended.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` if it does not answer; others as the kernel gives them.
+    pub fn pin(&self, tid: u32) -> io::Result<Option<(Pinned, Stat)>> {
+        if let Some(tasks) = &self.tasks
+            && let Ok(stat) = tasks.stat(tid)
+        {
+            return Ok(stat.map(|stat| (Pinned { by: By::Tasks(Arc::clone(tasks)) }, stat)));
+        }
+        let this = self.clone();
+        patient::ask(tid, STAT, move || this.pin_now(tid))
+    }
+
+    /// [`Self::pin`] for many, who are asked at once: those that do not answer take no time from
+    /// the others.
+    pub fn pin_all(&self, tids: Vec<u32>) -> HashMap<u32, io::Result<Option<(Pinned, Stat)>>> {
+        if self.tasks.is_some() {
+            return tids.into_iter().map(|tid| (tid, self.pin(tid))).collect();
+        }
+        if tids.len() > 100 {
+            // Each keeps a descriptor.
+            crate::files::raise_limit();
+        }
+        let this = self.clone();
+        patient::ask_all(tids, STAT, move |tid| this.pin_now(tid))
+    }
+
+    fn pin_now(&self, tid: u32) -> io::Result<Option<(Pinned, Stat)>> {
+        self.shown(tid, |dir| {
+            let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let file = openat(&dir, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let stat = Open::new(tid, file.into()).living()?;
+            Ok(stat.map(|stat| (Pinned { by: By::Dir(dir) }, stat)))
+        })
     }
 
     /// Opens the thread with this id; `None` if it has ended.
@@ -181,24 +275,30 @@ impl Threads {
     }
 
     fn open_now(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
+        self.shown(tid, |dir| {
+            let open = Open::new(tid, File::open(dir.join("stat"))?);
+            Ok(open.living()?.map(|stat| (open, stat)))
+        })
+    }
+
+    /// What a look into a thread's directory shows; `None` if the thread has ended.
+    fn shown<T>(&self, tid: u32, look: impl Fn(&Path) -> io::Result<Option<T>>) -> io::Result<Option<T>> {
         // 0 is the parent of the first process and of one with a parent outside of our namespace.
         // For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
         }
-        let path = self.proc_root.join(format!("{tid}/stat"));
+        let dir = self.proc_root.join(tid.to_string());
         for _ in 0..2 {
-            match File::open(&path) {
-                Ok(file) => {
-                    let open = Open::new(tid, file);
-                    return Ok(open.living()?.map(|stat| (open, stat)));
-                }
-                Err(error) if !is_gone(&error) => return Err(error),
-                // procfs may hide a thread (`hidepid`); the system call does not.
-                Err(_) if affinity::get(tid).is_err_and(|error| is_gone(&error)) => return Ok(None),
-                // Another thread got the id meanwhile.
-                Err(_) => {}
+            match look(&dir) {
+                Err(error) if is_gone(&error) => {}
+                seen => return seen,
             }
+            // procfs may hide a thread (`hidepid`); the system call does not.
+            if affinity::get(tid).is_err_and(|error| is_gone(&error)) {
+                return Ok(None);
+            }
+            // Another thread got the id meanwhile.
         }
         Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
     }

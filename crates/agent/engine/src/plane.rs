@@ -35,6 +35,9 @@ pub trait Plane {
     /// changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
+    /// All of these are going to be undone: a plane may look at them at once.
+    fn undoing(&mut self, _undos: &[Undo]) {}
+
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
@@ -84,6 +87,10 @@ impl<P: Plane + ?Sized> Plane for &mut P {
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
         (**self).start(mv, undo, write)
+    }
+
+    fn undoing(&mut self, undos: &[Undo]) {
+        (**self).undoing(undos);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
