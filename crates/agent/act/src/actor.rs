@@ -178,7 +178,15 @@ impl<B: Births> Actor<B> {
         let beside = self.scheduler.as_ref().map(|scheduler| {
             format!("sched_ext {scheduler}: no thread is bound beside it; those that are stay so (--beside-sched-ext)")
         });
-        self.watched.unwatched.take().into_iter().chain(self.machine.take_changed()).chain(beside).collect()
+        let stuck = self.moves.jobs.note();
+        self.watched
+            .unwatched
+            .take()
+            .into_iter()
+            .chain(self.machine.take_changed())
+            .chain(beside)
+            .chain(stuck)
+            .collect()
     }
 
     /// Ends a window. From here on, changes to the affinity of threads that were moved in it are

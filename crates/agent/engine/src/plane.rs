@@ -137,6 +137,12 @@ pub trait Copies {
         Err(PlaneError::not_known(mv))
     }
 
+    /// Copies that were given up because the kernel does not return from them. If there are many, no
+    /// other one starts.
+    fn stuck(&self) -> usize {
+        0
+    }
+
     /// Whether it remembers where the data was that jobs have moved, for
     /// [`move_back`](Self::move_back).
     fn moves_back(&self) -> bool {
