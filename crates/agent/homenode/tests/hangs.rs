@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use lab::hung::{Crowd, Hung};
+use lab::hung::{Crowd, Hung, Silent};
 use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -33,6 +33,7 @@ const TESTS: &[Test] = &[
     ("run_starts_and_ends_beside_a_process_that_hangs_in_exec", run_beside_one_that_hangs),
     ("commands_end_beside_a_process_that_hangs_in_exec", commands_beside_one_that_hangs),
     ("commands_end_on_sigterm_beside_a_process_that_hangs_in_exec", signalled_beside_one_that_hangs),
+    ("warm_at_most_ends_well_where_a_server_does_not_answer", warm_at_most),
     ("commands_end_on_sigterm_before_a_full_pipe", signalled_before_a_full_pipe),
 ];
 
@@ -303,6 +304,29 @@ fn commands_beside_one_that_hangs() {
         }
         one.end(&args.join(" "));
     }
+}
+
+/// A file server that did not answer kept the service that waits for `warm` from starting.
+fn warm_at_most() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![1; 8 << 20]).unwrap();
+    let silent = dir.path().join("silent");
+    fs::create_dir(&silent).unwrap();
+    let mounted = Silent::mount(&silent).unwrap();
+    let hangs = silent.join("f");
+    // What is slow is stopped, and what hangs is left.
+    let cases: [&[&str]; 2] = [&["--rate", "1kB/s", file.to_str().unwrap()], &[hangs.to_str().unwrap()]];
+    for args in cases {
+        let mut warm = command(&[&["warm", "--interleave", "--at-most", "0.5"], args].concat());
+        let mut warm = Ends(warm.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let status = warm.end(&args.join(" "));
+        let mut said = String::new();
+        warm.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(status.code(), Some(0), "{said}");
+        assert!(said.contains("(--at-most)"), "{said}");
+    }
+    drop(mounted);
 }
 
 /// Whether any link to a file of this process, or any place where its threads wait, is called so.

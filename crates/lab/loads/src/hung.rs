@@ -115,6 +115,26 @@ impl Drop for Crowd {
     }
 }
 
+/// A file system whose server never answers, until this is dropped.
+#[derive(Debug)]
+pub struct Silent<'a> {
+    _mounted: Mounted<'a>,
+    _server: File,
+}
+
+impl<'a> Silent<'a> {
+    /// Mounts it on this directory.
+    ///
+    /// # Errors
+    ///
+    /// Not root, or no `/dev/fuse`.
+    pub fn mount(dir: &'a Path) -> io::Result<Self> {
+        let server = File::options().read(true).write(true).open("/dev/fuse")?;
+        mount(dir, &server)?;
+        Ok(Self { _mounted: Mounted(dir), _server: server })
+    }
+}
+
 /// When the process of this `stat` started, in its units.
 fn start_ticks(stat: &str) -> u64 {
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
@@ -210,6 +230,7 @@ impl Drop for Hung {
 }
 
 /// Unmounts when dropped. What is open stays so.
+#[derive(Debug)]
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {
