@@ -90,14 +90,10 @@ pub trait Tasks: Debug + Send + Sync {
 
 /// A thread whose end does not go unnoticed, even if another one gets its id.
 #[derive(Debug)]
-pub struct Pinned {
-    by: By,
-}
-
-#[derive(Debug)]
-enum By {
+pub enum Pinned {
     /// Its directory in procfs, which never shows a later thread.
     Dir(OwnedFd),
+    /// Who is asked again.
     Tasks(Arc<dyn Tasks>),
 }
 
@@ -108,47 +104,32 @@ impl Pinned {
     ///
     /// As the kernel gives them.
     pub fn is_still(&self, id: ThreadId) -> io::Result<bool> {
-        match &self.by {
+        match self {
             // Looking up a file takes no lock of the thread, whatever reading it takes.
-            By::Dir(dir) => match openat(dir, "comm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Self::Dir(dir) => match openat(dir, "comm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(_) => Ok(true),
                 Err(Errno::NOENT | Errno::SRCH) => Ok(false),
                 Err(error) => Err(error.into()),
             },
-            By::Tasks(tasks) => Ok(tasks.stat(id.tid)?.is_some_and(|stat| stat.id == id)),
+            Self::Tasks(tasks) => Ok(tasks.stat(id.tid)?.is_some_and(|stat| stat.id == id)),
         }
     }
 }
 
-/// A thread's open `stat` file. It never shows a later thread with the same id, and reading it
-/// again needs no new file descriptor.
+/// A thread's open `stat` file, which never shows a later thread with the same id.
 #[derive(Debug)]
-pub struct Open {
+pub(crate) struct Open {
     tid: u32,
-    file: Arc<File>,
+    file: File,
 }
 
 impl Open {
-    pub(crate) fn new(tid: u32, file: File) -> Self {
-        Self { tid, file: Arc::new(file) }
-    }
-
-    /// The facts as they are now; `None` if the thread has ended. A zombie has.
-    ///
-    /// # Errors
-    ///
-    /// `TimedOut` if it does not answer; others as the kernel gives them.
-    pub fn stat(&self) -> io::Result<Option<Stat>> {
-        let again = Self { tid: self.tid, file: Arc::clone(&self.file) };
-        patient::ask(self.tid, STAT, move || again.living())
-    }
-
-    fn living(&self) -> io::Result<Option<Stat>> {
-        Ok(self.read()?.filter(|(state, _)| !matches!(state, b'Z' | b'X' | b'x')).map(|(_, stat)| stat))
+    pub fn new(tid: u32, file: File) -> Self {
+        Self { tid, file }
     }
 
     /// The state and the facts, also of a zombie. Waits for the thread.
-    pub(crate) fn read(&self) -> io::Result<Option<(u8, Stat)>> {
+    pub fn read(&self) -> io::Result<Option<(u8, Stat)>> {
         let mut bytes = [0; STAT_BYTES];
         let Some(bytes) = read_again(&self.file, &mut bytes)? else { return Ok(None) };
         let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{}/stat has an unknown form", self.tid));
@@ -220,10 +201,7 @@ impl Threads {
 
     /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
-        match self.tasks.as_ref().map(|tasks| tasks.stat(tid)) {
-            Some(Ok(stat)) => Ok(stat),
-            _ => Ok(self.open(tid)?.map(|open| open.1)),
-        }
+        Ok(self.pin(tid)?.map(|pinned| pinned.1))
     }
 
     /// Pins the thread with this id; `None` if it has ended.
@@ -235,7 +213,7 @@ impl Threads {
         if let Some(tasks) = &self.tasks
             && let Ok(stat) = tasks.stat(tid)
         {
-            return Ok(stat.map(|stat| (Pinned { by: By::Tasks(Arc::clone(tasks)) }, stat)));
+            return Ok(stat.map(|stat| (Pinned::Tasks(Arc::clone(tasks)), stat)));
         }
         let this = self.clone();
         patient::ask(tid, STAT, move || this.pin_now(tid))
@@ -256,41 +234,20 @@ impl Threads {
     }
 
     fn pin_now(&self, tid: u32) -> io::Result<Option<(Pinned, Stat)>> {
-        self.shown(tid, |dir| {
-            let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            let file = openat(&dir, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-            let stat = Open::new(tid, file.into()).living()?;
-            Ok(stat.map(|stat| (Pinned { by: By::Dir(dir) }, stat)))
-        })
-    }
-
-    /// Opens the thread with this id; `None` if it has ended.
-    ///
-    /// # Errors
-    ///
-    /// `TimedOut` if it does not answer; others as the kernel gives them.
-    pub fn open(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
-        let this = self.clone();
-        patient::ask(tid, STAT, move || this.open_now(tid))
-    }
-
-    fn open_now(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
-        self.shown(tid, |dir| {
-            let open = Open::new(tid, File::open(dir.join("stat"))?);
-            Ok(open.living()?.map(|stat| (open, stat)))
-        })
-    }
-
-    /// What a look into a thread's directory shows; `None` if the thread has ended.
-    fn shown<T>(&self, tid: u32, look: impl Fn(&Path) -> io::Result<Option<T>>) -> io::Result<Option<T>> {
         // 0 is the parent of the first process and of one with a parent outside of our namespace.
         // For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
         }
-        let dir = self.proc_root.join(tid.to_string());
+        let look = || {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(self.proc_root.join(tid.to_string()), flags, Mode::empty())?;
+            let file = openat(&dir, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let living = Open::new(tid, file.into()).read()?.filter(|(state, _)| !matches!(state, b'Z' | b'X' | b'x'));
+            Ok(living.map(|(_, stat)| (Pinned::Dir(dir), stat)))
+        };
         for _ in 0..2 {
-            match look(&dir) {
+            match look() {
                 Err(error) if is_gone(&error) => {}
                 seen => return seen,
             }
@@ -457,8 +414,8 @@ mod tests {
         let later = ThreadId { start_ns: stat.id.start_ns + NS_PER_TICK, ..stat.id };
         assert!(!threads.ended(stat.id) && threads.ended(later));
         assert!(threads.belongs(me, stat.id).unwrap() && !threads.belongs(me, later).unwrap());
-        let (open, same) = threads.open(me).unwrap().unwrap();
-        assert_eq!((open.stat().unwrap().map(|s| s.id), same.id), (Some(stat.id), stat.id));
+        let (pinned, same) = threads.pin(me).unwrap().unwrap();
+        assert_eq!((pinned.is_still(stat.id).unwrap(), same.id), (true, stat.id));
         assert!(threads.all().unwrap().contains(&(me, me)));
         assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
         assert!(threads.cgroups(me).unwrap().contains(':'));

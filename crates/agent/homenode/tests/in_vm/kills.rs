@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use lab::threads;
 use rustix::process::Signal;
 
