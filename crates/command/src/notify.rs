@@ -2,15 +2,20 @@
 //!
 //! One datagram to the socket named in `NOTIFY_SOCKET`; a failure does not stop homenode.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
 
 /// Windows that a watchdog allows for one: the plane stretches windows up to fourfold, and the
 /// kernel may be slow.
 const WINDOWS: f64 = 20.0;
+
+/// The pause between two signs that undoing goes on.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// Ready to work, in windows of so many seconds. A watchdog that expects a sign more often than
 /// they end gets more patience.
@@ -34,6 +39,21 @@ pub fn alive() {
 /// homenode is undoing its moves.
 pub fn stopping() {
     send("STOPPING=1");
+}
+
+/// Undoing goes on, as copies that go back take hours. Call it often: systemd is told in time, and
+/// does not kill homenode as long as that goes on (`TimeoutStopSec=`).
+#[derive(Debug, Default)]
+pub struct Undoing(Cell<Option<Instant>>);
+
+impl Undoing {
+    /// It still does.
+    pub fn goes_on(&self) {
+        if self.0.get().is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            self.0.set(Some(Instant::now()));
+            send(&format!("EXTEND_TIMEOUT_USEC={}", (TOLD_EVERY * 6).as_micros()));
+        }
+    }
 }
 
 fn send(state: &str) {

@@ -10,20 +10,22 @@
 //! next question gets a new one. What did not answer is not asked again before the first question
 //! has returned, so each subject keeps one thread at most. The more subjects are silent about the
 //! same, the less time the next one gets. Silence about memory or descriptors takes nothing from
-//! questions for `stat`, which undo needs.
+//! questions for `stat`. Undo needs those of many at once: [`ask_all`] gives all of them one common
+//! end, so that who is silent takes no time from the others.
 //!
 //! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the
 //! late answer came. A thread left behind ends with its wait, or with homenode: the waits are
 //! killable. While [`MOST_SILENT`] subjects are silent about their memory or descriptors, nobody is
-//! asked about those, and the answer is "unknown"; about `stat` while [`MOST_SILENT_STAT`] are. A
-//! user with as many hung processes holds up the undo of all others.
+//! asked about those one by one, and the answer is "unknown"; about `stat` while
+//! [`MOST_SILENT_STAT`] are. [`ask_all`] leaves [`MOST_ASKED`] behind at most.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::{self, ClockId};
 
@@ -43,8 +45,17 @@ const MANY_SILENT: usize = 8;
 /// Subjects that may be silent about the same at a time: each keeps a thread.
 const MOST_SILENT: usize = 32;
 
-/// The same for [`STAT`]: without it nothing is undone. Together they take 1.9 s.
+/// The same for [`STAT`]. Together they take 1.9 s.
 const MOST_SILENT_STAT: usize = 512;
+
+/// The common end of [`ask_all`]: homenode must end within 2 s of a signal.
+const END: Duration = Duration::from_secs(1);
+
+/// When none of those asked at once has answered for so long, twice as many threads ask.
+const MORE_AFTER: Duration = Duration::from_millis(5);
+
+/// Threads that ask at once: the most that can be left behind.
+const MOST_ASKED: usize = 8192;
 
 /// What is asked of a thread: the facts in its `stat`, by which it is known again.
 pub const STAT: &str = "stat";
@@ -102,7 +113,7 @@ pub fn ask_for<T: Send + 'static>(
     if ANSWERS.get() {
         return question();
     }
-    let no_answer = || io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{id}/{what} does not answer"));
+    let no_answer = || no_answer(id, what);
     let patience = {
         let silent = silent();
         let others = silent.iter().filter(|subject| subject.1 == what).count();
@@ -142,6 +153,76 @@ pub fn ask_for<T: Send + 'static>(
     };
     SPENT_NS.set(SPENT_NS.get().saturating_add(cpu_ns));
     answer
+}
+
+/// Asks the same about many, all at once and with one common end. Those that do not answer have the
+/// error `TimedOut`, as in [`ask`].
+pub fn ask_all<T: Send + 'static>(
+    ids: Vec<u32>,
+    what: &'static str,
+    question: impl Fn(u32) -> io::Result<T> + Send + Sync + 'static,
+) -> HashMap<u32, io::Result<T>> {
+    let mut answers: HashMap<_, _> = ids.iter().map(|id| (*id, Err(no_answer(*id, what)))).collect();
+    let mut left = {
+        let silent = silent();
+        answers.len() - silent.iter().filter(|subject| subject.1 == what && answers.contains_key(&subject.0)).count()
+    };
+    let end = Instant::now() + END;
+    // Each once.
+    let ids: Vec<u32> = answers.keys().copied().collect();
+    let (asked, question) = (Arc::new(Mutex::new(ids.into_iter())), Arc::new(question));
+    let (tell, told) = channel();
+    let start = || {
+        let (asked, question, tell) = (Arc::clone(&asked), Arc::clone(&question), tell.clone());
+        let thread = std::thread::Builder::new().name("homenode-ask".into()).stack_size(128 << 10);
+        let started = thread.spawn(move || {
+            ANSWERS.set(true);
+            while Instant::now() < end {
+                let Some(id) = asked.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
+                {
+                    let mut silent = silent();
+                    // Those that did not answer before are not asked again.
+                    if silent.contains(&(id, what)) {
+                        continue;
+                    }
+                    silent.push((id, what));
+                }
+                let asked = End { subject: (id, what), over: Arc::default() };
+                let before = own_cpu_ns();
+                let answer = question(id);
+                drop(asked);
+                // Nobody listens after the end.
+                let _ = tell.send((id, answer, own_cpu_ns().saturating_sub(before)));
+            }
+        });
+        started.is_ok()
+    };
+    let (mut threads, mut more) = (0, 4);
+    let mut heard = Instant::now();
+    while left > 0 && Instant::now() < end {
+        let waiting = asked.lock().unwrap_or_else(PoisonError::into_inner).len();
+        for _ in 0..std::mem::take(&mut more).min(waiting).min(MOST_ASKED.saturating_sub(threads)) {
+            threads += usize::from(start());
+        }
+        // The rest has had as long as a single one.
+        if waiting == 0 && heard.elapsed() >= PATIENCE {
+            break;
+        }
+        match told.recv_timeout(MORE_AFTER) {
+            Ok((id, answer, cpu_ns)) => {
+                SPENT_NS.set(SPENT_NS.get().saturating_add(cpu_ns));
+                answers.insert(id, answer);
+                left = left.saturating_sub(1);
+                heard = Instant::now();
+            }
+            Err(_) => more = threads.max(4),
+        }
+    }
+    answers
+}
+
+fn no_answer(id: u32, what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("/proc/{id}/{what} does not answer"))
 }
 
 /// How long the next answer is awaited while so many are silent about the same; `None`: it is not

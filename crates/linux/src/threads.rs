@@ -2,14 +2,18 @@
 //!
 //! A general parser of `/proc/<tid>/stat` builds 52 fields. This one runs several times for each
 //! move, so it reads only the fields it needs. A process that hangs in `execve()` may not show it:
-//! see [`patient`](crate::patient).
+//! see [`patient`](crate::patient). The kernel's list of tasks does, without any lock ([`Tasks`]).
 
+use std::collections::HashMap;
+use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use topology::{CpuSet, ProcessId, ThreadId};
 
@@ -73,35 +77,59 @@ impl Stat {
     }
 }
 
-/// A thread's open `stat` file. It never shows a later thread with the same id, and reading it
-/// again needs no new file descriptor.
-#[derive(Debug)]
-pub struct Open {
-    tid: u32,
-    file: Arc<File>,
-}
-
-impl Open {
-    pub(crate) fn new(tid: u32, file: File) -> Self {
-        Self { tid, file: Arc::new(file) }
-    }
-
-    /// The facts as they are now; `None` if the thread has ended. A zombie has.
+/// The kernel's list of tasks, which takes no lock, so it answers also about a thread that hangs.
+/// Reading it takes BPF, and those who move threads have none: who starts them passes it in.
+pub trait Tasks: Debug + Send + Sync {
+    /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     ///
     /// # Errors
     ///
-    /// `TimedOut` if it does not answer; others as the kernel gives them.
-    pub fn stat(&self) -> io::Result<Option<Stat>> {
-        let again = Self { tid: self.tid, file: Arc::clone(&self.file) };
-        patient::ask(self.tid, STAT, move || again.living())
-    }
+    /// The kernel's: procfs is asked instead.
+    fn stat(&self, tid: u32) -> io::Result<Option<Stat>>;
+}
 
-    fn living(&self) -> io::Result<Option<Stat>> {
-        Ok(self.read()?.filter(|(state, _)| !matches!(state, b'Z' | b'X' | b'x')).map(|(_, stat)| stat))
+/// A thread whose end does not go unnoticed, even if another one gets its id.
+#[derive(Debug)]
+pub enum Pinned {
+    /// Its directory in procfs, which never shows a later thread.
+    Dir(OwnedFd),
+    /// Who is asked again.
+    Tasks(Arc<dyn Tasks>),
+}
+
+impl Pinned {
+    /// Whether the thread with this id is still the one that was pinned. Waits for nobody.
+    ///
+    /// # Errors
+    ///
+    /// As the kernel gives them.
+    pub fn is_still(&self, id: ThreadId) -> io::Result<bool> {
+        match self {
+            // Looking up a file takes no lock of the thread, whatever reading it takes.
+            Self::Dir(dir) => match openat(dir, "comm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(_) => Ok(true),
+                Err(Errno::NOENT | Errno::SRCH) => Ok(false),
+                Err(error) => Err(error.into()),
+            },
+            Self::Tasks(tasks) => Ok(tasks.stat(id.tid)?.is_some_and(|stat| stat.id == id)),
+        }
+    }
+}
+
+/// A thread's open `stat` file, which never shows a later thread with the same id.
+#[derive(Debug)]
+pub(crate) struct Open {
+    tid: u32,
+    file: File,
+}
+
+impl Open {
+    pub fn new(tid: u32, file: File) -> Self {
+        Self { tid, file }
     }
 
     /// The state and the facts, also of a zombie. Waits for the thread.
-    pub(crate) fn read(&self) -> io::Result<Option<(u8, Stat)>> {
+    pub fn read(&self) -> io::Result<Option<(u8, Stat)>> {
         let mut bytes = [0; STAT_BYTES];
         let Some(bytes) = read_again(&self.file, &mut bytes)? else { return Ok(None) };
         let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{}/stat has an unknown form", self.tid));
@@ -125,12 +153,18 @@ pub(crate) fn read_again<'a>(file: &File, into: &'a mut [u8]) -> io::Result<Opti
 #[derive(Clone, Debug)]
 pub struct Threads {
     proc_root: PathBuf,
+    tasks: Option<Arc<dyn Tasks>>,
 }
 
 impl Threads {
     /// Threads of the procfs mounted here.
     pub fn new(proc_root: &Path) -> Self {
-        Self { proc_root: proc_root.to_owned() }
+        Self { proc_root: proc_root.to_owned(), tasks: None }
+    }
+
+    /// Asks this list before procfs, from now on.
+    pub fn ask(&mut self, tasks: Option<Arc<dyn Tasks>>) {
+        self.tasks = tasks;
     }
 
     /// The procfs.
@@ -167,38 +201,61 @@ impl Threads {
 
     /// The facts of the thread with this id; `None` if it has ended. A zombie has.
     pub fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
-        Ok(self.open(tid)?.map(|open| open.1))
+        Ok(self.pin(tid)?.map(|pinned| pinned.1))
     }
 
-    /// Opens the thread with this id; `None` if it has ended.
+    /// Pins the thread with this id; `None` if it has ended.
     ///
     /// # Errors
     ///
     /// `TimedOut` if it does not answer; others as the kernel gives them.
-    pub fn open(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
+    pub fn pin(&self, tid: u32) -> io::Result<Option<(Pinned, Stat)>> {
+        if let Some(tasks) = &self.tasks
+            && let Ok(stat) = tasks.stat(tid)
+        {
+            return Ok(stat.map(|stat| (Pinned::Tasks(Arc::clone(tasks)), stat)));
+        }
         let this = self.clone();
-        patient::ask(tid, STAT, move || this.open_now(tid))
+        patient::ask(tid, STAT, move || this.pin_now(tid))
     }
 
-    fn open_now(&self, tid: u32) -> io::Result<Option<(Open, Stat)>> {
+    /// [`Self::pin`] for many, who are asked at once: those that do not answer take no time from
+    /// the others.
+    pub fn pin_all(&self, tids: Vec<u32>) -> HashMap<u32, io::Result<Option<(Pinned, Stat)>>> {
+        if self.tasks.is_some() {
+            return tids.into_iter().map(|tid| (tid, self.pin(tid))).collect();
+        }
+        if tids.len() > 100 {
+            // Each keeps a descriptor.
+            crate::files::raise_limit();
+        }
+        let this = self.clone();
+        patient::ask_all(tids, STAT, move |tid| this.pin_now(tid))
+    }
+
+    fn pin_now(&self, tid: u32) -> io::Result<Option<(Pinned, Stat)>> {
         // 0 is the parent of the first process and of one with a parent outside of our namespace.
         // For system calls 0 means us.
         if tid == 0 {
             return Ok(None);
         }
-        let path = self.proc_root.join(format!("{tid}/stat"));
+        let look = || {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(self.proc_root.join(tid.to_string()), flags, Mode::empty())?;
+            let file = openat(&dir, "stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let living = Open::new(tid, file.into()).read()?.filter(|(state, _)| !matches!(state, b'Z' | b'X' | b'x'));
+            Ok(living.map(|(_, stat)| (Pinned::Dir(dir), stat)))
+        };
         for _ in 0..2 {
-            match File::open(&path) {
-                Ok(file) => {
-                    let open = Open::new(tid, file);
-                    return Ok(open.living()?.map(|stat| (open, stat)));
-                }
-                Err(error) if !is_gone(&error) => return Err(error),
-                // procfs may hide a thread (`hidepid`); the system call does not.
-                Err(_) if affinity::get(tid).is_err_and(|error| is_gone(&error)) => return Ok(None),
-                // Another thread got the id meanwhile.
-                Err(_) => {}
+            match look() {
+                Err(error) if is_gone(&error) => {}
+                seen => return seen,
             }
+            // procfs may hide a thread (`hidepid`); the system call does not.
+            if affinity::get(tid).is_err_and(|error| is_gone(&error)) {
+                return Ok(None);
+            }
+            // Another thread got the id meanwhile.
         }
         Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} does not show it", self.proc_root.display())))
     }
@@ -357,8 +414,8 @@ mod tests {
         let later = ThreadId { start_ns: stat.id.start_ns + NS_PER_TICK, ..stat.id };
         assert!(!threads.ended(stat.id) && threads.ended(later));
         assert!(threads.belongs(me, stat.id).unwrap() && !threads.belongs(me, later).unwrap());
-        let (open, same) = threads.open(me).unwrap().unwrap();
-        assert_eq!((open.stat().unwrap().map(|s| s.id), same.id), (Some(stat.id), stat.id));
+        let (pinned, same) = threads.pin(me).unwrap().unwrap();
+        assert_eq!((pinned.is_still(stat.id).unwrap(), same.id), (true, stat.id));
         assert!(threads.all().unwrap().contains(&(me, me)));
         assert_eq!(threads.stat(u32::MAX >> 1).unwrap(), None);
         assert!(threads.cgroups(me).unwrap().contains(':'));

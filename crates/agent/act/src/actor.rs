@@ -19,10 +19,12 @@ mod undo;
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Undo, Undone, Write};
 use linux::interference;
+use linux::threads::Tasks;
 use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, FileId, ProcessId, ThreadId, Topology};
@@ -141,6 +143,11 @@ impl<B: Births> Actor<B> {
         self.own_pid = 0;
     }
 
+    /// Asks this list about threads before procfs, from now on.
+    pub fn ask(&mut self, tasks: Option<Arc<dyn Tasks>>) {
+        self.mover.threads_mut().ask(tasks);
+    }
+
     /// The watcher of births.
     pub fn watcher(&self) -> Option<&B> {
         self.watched.births.as_ref()
@@ -171,7 +178,15 @@ impl<B: Births> Actor<B> {
         let beside = self.scheduler.as_ref().map(|scheduler| {
             format!("sched_ext {scheduler}: no thread is bound beside it; those that are stay so (--beside-sched-ext)")
         });
-        self.watched.unwatched.take().into_iter().chain(self.machine.take_changed()).chain(beside).collect()
+        let stuck = self.moves.jobs.note();
+        self.watched
+            .unwatched
+            .take()
+            .into_iter()
+            .chain(self.machine.take_changed())
+            .chain(beside)
+            .chain(stuck)
+            .collect()
     }
 
     /// Ends a window. From here on, changes to the affinity of threads that were moved in it are
@@ -230,6 +245,10 @@ impl<B: Births> Plane for Actor<B> {
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {
         Some(&mut self.moves)
+    }
+
+    fn undoing(&mut self, undos: &[Undo]) {
+        self.mover.meet(undos);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

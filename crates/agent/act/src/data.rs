@@ -401,6 +401,10 @@ impl DataMoves {
 }
 
 impl Copies for DataMoves {
+    fn stuck(&self) -> usize {
+        self.jobs.stuck()
+    }
+
     fn poll(&mut self) -> Vec<Progress> {
         let all = self.jobs.poll();
         for progress in all.iter().filter(|progress| progress.state != JobState::Running) {

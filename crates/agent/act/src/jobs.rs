@@ -217,7 +217,7 @@ impl Jobs {
         begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
         start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
     ) -> io::Result<JobId> {
-        let left = self.limits.left.load(Ordering::Relaxed);
+        let left = self.stuck();
         if left >= MOST_LEFT {
             return Err(io::Error::other(format!("the kernel has not returned from a step of {left} earlier copies")));
         }
@@ -235,6 +235,19 @@ impl Jobs {
         self.next += 1;
         self.running.insert(JobId(self.next), shared);
         Ok(JobId(self.next))
+    }
+
+    /// Copies whose step the kernel has not returned from for long. Beside [`MOST_LEFT`] of them,
+    /// no other copy starts.
+    pub fn stuck(&self) -> usize {
+        self.limits.left.load(Ordering::Relaxed)
+    }
+
+    /// What a window says about them.
+    pub fn note(&self) -> Option<String> {
+        let (stuck, then) = (self.stuck(), "no copy starts until one of them ends, or homenode is started again");
+        let then = if stuck >= MOST_LEFT { then } else { "beside eight such copies no other starts" };
+        (stuck > 0).then(|| format!("copies that the kernel does not return from: {stuck}; {then}"))
     }
 
     /// The progress of every copy. The end of each is reported once.
@@ -480,11 +493,18 @@ mod tests {
         jobs.poll_for(Duration::ZERO);
         let why = hang(&mut jobs).unwrap_err().to_string();
         assert_eq!(why, "the kernel has not returned from a step of 8 earlier copies");
+        // Only the journal said so.
+        let note = jobs.note().unwrap();
+        assert!(note.contains("does not return from: 8; no copy starts until"), "{note}");
         hung.pop();
         while hang(&mut jobs).is_err() {
             std::thread::yield_now();
         }
         hung.clear();
+        while jobs.note().is_some() {
+            jobs.poll();
+            std::thread::yield_now();
+        }
         while jobs.limits.left.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }

@@ -1,11 +1,12 @@
 //! Prepares, makes and undoes moves of threads.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
 use engine::{Masks, PlaneError, Subject, Undo, Undone};
 use linux::clock::{self, ClockId};
-use linux::threads::{Open, Stat, Threads, as_shown, is_gone};
+use linux::threads::{Pinned, Stat, Threads, as_shown, is_gone};
 use linux::{affinity, cpuset};
 use placement::Move;
 use rustc_hash::FxHashMap;
@@ -84,6 +85,8 @@ pub struct Mover {
     prepared: FxHashMap<ThreadId, CpuSet>,
     /// Masks of this window that nobody asked for. They count as the default of their threads.
     unasked: FxHashMap<ThreadId, CpuSet>,
+    /// Threads that are about to be put back, as [`Self::meet`] found them.
+    met: HashMap<u32, io::Result<Option<(Pinned, Stat)>>>,
     window: u64,
 }
 
@@ -125,6 +128,7 @@ impl Mover {
             moved: FxHashMap::default(),
             prepared: FxHashMap::default(),
             unasked: FxHashMap::default(),
+            met: HashMap::new(),
             window: 0,
         })
     }
@@ -142,6 +146,23 @@ impl Mover {
     /// Threads as procfs shows them.
     pub fn threads(&self) -> &Threads {
         &self.threads
+    }
+
+    /// The same, to say who else answers about them.
+    pub fn threads_mut(&mut self) -> &mut Threads {
+        &mut self.threads
+    }
+
+    /// These are about to be undone. Who still has our value is asked who he is, all at once:
+    /// asked one after the other, those that do not answer would take the time of the rest.
+    pub fn meet(&mut self, undos: &[Undo]) {
+        let holds = |undo: &Undo| {
+            let (key, masks) = (key_of(undo)?, undo.masks.as_ref()?);
+            let mask = mask_of(key.tid).ok()?;
+            // Who cannot be judged is asked, too.
+            self.has_ours(key.tid, &mask, &masks.ours).unwrap_or(true).then_some(key.tid)
+        };
+        self.met = self.threads.pin_all(undos.iter().filter_map(holds).collect());
     }
 
     /// A thread that has our value, or recently did.
@@ -173,7 +194,7 @@ impl Mover {
             return Err(not_a_thread());
         };
         let (to, pid) = (mv.to, mv.pid);
-        let (_, stat) = self.open(tid)?;
+        let (_, stat) = self.pin(tid)?;
         let thread = stat.id;
         if start_ns > 0 && as_shown(start_ns) != thread.start_ns {
             return Err(gone(tid));
@@ -272,6 +293,7 @@ impl Mover {
         };
         self.replace(
             key,
+            &self.pin(tid)?,
             |mask| Ok(*mask == expected),
             ours,
             |mask| PlaneError::refused("own_affinity", own_affinity(mask)),
@@ -296,26 +318,34 @@ impl Mover {
             return Err(not_a_thread());
         };
         let tid = key.tid;
-        let is_ours = |mask: &CpuSet| {
-            if mask == ours {
-                return Ok(true);
+        // Who has another value need not be asked who he is, and may not answer.
+        let met = self.met.remove(&tid);
+        match mask_of(tid) {
+            Ok(mask) if !self.has_ours(tid, &mask, ours)? => {
+                self.end(key);
+                return Ok(Undone::ChangedByOthers);
             }
-            match self.defaults.of(tid) {
-                Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
-                // The cpuset is hidden from us or gone: judge by the plain mask.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-                Err(error) => Err(unreadable(tid, error)),
+            Err(error) if is_gone(&error) => {
+                self.end(key);
+                return Ok(Undone::Gone);
             }
+            _ => {}
+        }
+        let who = match met {
+            Some(Ok(who)) => who.ok_or_else(|| gone(tid)),
+            Some(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Err(unreadable(tid, error)),
+            _ => self.pin(tid),
         };
+        let is_ours = |mask: &CpuSet| self.has_ours(tid, mask, ours);
         let possible = self.defaults.possible();
         let changed = |_: &CpuSet| PlaneError::refused("changed_by_others", "was changed by others");
         let to = if *unbound { possible } else { before };
-        let mut result = self.replace(key, is_ours, to, changed);
-        if matches!(&result, Err(PlaneError::Refused { reason: "einval", .. })) {
+        let result = who.and_then(|who| match self.replace(key, &who, is_ours, to, changed) {
             // Its cpuset no longer contains any of the earlier CPUs: allow all that it does
             // contain.
-            result = self.replace(key, is_ours, possible, changed);
-        }
+            Err(PlaneError::Refused { reason: "einval", .. }) => self.replace(key, &who, is_ours, possible, changed),
+            replaced => replaced,
+        });
         let undone = match result {
             Ok(()) => Undone::Restored,
             Err(PlaneError::Gone { .. }) => Undone::Gone,
@@ -332,12 +362,12 @@ impl Mover {
     fn replace(
         &self,
         key: ThreadId,
+        (pinned, stat): &(Pinned, Stat),
         expected: impl Fn(&CpuSet) -> Result<bool, PlaneError>,
         new: &CpuSet,
         otherwise: impl Fn(&CpuSet) -> PlaneError,
     ) -> Result<(), PlaneError> {
         let tid = key.tid;
-        let (thread, stat) = self.open(tid)?;
         if stat.id != key {
             return Err(gone(tid));
         }
@@ -346,8 +376,8 @@ impl Mover {
             return Err(otherwise(&mask));
         }
         affinity::set(tid, new).map_err(|e| kernel(tid, "set", e))?;
-        let after = thread.stat();
-        if matches!(&after, Ok(Some(stat)) if stat.id == key) {
+        let after = pinned.is_still(key);
+        if matches!(after, Ok(true)) {
             return Ok(());
         }
         match (affinity::set(tid, &mask), after) {
@@ -358,8 +388,21 @@ impl Mover {
         }
     }
 
-    fn open(&self, tid: u32) -> Result<(Open, Stat), PlaneError> {
-        self.threads.open(tid).map_err(|error| unreadable(tid, error))?.ok_or_else(|| gone(tid))
+    fn pin(&self, tid: u32) -> Result<(Pinned, Stat), PlaneError> {
+        self.threads.pin(tid).map_err(|error| unreadable(tid, error))?.ok_or_else(|| gone(tid))
+    }
+
+    /// Whether this mask of a thread is our value.
+    fn has_ours(&self, tid: u32, mask: &CpuSet, ours: &CpuSet) -> Result<bool, PlaneError> {
+        if mask == ours {
+            return Ok(true);
+        }
+        match self.defaults.of(tid) {
+            Ok(allowed) => Ok(is_ours(mask, ours, &allowed)),
+            // The cpuset is hidden from us or gone: judge by the plain mask.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(unreadable(tid, error)),
+        }
     }
 }
 

@@ -214,6 +214,7 @@ impl<P: Plane> Engine<P> {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
             queued: self.jobs.queue().len(),
+            stuck: self.plane.copies().map_or(0, |copies| copies.stuck()),
             owned_threads: self.owned.len(),
             snapshot,
             plan,

@@ -35,6 +35,9 @@ pub trait Plane {
     /// changed.
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError>;
 
+    /// All of these are going to be undone: a plane may look at them at once.
+    fn undoing(&mut self, _undos: &[Undo]) {}
+
     /// Puts back what a move changed, unless somebody else has changed it since.
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError>;
 
@@ -86,6 +89,10 @@ impl<P: Plane + ?Sized> Plane for &mut P {
         (**self).start(mv, undo, write)
     }
 
+    fn undoing(&mut self, undos: &[Undo]) {
+        (**self).undoing(undos);
+    }
+
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         (**self).undo(undo)
     }
@@ -128,6 +135,12 @@ pub trait Copies {
     /// that is, the move is refused ([`PlaneError::not_known`]).
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         Err(PlaneError::not_known(mv))
+    }
+
+    /// Copies that were given up because the kernel does not return from them. If there are many, no
+    /// other one starts.
+    fn stuck(&self) -> usize {
+        0
     }
 
     /// Whether it remembers where the data was that jobs have moved, for

@@ -20,6 +20,8 @@ pub struct WindowReport {
     pub jobs: Vec<JobReport>,
     /// Moves that wait until others have been copied.
     pub queued: usize,
+    /// Copies that the kernel does not return from.
+    pub stuck: usize,
     /// Threads whose affinity is ours at the end of the window.
     pub owned_threads: usize,
     /// Threads whose inherited affinity was restored in this window.

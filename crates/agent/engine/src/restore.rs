@@ -1,7 +1,7 @@
 //! Undoes everything: on exit, on `restore`, and at the next start after a crash.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use rustc_hash::FxHashSet;
 
@@ -15,11 +15,9 @@ use crate::{EngineError, Finished, Plane, PlaneError, Settings, StateDir, Subjec
 /// a tree of processes that fork without pause is done after two or three.
 const ROUNDS: usize = 16;
 
-/// The pause after which an undo is tried again whose thread could not be examined, and for how
-/// long that goes on. A late answer comes within some tenths of a second, and homenode must end
-/// within two seconds of a signal.
+/// The pause after which an undo is tried again whose thread could not be examined: a late answer
+/// comes within some tenths of a second.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-const AGAIN_FOR: Duration = Duration::from_secs(1);
 
 /// The result of undoing.
 pub(crate) struct Restored {
@@ -35,6 +33,7 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, owned: Vec<(Owned, Option<About>
     let mut restored = Restored { finished: Finished::default(), failed: Vec::new(), events: Vec::new() };
     let all: Vec<Owned> = owned.iter().map(|h| h.0.clone()).collect();
     let records: Vec<Undo> = owned.iter().flat_map(|h| h.0.candidates.iter().cloned()).collect();
+    plane.undoing(&records);
     let mut tried: Vec<_> = owned
         .into_iter()
         .map(|(owned, about)| {
@@ -87,11 +86,9 @@ fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Owned, &mut Result<Undone, Pl
         return;
     }
     std::thread::sleep(AGAIN_AFTER);
-    let began = Instant::now();
+    let undos: Vec<Undo> = late.iter().flat_map(|(owned, _)| owned.candidates.iter().cloned()).collect();
+    plane.undoing(&undos);
     for (owned, result) in late {
-        if began.elapsed() >= AGAIN_FOR {
-            break;
-        }
         *result = undo_one(plane, &owned.candidates);
     }
 }
@@ -126,6 +123,7 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
         if inherited.is_empty() {
             return Some(left);
         }
+        plane.undoing(&inherited);
         for thread in inherited {
             match plane.undo(&thread) {
                 Ok(Undone::Restored) => {

@@ -145,6 +145,7 @@ impl Machine {
             remote_share: Some(0.75),
             jobs: Vec::new(),
             queued: 0,
+            stuck: 0,
             owned_threads: 4,
             inherited_restored: 0,
             notes: Vec::new(),

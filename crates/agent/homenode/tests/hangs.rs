@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use lab::hung::Hung;
+use lab::hung::{Crowd, Hung, Silent};
 use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -27,9 +27,13 @@ type Test = (&'static str, fn());
 
 const TESTS: &[Test] = &[
     ("restore_undoes_others_beside_a_process_that_hangs_in_exec", restore_beside_one_that_hangs),
+    ("restore_without_bpf_undoes_others_beside_a_process_that_hangs_in_exec", restore_without_bpf),
+    ("restore_puts_back_2000_threads_beside_1000_that_hang_and_100_that_are_busy", restore_beside_a_crowd),
+    ("the_same_without_bpf", restore_beside_a_crowd_without_bpf),
     ("run_starts_and_ends_beside_a_process_that_hangs_in_exec", run_beside_one_that_hangs),
     ("commands_end_beside_a_process_that_hangs_in_exec", commands_beside_one_that_hangs),
     ("commands_end_on_sigterm_beside_a_process_that_hangs_in_exec", signalled_beside_one_that_hangs),
+    ("warm_at_most_ends_well_where_a_server_does_not_answer", warm_at_most),
     ("commands_end_on_sigterm_before_a_full_pipe", signalled_before_a_full_pipe),
 ];
 
@@ -44,6 +48,9 @@ const MOUNTS: &[Test] = &[
 ];
 
 fn main() {
+    if let Ok(role) = std::env::var(ROLE) {
+        return play(&role);
+    }
     let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
     let two = (std::thread::available_parallelism().map_or(1, usize::from) < 2).then(|| "needs two CPUs".to_owned());
     let fuse = (!Path::new("/dev/fuse").exists()).then(|| "there is no /dev/fuse".to_owned());
@@ -104,6 +111,29 @@ fn list(cpus: &[usize]) -> String {
     cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// When a thread started, in the units of its `stat`.
+fn start_ticks(tid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap();
+    stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap()
+}
+
+/// Binds these threads (process, id, start) to the first CPU, and writes what a run leaves that has
+/// bound them and crashed.
+fn write_state(state: &Path, threads: &[(u32, u32, u64)], all: &[usize]) {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let mut text = json!({"record": "run", "version": 2, "epoch": boot.trim()}).to_string();
+    for (pid, tid, start) in threads {
+        bind(*tid, &all[..1]);
+        let subject = json!({"kind": "thread", "tid": tid, "start": start * 10_000_000});
+        let masks = json!({"before": list(all), "ours": list(&all[..1])});
+        let payload = json!({"at": start, "session": 0}).to_string();
+        let undo = json!({"subject": subject, "pid": pid, "masks": masks, "payload": payload});
+        text += &format!("\n{}", json!({"record": "hold", "comm": "sleep", "undo": undo}));
+        text += &format!("\n{}\n", json!({"record": "made", "subject": subject}));
+    }
+    fs::write(state.join("state.jsonl"), text).unwrap();
+}
+
 /// A process that hangs and another one, both bound to one CPU by a run that crashed.
 struct Crashed {
     dir: tempfile::TempDir,
@@ -120,20 +150,10 @@ impl Crashed {
         let all = cpus(std::process::id());
         let hung = Hung::start(&mount).unwrap();
         let other = Ends(Command::new("sleep").arg("600").spawn().unwrap());
-        let stat = fs::read_to_string(format!("/proc/{}/stat", other.0.id())).unwrap();
-        let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let mut text = json!({"record": "run", "version": 2, "epoch": boot.trim()}).to_string();
+        let start = |pid| (pid, pid, start_ticks(pid));
         // The one that hangs comes first: nothing after it was restored.
-        for (pid, start) in [(hung.pid, hung.start_ticks()), (other.0.id(), start)] {
-            bind(pid, &all[..1]);
-            let subject = json!({"kind": "thread", "tid": pid, "start": start * 10_000_000});
-            let masks = json!({"before": list(&all), "ours": list(&all[..1])});
-            let undo = json!({"subject": subject, "pid": pid, "masks": masks});
-            text += &format!("\n{}", json!({"record": "hold", "comm": "sleep", "undo": undo}));
-            text += &format!("\n{}\n", json!({"record": "made", "subject": subject}));
-        }
-        fs::write(state.join("state.jsonl"), text).unwrap();
+        let threads = [(hung.pid, hung.pid, hung.start_ticks()), start(other.0.id())];
+        write_state(&state, &threads, &all);
         Self { dir, hung, other, all }
     }
 
@@ -141,18 +161,33 @@ impl Crashed {
         self.dir.path().join("state").to_str().unwrap().to_owned()
     }
 
-    /// The records that are left are those of the one that hangs.
+    /// Both are restored: the kernel's list of tasks answers for the one that hangs.
     fn check(&self) {
         assert_eq!(cpus(self.other.0.id()), self.all, "the other was not restored");
-        let left = fs::read_to_string(self.dir.path().join("state/state.jsonl")).unwrap();
-        assert!(left.contains(&format!(":{},", self.hung.pid)), "its record is lost: {left}");
+        assert_eq!(cpus(self.hung.pid), self.all, "the one that hangs was not restored");
     }
 }
 
 fn restore_beside_one_that_hangs() {
     let crashed = Crashed::new();
+    let done = command(&["--state-dir", &crashed.state(), "restore"]).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    crashed.check();
+    assert!(!crashed.dir.path().join("state/state.jsonl").exists());
+}
+
+/// The program without what loading BPF programs takes.
+fn without_bpf(args: &[&str]) -> Command {
+    let mut setpriv = Command::new("setpriv");
+    setpriv.args(["--bounding-set=-bpf,-perfmon,-sys_admin", "--inh-caps=-all"]);
+    setpriv.arg(command(&[]).get_program()).args(args);
+    setpriv
+}
+
+fn restore_without_bpf() {
+    let crashed = Crashed::new();
     let state = crashed.state();
-    let mut restore = command(&["--state-dir", &state, "restore"]);
+    let mut restore = without_bpf(&["--state-dir", &state, "restore"]);
     let mut restore = Ends(restore.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let status = restore.end("restore");
     let mut said = String::new();
@@ -160,7 +195,9 @@ fn restore_beside_one_that_hangs() {
     restore.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("does not answer"), "{said}");
-    crashed.check();
+    assert_eq!(cpus(crashed.other.0.id()), crashed.all, "the other was not restored");
+    let left = fs::read_to_string(Path::new(&state).join("state.jsonl")).unwrap();
+    assert!(left.contains(&format!(":{},", crashed.hung.pid)), "its record is lost: {left}");
     // Once it answers, it is restored, too.
     let Crashed { dir, hung, other, .. } = crashed;
     drop(hung);
@@ -168,6 +205,66 @@ fn restore_beside_one_that_hangs() {
     assert!(again.status.success(), "{again:?}");
     assert!(!dir.path().join("state/state.jsonl").exists());
     drop(other);
+}
+
+/// What this program does as a child of a test: it has threads that sleep or are busy.
+const ROLE: &str = "HOMENODE_TEST_ROLE";
+
+fn play(role: &str) {
+    let (what, threads) = role.split_once(' ').unwrap();
+    let busy = what == "busy";
+    for _ in 1..threads.parse().unwrap() {
+        std::thread::Builder::new().stack_size(64 << 10).spawn(move || rest(busy)).unwrap();
+    }
+    rest(busy);
+}
+
+fn rest(busy: bool) -> ! {
+    loop {
+        if busy { std::hint::spin_loop() } else { std::thread::sleep(Duration::from_secs(600)) }
+    }
+}
+
+fn child(role: &str) -> Ends {
+    Ends(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).spawn().unwrap())
+}
+
+fn threads_of(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+fn restore_beside_a_crowd() {
+    beside_a_crowd(command, 0);
+}
+
+fn restore_beside_a_crowd_without_bpf() {
+    beside_a_crowd(without_bpf, 1000);
+}
+
+/// 530 that hung kept all others bound, and 8 that hung some of them where the machine was busy.
+fn beside_a_crowd(restore: impl Fn(&[&str]) -> Command, hung_stay: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mount, state) = (dir.path().join("mount"), dir.path().join("state"));
+    [&mount, &state].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let all = cpus(std::process::id());
+    let hung = Crowd::start(&mount, 1000).unwrap();
+    let processes: Vec<Ends> = (0..200).map(|_| child("sleep 10")).collect();
+    let mut threads: Vec<(u32, u32, u64)> = hung.processes.iter().map(|(pid, start)| (*pid, *pid, *start)).collect();
+    for process in &processes {
+        let pid = process.0.id();
+        until("a process has its threads", || threads_of(pid).len() == 10);
+        threads.extend(threads_of(pid).into_iter().map(|tid| (pid, tid, start_ticks(tid))));
+    }
+    write_state(&state, &threads, &all);
+    let _busy = child("busy 100");
+    let bound = |threads: &[(u32, u32, u64)]| threads.iter().filter(|(_, tid, _)| cpus(*tid) != all).count();
+    let (hung, healthy) = threads.split_at(1000);
+    assert_eq!((bound(hung), bound(healthy)), (1000, 2000));
+    let began = Instant::now();
+    let done = restore(&["--state-dir", state.to_str().unwrap(), "restore"]).output().unwrap();
+    println!("restore: {} after {:.2} s", done.status, began.elapsed().as_secs_f64());
+    assert_eq!((bound(hung), bound(healthy)), (hung_stay, 0), "{done:?}");
 }
 
 fn run_beside_one_that_hangs() {
@@ -207,6 +304,29 @@ fn commands_beside_one_that_hangs() {
         }
         one.end(&args.join(" "));
     }
+}
+
+/// A file server that did not answer kept the service that waits for `warm` from starting.
+fn warm_at_most() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![1; 8 << 20]).unwrap();
+    let silent = dir.path().join("silent");
+    fs::create_dir(&silent).unwrap();
+    let mounted = Silent::mount(&silent).unwrap();
+    let hangs = silent.join("f");
+    // What is slow is stopped, and what hangs is left.
+    let cases: [&[&str]; 2] = [&["--rate", "1kB/s", file.to_str().unwrap()], &[hangs.to_str().unwrap()]];
+    for args in cases {
+        let mut warm = command(&[&["warm", "--interleave", "--at-most", "0.5"], args].concat());
+        let mut warm = Ends(warm.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+        let status = warm.end(&args.join(" "));
+        let mut said = String::new();
+        warm.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(status.code(), Some(0), "{said}");
+        assert!(said.contains("(--at-most)"), "{said}");
+    }
+    drop(mounted);
 }
 
 /// Whether any link to a file of this process, or any place where its threads wait, is called so.

@@ -79,7 +79,9 @@ impl HostPlane {
         let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
         let reclaimed =
             settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
-        let plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
+        let who = observe::who::tasks(&settings.observe.proc_root);
+        let mut plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
+        plane.actor.ask(who);
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
 
@@ -315,6 +317,10 @@ impl Plane for HostPlane {
 
     fn thrift(&mut self) -> Option<&mut dyn Thrift> {
         Some(self)
+    }
+
+    fn undoing(&mut self, undos: &[Undo]) {
+        self.actor.undoing(undos);
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {

@@ -73,6 +73,7 @@ mod slices;
 pub mod times;
 mod types;
 mod weights;
+pub mod who;
 
 skeleton!(
     /// Programs that only tests load.

@@ -123,16 +123,16 @@ pub(super) struct Watched {
     pub origin: u32,
 }
 
-struct Cursor<'a>(&'a [u8]);
+pub(super) struct Cursor<'a>(pub &'a [u8]);
 
 impl Cursor<'_> {
-    fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, tail) = self.0.split_first_chunk::<N>()?;
         self.0 = tail;
         Some(*head)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    pub fn u32(&mut self) -> Option<u32> {
         self.bytes().map(u32::from_ne_bytes)
     }
 
@@ -140,7 +140,7 @@ impl Cursor<'_> {
         self.bytes().map(u16::from_ne_bytes)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub fn u64(&mut self) -> Option<u64> {
         self.bytes().map(u64::from_ne_bytes)
     }
 

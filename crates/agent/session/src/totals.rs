@@ -86,6 +86,9 @@ pub struct Told {
     pub threads: u64,
     /// Threads whose affinity is homenode's.
     pub bound_threads: u64,
+    /// Copies that the kernel does not return from.
+    #[serde(default)]
+    pub stuck_copies: u64,
     /// Services that are remembered.
     pub units: u64,
     /// CPU time of homenode, without that of copies, seconds; absent if unknown.
@@ -184,6 +187,7 @@ impl Totals {
         self.told.rows = self.rows();
         let told = &mut self.told;
         told.bound_threads = report.owned_threads as u64;
+        told.stuck_copies = report.stuck as u64;
         if let Some(cost) = report.cost {
             told.observer_cpu_s = Some(told.observer_cpu_s.unwrap_or(0.0) + cost.cpu * report.snapshot.window_s);
             told.observer_memory_bytes = Some(cost.memory_bytes);

@@ -1,21 +1,26 @@
 //! Undoes what a crash left behind.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use act::Actor;
 use act::watched::Unwatched;
 use command::exit::{Exit, Failure};
 use engine::{Finished, StateDir};
+use linux::threads::Tasks;
 use topology::Topology;
 
-/// A plane that only undoes. That needs no topology, so sysfs is not read for one.
+/// A plane that only undoes. That needs no topology, so sysfs is not read for one. `tasks`: who is
+/// asked about threads before procfs.
 ///
 /// # Errors
 ///
 /// procfs or sysfs cannot be read.
-pub fn plane() -> Result<Actor<Unwatched>, Failure> {
-    Actor::new(act::Settings::default(), Topology::default(), None, None)
-        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))
+pub fn plane(tasks: Option<Arc<dyn Tasks>>) -> Result<Actor<Unwatched>, Failure> {
+    let mut actor = Actor::new(act::Settings::default(), Topology::default(), None, None)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))?;
+    actor.ask(tasks);
+    Ok(actor)
 }
 
 /// Undoes what this state directory lists.
@@ -23,9 +28,10 @@ pub fn plane() -> Result<Actor<Unwatched>, Failure> {
 /// # Errors
 ///
 /// Another process uses the directory, or it cannot be used.
-pub fn undo(state_dir: &Path) -> Result<Finished, Failure> {
+pub fn undo(state_dir: &Path, tasks: Option<Arc<dyn Tasks>>) -> Result<Finished, Failure> {
     let state = open_state(state_dir)?;
-    engine::recover(&mut plane()?, &state).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))
+    engine::recover(&mut plane(tasks)?, &state)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))
 }
 
 /// Takes the state directory.

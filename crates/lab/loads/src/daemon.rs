@@ -120,9 +120,19 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `BINARY run --json ARGS…`.
     pub fn start<S: AsRef<OsStr>>(binary: &Path, args: impl IntoIterator<Item = S>) -> Result<Self> {
+        Self::start_under(None, binary, args)
+    }
+
+    /// The same, under a service manager that listens on this socket.
+    pub fn start_under<S: AsRef<OsStr>>(
+        manager: Option<&Path>,
+        binary: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self> {
         let mut child = Command::new(binary)
             .args(["run", "--json"])
             .args(args)
+            .envs(manager.map(|socket| ("NOTIFY_SOCKET", socket)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

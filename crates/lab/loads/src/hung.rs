@@ -50,6 +50,97 @@ pub struct Hung {
     spawned: Option<JoinHandle<io::Result<Child>>>,
 }
 
+/// Processes that hang until this is dropped, with one server for all.
+#[derive(Debug)]
+pub struct Crowd {
+    /// Their ids, and when they started, in the units of `/proc/PID/stat`.
+    pub processes: Vec<(u32, u64)>,
+    server: File,
+    /// The requests that are not answered.
+    requests: Vec<u64>,
+}
+
+impl Crowd {
+    /// Starts so many. `dir`: an empty directory to mount on for a moment.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Hung::start`].
+    pub fn start(dir: &Path, count: usize) -> io::Result<Self> {
+        let server = File::options().read(true).write(true).open("/dev/fuse")?;
+        mount(dir, &server)?;
+        let mounted = Mounted(dir);
+        let (tell, told) = channel();
+        let mut serving = server.try_clone()?;
+        std::thread::spawn(move || while serve(&mut serving, &tell).is_ok() {});
+        let file = path(&dir.join("f"))?;
+        let arguments = [c"sleep".as_ptr(), c"600".as_ptr(), std::ptr::null()];
+        let mut crowd = Self { processes: Vec::new(), server, requests: Vec::new() };
+        for _ in 0..count {
+            // SAFETY: the child makes system calls only, on strings that exist already.
+            let pid = unsafe {
+                let pid = libc::fork();
+                if pid == 0 {
+                    libc::close_range(3, libc::c_uint::MAX, 0);
+                    libc::open(file.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+                    libc::execv(c"/bin/sleep".as_ptr(), arguments.as_ptr());
+                    libc::_exit(1);
+                }
+                pid
+            };
+            let pid = u32::try_from(pid).map_err(|_| io::Error::last_os_error())?;
+            crowd.processes.push((pid, 0));
+            while crowd.requests.len() < crowd.processes.len() {
+                match next(&told)? {
+                    Seen::Opened(stat) => {
+                        let start = start_ticks(&stat?);
+                        crowd.processes.iter_mut().filter(|process| process.0 == pid).for_each(|p| p.1 = start);
+                    }
+                    Seen::Flushes(_, request) => crowd.requests.push(request),
+                }
+            }
+        }
+        drop(mounted);
+        Ok(crowd)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        // SAFETY: these are our children, and nobody has waited for them.
+        self.processes.iter().for_each(|(pid, _)| unsafe { _ = libc::kill(*pid as i32, libc::SIGKILL) });
+        self.requests.iter().for_each(|request| _ = answer(&mut self.server, *request, 0, &[]));
+        // SAFETY: as above; no status is asked for.
+        self.processes.iter().for_each(|(pid, _)| unsafe { _ = libc::waitpid(*pid as i32, std::ptr::null_mut(), 0) });
+    }
+}
+
+/// A file system whose server never answers, until this is dropped.
+#[derive(Debug)]
+pub struct Silent<'a> {
+    _mounted: Mounted<'a>,
+    _server: File,
+}
+
+impl<'a> Silent<'a> {
+    /// Mounts it on this directory.
+    ///
+    /// # Errors
+    ///
+    /// Not root, or no `/dev/fuse`.
+    pub fn mount(dir: &'a Path) -> io::Result<Self> {
+        let server = File::options().read(true).write(true).open("/dev/fuse")?;
+        mount(dir, &server)?;
+        Ok(Self { _mounted: Mounted(dir), _server: server })
+    }
+}
+
+/// When the process of this `stat` started, in its units.
+fn start_ticks(stat: &str) -> u64 {
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    fields.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+}
+
 /// What the server has seen.
 enum Seen {
     /// The process has opened the file; its `stat`.
@@ -123,8 +214,7 @@ impl Hung {
 
     /// When it started, in the units of `/proc/PID/stat`.
     pub fn start_ticks(&self) -> u64 {
-        let fields = self.stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-        fields.split_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
+        start_ticks(&self.stat)
     }
 }
 
@@ -140,6 +230,7 @@ impl Drop for Hung {
 }
 
 /// Unmounts when dropped. What is open stays so.
+#[derive(Debug)]
 struct Mounted<'a>(&'a Path);
 
 impl Drop for Mounted<'_> {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use topology::{NodeId, ProcessId};
 
 use crate::pages::{MOVE, move_pages};
-use crate::threads::{Open, Threads, is_gone};
+use crate::threads::{Pinned, Threads, is_gone};
 
 /// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
 const PRESENT: u64 = 1 << 63;
@@ -30,7 +30,7 @@ const ENTRY: usize = 8;
 #[derive(Debug)]
 pub struct Space {
     id: ProcessId,
-    process: Open,
+    process: Pinned,
     pagemap: File,
     dir: PathBuf,
     page: u64,
@@ -51,7 +51,7 @@ pub enum Sent {
 impl Space {
     /// Opens the memory of a process; `None` if it has ended, or if it has none (a kernel thread).
     pub fn open(threads: &Threads, id: ProcessId) -> io::Result<Option<Self>> {
-        let Some((process, stat)) = threads.open(id.pid)? else { return Ok(None) };
+        let Some((process, stat)) = threads.pin(id.pid)? else { return Ok(None) };
         let dir = threads.root().join(id.pid.to_string());
         let pagemap = match File::open(dir.join("pagemap")) {
             Err(error) if is_gone(&error) => return Ok(None),
@@ -82,7 +82,7 @@ impl Space {
     /// lock of its own memory for ever (a page fault on a file whose FUSE server does not answer),
     /// and this runs between windows.
     pub fn alive(&self) -> io::Result<bool> {
-        if self.process.stat()?.is_none_or(|stat| stat.id != self.id.first_thread()) {
+        if !self.process.is_still(self.id.first_thread())? {
             return Ok(false);
         }
         // The kernel looks first for the address space (none: end of file), then at the length, and

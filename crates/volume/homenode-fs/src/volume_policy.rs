@@ -304,7 +304,7 @@ fn undo_crashed(global: &Global) {
     if !global.state_dir.is_dir() {
         return;
     }
-    match undo::undo(&global.state_dir) {
+    match undo::undo(&global.state_dir, None) {
         Ok(finished) if finished.complete() => {}
         Ok(finished) => {
             output::complain(&format!("homenode: after a crash: {}\n", report::finished(&finished).trim_end()));

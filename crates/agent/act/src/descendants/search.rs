@@ -21,6 +21,8 @@
 //! group; and those whose mask a cpuset has narrowed since. In normal operation this does not
 //! matter, because births are watched ([`super::descendants`]).
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 
 use engine::{Masks, Undo};
@@ -132,7 +134,16 @@ pub fn became_first(
         return Ok(None);
     };
     let pid = undo.pid;
-    if thread.tid == pid || threads.stat(thread.tid)?.is_some_and(|stat| stat.id == thread) {
+    if thread.tid == pid {
+        return Ok(None);
+    }
+    // Asked first: it never waits.
+    match affinity::get(pid) {
+        Ok(mask) if mask == shown(&masks.ours, online) => {}
+        Err(error) if !is_gone(&error) => return Err(error),
+        _ => return Ok(None),
+    }
+    if threads.stat(thread.tid)?.is_some_and(|stat| stat.id == thread) {
         return Ok(None);
     }
     // A later process with this id would have started after the move, at a later tick.
@@ -142,11 +153,6 @@ pub fn became_first(
         Some(given) if given == masks.ours => return Ok(None),
         None if !context.first_differs => return Ok(None),
         _ => {}
-    }
-    match affinity::get(pid) {
-        Ok(mask) if mask == shown(&masks.ours, online) => {}
-        Err(error) if !is_gone(&error) => return Err(error),
-        _ => return Ok(None),
     }
     Ok(Some(record_of(first.id, pid, masks.clone())))
 }
@@ -158,7 +164,8 @@ fn ours_of(undo: &Undo) -> Option<CpuSet> {
 /// For each value, as the kernel shows it now, the threads that were given it. The threads of one
 /// process count as one, the first that was moved: a process has tens of thousands of them.
 /// Process, session and control group decide what descends from it.
-type Parents<'a> = FxHashMap<CpuSet, FxHashMap<(u32, u32, Option<String>), (&'a Undo, MoveContext)>>;
+type Parents<'a> = FxHashMap<CpuSet, FxHashMap<Family, (&'a Undo, MoveContext)>>;
+type Family = (u32, u32, Option<String>);
 
 /// Undo records for every thread of the machine that descends from one in `all` and has its
 /// value. Descendants are searched only for records for which `searched` is true. A thread that has
@@ -190,8 +197,20 @@ pub fn inherited(
         return Ok(inherited);
     }
     let mut trouble = None;
+    let mut having = Vec::new();
     for (pid, tid) in threads.all()? {
-        match search(threads, (pid, tid), &by_value, &records) {
+        match affinity::get(tid) {
+            Ok(mask) => having.extend(by_value.get(&mask).map(|parents| (pid, tid, parents))),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => trouble = Some(error),
+        }
+    }
+    // All at once: those that do not answer take no time from the others.
+    let met = threads.pin_all(having.iter().flat_map(|(pid, tid, _)| [*pid, *tid]).collect());
+    let stats = met.into_iter().map(|(tid, met)| (tid, met.map(|met| met.map(|(_, stat)| stat))));
+    let memory = Remembering { source: threads, stats: RefCell::new(stats.collect()), groups: RefCell::default() };
+    for (pid, tid, parents) in having {
+        match search(&memory, (pid, tid), parents, &records) {
             Ok(thread) => inherited.extend(thread),
             Err(error) => trouble = Some(error),
         }
@@ -210,26 +229,21 @@ pub fn inherited(
     }
 }
 
-/// An undo record for a thread, made from the nearest record it can have inherited from.
+/// An undo record for a thread that has our value, made from the nearest record it can have
+/// inherited from.
 fn search(
-    threads: &Threads,
+    memory: &Remembering<'_>,
     (pid, tid): (u32, u32),
-    by_value: &Parents<'_>,
+    parents: &FxHashMap<Family, (&Undo, MoveContext)>,
     records: &FxHashSet<ThreadId>,
 ) -> io::Result<Option<Undo>> {
-    let mask = match affinity::get(tid) {
-        Err(error) if is_gone(&error) => return Ok(None),
-        mask => mask?,
-    };
-    let Some(parents) = by_value.get(&mask) else { return Ok(None) };
-    let Some(stat) = threads.stat(tid)? else { return Ok(None) };
+    let Some(stat) = memory.stat(tid)? else { return Ok(None) };
     if stat.kernel_thread || records.contains(&stat.id) {
         return Ok(None);
     }
-    let memory = Remembering { source: threads, stats: Default::default(), groups: Default::default() };
     let mut nearest: Option<(Relation, &Undo)> = None;
     for (undo, context) in parents.values() {
-        if let Some(relation) = relation(&memory, pid, &stat, undo.pid, context)?
+        if let Some(relation) = relation(memory, pid, &stat, undo.pid, context)?
             && nearest.is_none_or(|n| relation < n.0)
         {
             nearest = Some((relation, undo));
@@ -247,18 +261,17 @@ pub(super) fn record_of(key: ThreadId, pid: u32, masks: Masks) -> Undo {
 /// Reads each thread's facts once, however many records it is compared with.
 struct Remembering<'a> {
     source: &'a Threads,
-    stats: std::cell::RefCell<FxHashMap<u32, Option<Stat>>>,
-    groups: std::cell::RefCell<FxHashMap<u32, Option<String>>>,
+    stats: RefCell<HashMap<u32, io::Result<Option<Stat>>>>,
+    groups: RefCell<FxHashMap<u32, Option<String>>>,
 }
 
 impl Source for Remembering<'_> {
     fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
-        if let Some(known) = self.stats.borrow().get(&tid) {
-            return Ok(known.clone());
+        let mut stats = self.stats.borrow_mut();
+        match stats.entry(tid).or_insert_with(|| Source::stat(self.source, tid)) {
+            Ok(stat) => Ok(stat.clone()),
+            Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
         }
-        let stat = Source::stat(self.source, tid)?;
-        self.stats.borrow_mut().insert(tid, stat.clone());
-        Ok(stat)
     }
 
     fn group(&self, tid: u32) -> io::Result<Option<String>> {

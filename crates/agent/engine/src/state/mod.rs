@@ -169,24 +169,23 @@ fn has_locked(path: &Path, pid: u32) -> bool {
         .is_ok_and(|file| locks::flock(|lock| lock.ino == file.ino() && lock.pid as u32 == pid).is_some())
 }
 
-/// Whether a process was killed and SIGKILL is pending for all threads that are left of it: none of
-/// them runs user code again. Unknown counts as no.
+/// Whether a process was killed: none of its threads runs user code again, because each has exited,
+/// has SIGKILL pending or belongs to a process that dumps core. Unknown counts as no.
 fn is_killed(proc_root: &Path, pid: u32) -> bool {
-    let process = proc_root.join(pid.to_string());
     let killed = |path: &Path| std::fs::read_to_string(path).is_ok_and(|status| ends_by_kill(&status));
-    // Its first thread has exited.
-    let zombie = |status: String| field(&status, "State").is_some_and(|state| state.starts_with('Z'));
-    let Ok(threads) = std::fs::read_dir(process.join("task")) else { return false };
-    std::fs::read_to_string(process.join("status")).is_ok_and(zombie)
-        && threads.into_iter().all(|thread| thread.is_ok_and(|thread| killed(&thread.path().join("status"))))
+    let Ok(threads) = std::fs::read_dir(proc_root.join(pid.to_string()).join("task")) else { return false };
+    let mut threads = threads.map(|thread| thread.is_ok_and(|thread| killed(&thread.path().join("status"))));
+    threads.next().is_some_and(|first| first && threads.all(|killed| killed))
 }
 
-/// Whether a thread, by its `/proc/PID/status`, has exited, or has SIGKILL pending.
+/// Whether a thread, by its `/proc/PID/status`, runs no user code again.
 fn ends_by_kill(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let pending = field(status, "SigPnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     field(status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
         || pending.is_some_and(|mask| mask & SIGKILL != 0)
+        // The thread that dumps waits for the others, which have SIGKILL pending, and has none.
+        || field(status, "CoreDumping") == Some("1")
 }
 
 #[cfg(test)]
@@ -203,9 +202,6 @@ mod tests {
             std::fs::create_dir_all(&task).unwrap();
             let status = format!("Name:\tState: Z\nState:\t{state}\nSigPnd:\t{pending}\nShdPnd:\t0000000000000100\n");
             std::fs::write(task.join("status"), &status).unwrap();
-            if tid == 7 {
-                std::fs::write(proc_root.path().join("7/status"), &status).unwrap();
-            }
         };
         of(7, "Z (zombie)", "0000000000000000");
         of(8, "D (disk sleep)", "0000000000000100");
@@ -215,6 +211,14 @@ mod tests {
         of(8, "D (disk sleep)", "0000000000000100");
         of(7, "S (sleeping)", "0000000000000000");
         assert!(!is_killed(proc_root.path(), 7), "it lives");
+        // Its first thread is what waits.
+        of(7, "D (disk sleep)", "0000000000000100");
+        assert!(is_killed(proc_root.path(), 7), "its first thread never exits");
+        // After the watchdog's SIGABRT.
+        of(7, "D (disk sleep)", "0000000000000000\nCoreDumping:\t1");
+        assert!(is_killed(proc_root.path(), 7), "it dumps core");
+        of(7, "D (disk sleep)", "0000000000000000\nCoreDumping:\t0");
+        assert!(!is_killed(proc_root.path(), 7), "it will come back");
         assert!(!is_killed(proc_root.path(), 9));
 
         let dir = tempfile::tempdir().unwrap();

@@ -117,6 +117,15 @@ pub fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
 }
 
+/// Undoing comes before what the machine does otherwise: from now on the calling thread, and those
+/// that it starts, have the highest priority of ordinary threads (nice -20). Without CAP_SYS_NICE
+/// they keep theirs.
+pub fn hurry() {
+    if let Err(error) = rustix::process::setpriority_process(None, -20) {
+        tracing::debug!(%error, "keeps its priority");
+    }
+}
+
 /// Observes one window.
 pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Failure> {
     plane.observe(window).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot observe", &e))

@@ -3,14 +3,18 @@
 //! **Limits.** What is there and is no regular file (a device, a pipe, a symbolic link) is refused,
 //! and stays. What is begun keeps a thread that may write anywhere ([`begin`]).
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use linux::privileges;
+use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
 use crate::exit::{Exit, Failure};
@@ -18,7 +22,7 @@ use crate::exit::{Exit, Failure};
 /// Writes this text to a file of this mode. Whoever reads the file meanwhile sees the old one.
 pub fn write(path: &Path, text: &str, mode: u32) -> Result<(), Failure> {
     replaceable(path)?;
-    written(path, text, mode).map_err(|e| Failure::io("write", path, &e))
+    Place::of(path).and_then(|place| place.write(text, mode)).map_err(|e| Failure::io("write", path, &e))
 }
 
 /// Refuses what is there and is no regular file, and the usual names of stdout.
@@ -33,38 +37,75 @@ pub fn replaceable(path: &Path) -> Result<(), Failure> {
     Err(Failure::new(Exit::Usage, format!("cannot write {}", path.display()), why).hint("name a regular or a new file"))
 }
 
-/// The new file until it takes the place of the old one.
-fn next(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}", std::process::id()));
-    PathBuf::from(name)
+/// A file by its name in a directory that stays open: whoever owns a directory above may let its
+/// path lead elsewhere meanwhile.
+#[derive(Debug)]
+pub struct Place {
+    dir: OwnedFd,
+    name: OsString,
 }
 
-fn written(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    put(&made(path, text, mode)?, path)
-}
+impl Place {
+    /// The place of this path.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
+        let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self { dir: rustix::fs::open(parent, flags, Mode::empty())?, name })
+    }
 
-fn put(next: &Path, path: &Path) -> io::Result<()> {
-    fs::rename(next, path).inspect_err(|_| _ = fs::remove_file(next))
-}
-
-/// Makes the new file.
-fn made(path: &Path, text: &str, mode: u32) -> io::Result<PathBuf> {
-    let next = next(path);
-    let create = || -> io::Result<()> {
+    /// Begins a new file for it, of this mode.
+    pub fn draft(&self, mode: u32) -> io::Result<Draft> {
+        let mut name = self.name.clone();
+        name.push(format!(".{}", std::process::id()));
         // Nobody else's file, and through no link: others may be able to write the directory.
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let create = || openat(&self.dir, &name, flags, Mode::from_raw_mode(mode));
+        let file = match create() {
+            // Left by one that was killed, and had our id.
+            Err(Errno::EXIST) => unlinkat(&self.dir, &name, AtFlags::empty()).and_then(|()| create()),
+            created => created,
+        }?;
+        let draft = Draft { dir: self.dir.try_clone()?, name, to: self.name.clone(), file: file.into() };
         // Whatever the umask.
-        let written = file.set_permissions(fs::Permissions::from_mode(mode));
-        // Half of it is of no use.
-        written.and_then(|()| file.write_all(text.as_bytes())).inspect_err(|_| _ = fs::remove_file(&next))
-    };
-    match create() {
-        // Left by one that was killed, and had our id.
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => fs::remove_file(&next).and_then(|()| create()),
-        created => created,
-    }?;
-    Ok(next)
+        draft.file.set_permissions(fs::Permissions::from_mode(mode))?;
+        Ok(draft)
+    }
+
+    fn write(&self, text: &str, mode: u32) -> io::Result<()> {
+        self.filled(text, mode)?.publish()
+    }
+
+    fn filled(&self, text: &str, mode: u32) -> io::Result<Draft> {
+        let mut draft = self.draft(mode)?;
+        draft.file.write_all(text.as_bytes())?;
+        Ok(draft)
+    }
+}
+
+/// The new file until it takes the place of the old one. Half of it is of no use: it is removed if
+/// it does not.
+#[derive(Debug)]
+pub struct Draft {
+    dir: OwnedFd,
+    name: OsString,
+    to: OsString,
+    /// The file.
+    pub file: fs::File,
+}
+
+impl Draft {
+    /// Lets it take the place of the old file.
+    pub fn publish(self) -> io::Result<()> {
+        Ok(renameat(&self.dir, &self.name, &self.dir, &self.to)?)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already once it has taken its place.
+        let _ = unlinkat(&self.dir, &self.name, AtFlags::empty());
+    }
 }
 
 /// What is to be done with a file that was begun.
@@ -95,19 +136,25 @@ pub fn begin(path: &Path, text: String, mode: u32) -> Result<Begun, Failure> {
     let write = move || {
         // An unprivileged user has none to give up.
         let kept = privileges::keep_only(CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER);
-        let begun = kept.and_then(|()| made(&to, &text, mode));
-        let mut left = begun.as_ref().ok().cloned();
+        let begun = kept.and_then(|()| {
+            let place = Place::of(&to)?;
+            Ok((place.filled(&text, mode)?, place))
+        });
         // Nobody waits any more where this fails.
-        let _ = tell.send(begun.map(drop));
+        let (mut left, place) = match begun {
+            Ok((draft, place)) => (Some(draft), place),
+            Err(error) => {
+                let _ = tell.send(Err(error));
+                return;
+            }
+        };
+        let _ = tell.send(Ok(()));
         while let Ok(what) = asked.recv() {
             let done = match what {
-                Do::Publish => left.take().map_or(Ok(()), |next| put(&next, &to)),
-                Do::Write(text) => written(&to, &text, mode),
+                Do::Publish => left.take().map_or(Ok(()), Draft::publish),
+                Do::Write(text) => place.write(&text, mode),
             };
             let _ = tell.send(done);
-        }
-        if let Some(next) = left {
-            let _ = fs::remove_file(next);
         }
     };
     let thread = thread::Builder::new().name("page".to_owned()).spawn(write);
@@ -192,6 +239,23 @@ mod tests {
         drop(begun);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// Half an hour later, root's page was renamed to where the path led then.
+    #[test]
+    fn what_was_begun_stays_in_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        [at("mine"), at("theirs")].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let begun = begin(&at("mine/page"), "begun".to_owned(), 0o600).unwrap();
+        fs::rename(at("mine"), at("moved")).unwrap();
+        std::os::unix::fs::symlink(at("theirs"), at("mine")).unwrap();
+        begun.publish().unwrap();
+        begun.end("ended".to_owned()).unwrap();
+        drop(begun);
+        assert_eq!(fs::read_to_string(at("moved/page")).unwrap(), "ended");
+        assert_eq!(fs::read_dir(at("moved")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(at("theirs")).unwrap().count(), 0);
     }
 
     /// A trial of half an hour would end without its page.

@@ -1,11 +1,14 @@
 //! `homenode restore`: undoes the moves that a crashed run left behind, and those of crashed
 //! servers of mounts.
 
+use std::path::Path;
+
 use command::args::Global;
 use engine::Finished;
 use session::undo::undo;
 use session::{published, report};
 
+use crate::commands::plane;
 use crate::exit::{Exit, Failure};
 use crate::output;
 
@@ -21,12 +24,14 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     // A run that goes on, or a state that cannot be read, does not keep the other ones from being
     // undone.
     let (mut all, mut failed) = (Finished::default(), None);
-    match undo(&global.state_dir) {
+    plane::hurry();
+    let tasks = observe::who::tasks(Path::new(plane::PROC));
+    match undo(&global.state_dir, tasks.clone()) {
         Ok(finished) => all = finished,
         Err(failure) => failed = Some(failure),
     }
     for state_dir in published::state_dirs(&global.state_dir)? {
-        match undo(&state_dir) {
+        match undo(&state_dir, tasks.clone()) {
             Ok(one) => {
                 all.add_numbers(&one);
                 all.notes.extend(one.notes);

@@ -86,8 +86,13 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         windows(&mut engine, &mut out, &|| stop.requested(), &mut ended, args.windows)
     });
     notify::stopping();
+    plane::hurry();
     let came = stop.came();
-    let finished = engine.finish_until(&|| stop.came() > came);
+    let undoing = notify::Undoing::default();
+    let finished = engine.finish_until(&|| {
+        undoing.goes_on();
+        stop.came() > came
+    });
     // From now on another one may have the directory.
     out.publish_no_more();
     drop(engine);

@@ -1,8 +1,12 @@
 //! `homenode warm`: reads files into the page cache of chosen nodes.
 
 use std::fs;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use act::warm::{self, Warm, WarmError};
 use clap::Args;
@@ -10,6 +14,7 @@ use command::args::Global;
 use linux::allocation::Spread;
 use linux::residency;
 use placement::RangeHeat;
+use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Value, json};
 use topology::{NodeBytes, NodeId};
 
@@ -47,6 +52,10 @@ pub struct WarmArgs {
     /// Read at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
+    /// End after so many seconds at the latest, well, with what was read in by then: a server or
+    /// disk that does not answer keeps no service from starting
+    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::seconds)]
+    pub at_most: Option<f64>,
 }
 
 /// Where the pages go.
@@ -90,6 +99,10 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
         tracing::debug!("/proc/self/oom_score_adj: {e}");
     }
     let stop = Stop::on_signals()?;
+    let over = Arc::new(AtomicBool::new(false));
+    if let Some(seconds) = args.at_most {
+        end_after(seconds, Arc::clone(&over)).map_err(|e| Failure::from_error(Exit::Io, "--at-most", &e))?;
+    }
     let read = args.place.to_readers.then(|| read(global, args, &stop)).transpose()?;
     let job = Job { args, how, nodes, read, json: global.json, stop };
     output::detach();
@@ -107,7 +120,24 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     if global.json {
         output::print_json(&json!({"warmed": done.iter().map(|one| one.json(&job)).collect::<Vec<_>>()}))?;
     }
-    Ok(if done.iter().all(|one| one.why.is_none()) { Exit::Done } else { Exit::Partly })
+    Ok(if over.load(Ordering::Relaxed) || done.iter().all(|one| one.why.is_none()) { Exit::Done } else { Exit::Partly })
+}
+
+/// How long a step may take that is stopped: then it waits for what does not answer.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Stops after so many seconds as a signal does, and sets `over`; ends the program if it does not.
+fn end_after(seconds: f64, over: Arc<AtomicBool>) -> io::Result<()> {
+    let wait = move || {
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        over.store(true, Ordering::Relaxed);
+        output::complain(&format!("homenode: warm: {seconds} s are over (--at-most): the rest is not read in\n"));
+        let _ = kill_process(getpid(), Signal::TERM);
+        std::thread::sleep(GRACE);
+        let _ = output::background::OUT.settle();
+        std::process::exit(0);
+    };
+    std::thread::Builder::new().name("at-most".into()).spawn(wait).map(drop)
 }
 
 /// Most parts of a file of which is said why they are not where they should be.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 use act::copying::{Back, Copying};
@@ -51,6 +52,7 @@ fn memory_returns_after_a_run() -> Outcome {
     let (before, on) = (masks(load.pid()), |node: u32| memory(load.pid(), node));
     ensure!(on(1)? >= MEMORY_MIB << 20, "the memory of the load: {:?}", threads::memory(load.pid())?);
     let options = ["--policy", "arc", "--touch-own-affinity", "--move-back"];
+    let manager = UnixDatagram::bind(bench.manager())?;
     let mut daemon = bench.daemon_for(&[load.pid()], &options)?;
     let home = bench.machine.list_of(0);
     windows_until(&mut daemon, 60, "process with its memory on node 0", |_| {
@@ -68,6 +70,16 @@ fn memory_returns_after_a_run() -> Outcome {
     );
     ensure!(masks(load.pid()) == before, "{:?}, before {before:?}", masks(load.pid()));
     ensure!(status.success(), "homenode ended with {status}: {end:?}");
+    // Copies that took longer than TimeoutStopSec were killed, and where the data was forgotten.
+    manager.set_nonblocking(true)?;
+    let mut message = [0; 256];
+    let mut told = Vec::new();
+    while let Ok(length) = manager.recv(&mut message) {
+        told.push(String::from_utf8_lossy(message.get(..length).unwrap_or_default()).into_owned());
+    }
+    let stopping = told.iter().position(|message| message == "STOPPING=1").context("STOPPING=1")?;
+    let extended = told.iter().skip(stopping).any(|message| message.starts_with("EXTEND_TIMEOUT_USEC="));
+    ensure!(extended, "systemd is not told that undoing goes on: {told:?}");
     Ok(())
 }
 

@@ -76,6 +76,11 @@ impl Bench {
         self.dir.path().join("state")
     }
 
+    /// Where a test can listen to what the next daemon tells its service manager.
+    pub fn manager(&self) -> PathBuf {
+        self.dir.path().join("notify")
+    }
+
     /// Starts one reader for each file, each with this share of a CPU.
     pub fn readers(&self, duty: f64, files: &[PathBuf]) -> Result<Readers> {
         load(&["--seconds", "600", "--duty", &duty.to_string()], files)
@@ -106,7 +111,8 @@ impl Bench {
             ["--steady", "--margin", margin, "--min-bytes", "1MB", "--config"].map(Into::into).into();
         all.extend([config.into(), "--state-dir".into(), self.state_dir().into()]);
         all.extend(options.iter().map(OsString::from));
-        Daemon::start(&homenode(), all)
+        let manager = self.manager();
+        Daemon::start_under(Some(manager.as_path()).filter(|socket| socket.exists()), &homenode(), all)
     }
 
     /// A configuration for an emulated machine, with these keys besides.

@@ -13,6 +13,7 @@ mod dax;
 mod file_users;
 mod files;
 mod four_nodes;
+mod kills;
 mod lab_bench;
 mod map;
 mod masks;
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
     let all = [
         two_nodes::TESTS,
         masks::TESTS,
+        kills::TESTS,
         cpus::TESTS,
         files::TESTS,
         warm::TESTS,

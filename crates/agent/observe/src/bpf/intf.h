@@ -143,6 +143,16 @@ struct task_record {
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
 #define TASK_NOT_ASKED 8   /* none was; neither flag: the kernel does not say */
 
+/* Who a thread is, as /proc/TID/stat has it. */
+struct who {
+	u64 start_ns;
+	u32 tid, ppid, session, cpu;
+	u32 kernel_thread;
+	char comm[COMM_LEN];
+	u32 unused;
+};
+#define WHO_BYTES 48
+
 /* Descendants. */
 struct watched {
 	u64 start_ns;

@@ -173,9 +173,19 @@ typedef struct {
 struct cred {
 	kuid_t uid;
 };
+struct upid {
+	int nr;
+};
+struct pid {
+	struct upid numbers[1];
+};
+struct signal_struct {
+	struct pid *pids[4];
+};
 struct task_struct {
 	struct thread_info thread_info;
 	u32 flags;
+	int exit_state;
 	int on_cpu;
 	struct sched_entity se;
 	struct sched_info sched_info;
@@ -188,6 +198,7 @@ struct task_struct {
 	struct task_struct *group_leader;
 	u64 start_boottime;
 	struct cred *real_cred;
+	struct signal_struct *signal;
 	char comm[16];
 	struct cpumask *user_cpus_ptr;
 	struct files_struct *files;

@@ -257,7 +257,7 @@ fn frame_of(address: u64) -> io::Result<u64> {
 }
 
 /// Output of a task iterator for one thread. libbpf-rs has no such option.
-fn pass(program: BorrowedFd<'_>, tid: u32) -> io::Result<std::fs::File> {
+pub(crate) fn pass(program: BorrowedFd<'_>, tid: u32) -> io::Result<std::fs::File> {
     let mut info = libbpf_sys::bpf_iter_link_info::default();
     info.task.tid = tid;
     let options = libbpf_sys::bpf_link_create_opts {

@@ -566,6 +566,10 @@ impl Plane for VolumePlane {
         }
     }
 
+    fn undoing(&mut self, undos: &[Undo]) {
+        self.actor.undoing(undos);
+    }
+
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         self.actor.undo(undo)
     }

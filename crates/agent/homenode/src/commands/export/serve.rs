@@ -11,16 +11,16 @@
 //! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
 
 use std::collections::VecDeque;
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
@@ -297,26 +297,36 @@ impl Drop for Server {
 
 /// A socket that nobody listens on any more is in the way of a new one.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
+    match bind_for_all(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => match UnixStream::connect(path) {
             // A file that is no socket refuses, too.
-            Err(refused) if refused.kind() == ErrorKind::ConnectionRefused && is_socket(path) => {
-                std::fs::remove_file(path)?;
-                UnixListener::bind(path)
-            }
+            Err(refused) if refused.kind() == ErrorKind::ConnectionRefused && removed(path)? => bind_for_all(path),
             _ => Err(error),
         },
         bound => bound,
     }
-    .and_then(|listener| {
-        // Its directory decides who may ask.
-        std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
-        Ok(listener)
-    })
 }
 
-fn is_socket(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+/// A socket that everybody may connect to: its directory decides who may ask. It is made like that,
+/// because a path may lead elsewhere a moment later. No other thread makes files meanwhile.
+fn bind_for_all(path: &Path) -> io::Result<UnixListener> {
+    let umask = rustix::process::umask(Mode::from_raw_mode(0o111));
+    let bound = UnixListener::bind(path);
+    rustix::process::umask(umask);
+    bound
+}
+
+/// Removes what is there if it is a socket: in the directory in which it was looked at.
+fn removed(path: &Path) -> io::Result<bool> {
+    let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    let dir = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let found = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+    if socket {
+        rustix::fs::unlinkat(&dir, name, AtFlags::empty())?;
+    }
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -326,6 +336,23 @@ mod tests {
     fn asked(request: &[u8]) -> Option<String> {
         answer(request, false, &|form| Ok(format!("open {}\n", form == Form::OpenMetrics)))
             .map(|answer| String::from_utf8(answer).unwrap())
+    }
+
+    /// The mode was set by path after the socket was made, where that may have led elsewhere.
+    #[test]
+    fn a_socket_is_made_for_all_and_takes_the_place_of_a_dead_one_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, file) = (dir.path().join("socket"), dir.path().join("file"));
+        for _ in 0..2 {
+            drop(bind(&path).unwrap());
+            let mode = rustix::fs::lstat(&path).unwrap().st_mode;
+            assert_eq!((FileType::from_raw_mode(mode), mode & 0o777), (FileType::Socket, 0o666));
+        }
+        let _listens = bind(&path).unwrap();
+        assert_eq!(bind(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+        std::fs::write(&file, "x").unwrap();
+        assert_eq!(bind(&file).unwrap_err().kind(), ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "x");
     }
 
     #[test]

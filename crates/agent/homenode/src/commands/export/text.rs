@@ -100,6 +100,7 @@ fn counters(text: &mut Text, told: &Told) {
     }
     text.gauge("homenode_threads", "Threads that used file bytes in the last window", told.threads);
     text.gauge("homenode_bound_threads", "Threads whose affinity is homenode's", told.bound_threads);
+    text.gauge("homenode_stuck_copies", "Copies that the kernel does not return from", told.stuck_copies);
     text.gauge(
         "homenode_units",
         "Services that the daemon remembers, those without a label of their own too",

@@ -170,7 +170,7 @@ impl Records {
             e.hint("--state-dir DIR uses another directory; the daemon then takes the affinity for the program's own")
         })?;
         let failure = |e: engine::EngineError| Failure::from_error(Exit::Io, "cannot use the state directory", &e);
-        let epoch = undo::plane()?.epoch();
+        let epoch = undo::plane(None)?.epoch();
         let loaded = dir.load().map_err(failure)?;
         // As `restore` has it: records of another run of the machine are void, and those of an
         // unknown one are not.
@@ -195,7 +195,7 @@ impl Records {
 
     /// Undoes what the state file lists, as `homenode restore` does.
     fn undo(self) -> Result<String, Failure> {
-        let finished = engine::recover(&mut undo::plane()?, &self.dir)
+        let finished = engine::recover(&mut undo::plane(observe::who::tasks(Path::new(plane::PROC)))?, &self.dir)
             .map_err(|e| Failure::from_error(Exit::Partly, "`homenode restore` undoes this move", &e))?;
         Ok(format!("restored the affinity of {}", count(finished.restored, "thread")))
     }

@@ -6,7 +6,7 @@
 //! **Approach.** The new file is created beside the old one before anything is measured, and takes
 //! its place when it is whole.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,6 +17,7 @@ use measure::{MeasureError, Progress, Settings};
 use topology::measured::{Measured, Pair, Point};
 
 use crate::cli::NodesArgs;
+use crate::commands::replace::{Draft, Place};
 use crate::commands::{plane, replace};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -27,15 +28,14 @@ use crate::output::{self, progress};
 use crate::signals::Stop;
 
 /// A file that takes the place of another when it is whole.
-struct Draft {
+struct Figures {
     path: PathBuf,
-    draft: PathBuf,
-    file: File,
+    draft: Option<Draft>,
     /// The directory, if it was made for it.
     made: Option<PathBuf>,
 }
 
-impl Draft {
+impl Figures {
     /// `usual`: the file for whose sake a directory is made.
     fn create(path: &Path, usual: &Path) -> Result<Self, Failure> {
         let hint = |failure: Failure| failure.hint("name another file with --output");
@@ -47,23 +47,21 @@ impl Draft {
         if let Some(dir) = dir {
             fs::create_dir_all(dir).map_err(|e| hint(Failure::io("create", dir, &e)))?;
         }
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}", std::process::id()));
-        let draft = path.with_file_name(name);
-        let file = File::create_new(&draft).map_err(|e| hint(Failure::io("write", path, &e)))?;
-        Ok(Self { path: path.to_owned(), draft, file, made: dir.map(Path::to_owned) })
+        let draft = Place::of(path).and_then(|place| place.draft(0o644));
+        let draft = draft.map_err(|e| hint(Failure::io("write", path, &e)))?;
+        Ok(Self { path: path.to_owned(), draft: Some(draft), made: dir.map(Path::to_owned) })
     }
 
     fn finish(mut self, text: &str) -> Result<(), Failure> {
-        let written = self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_all());
-        written.and_then(|()| fs::rename(&self.draft, &self.path)).map_err(|e| Failure::io("write", &self.path, &e))
+        let Some(mut draft) = self.draft.take() else { return Ok(()) };
+        let written = draft.file.write_all(text.as_bytes()).and_then(|()| draft.file.sync_all());
+        written.and_then(|()| draft.publish()).map_err(|e| Failure::io("write", &self.path, &e))
     }
 }
 
-impl Drop for Draft {
+impl Drop for Figures {
     fn drop(&mut self) {
-        // Gone already once it is whole.
-        let _ = fs::remove_file(&self.draft);
+        self.draft = None;
         // Not empty once there are figures.
         let _ = self.made.as_ref().map(fs::remove_dir);
     }
@@ -76,7 +74,7 @@ pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, F
     let sys = Path::new(machine::SYS);
     let topology = topology::sysfs::read(sys)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
-    let draft = Draft::create(&path, Path::new(MEASURED_FILE))?;
+    let figures = Figures::create(&path, Path::new(MEASURED_FILE))?;
     let stop = Stop::on_signals()?;
     let settings = Settings {
         limit: Duration::from_secs_f64(args.seconds),
@@ -96,7 +94,7 @@ pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, F
     bar.finish_and_clear();
     let measured = measured.map_err(|e| failure(&e))?;
     let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
-    draft.finish(&json)?;
+    figures.finish(&json)?;
     match global.json {
         true => output::print(&json)?,
         false => output::print(&format!("{}wrote {}\n", text(&measured), path.display()))?,
@@ -221,11 +219,11 @@ mod tests {
     fn a_directory_that_was_made_for_nothing_goes_again() {
         let dir = tempfile::tempdir().unwrap();
         let usual = dir.path().join("homenode/nodes.json");
-        drop(Draft::create(&usual, &usual).unwrap());
+        drop(Figures::create(&usual, &usual).unwrap());
         assert!(!usual.parent().unwrap().exists());
-        Draft::create(&usual, &usual).unwrap().finish("{}").unwrap();
+        Figures::create(&usual, &usual).unwrap().finish("{}").unwrap();
         assert_eq!(fs::read_dir(usual.parent().unwrap()).unwrap().count(), 1);
-        drop(Draft::create(&usual, &usual).unwrap());
+        drop(Figures::create(&usual, &usual).unwrap());
         assert_eq!(fs::read_to_string(&usual).unwrap(), "{}");
     }
 }

@@ -143,7 +143,9 @@ impl<'a> Volume<'a> {
         let fio = Measured::start(&files, BLOCK, SECONDS + 2, logs.path())?;
         let readers = self.readers(fio.pid())?;
         let pids: Vec<u32> = readers.iter().map(|r| r.0).collect();
-        let before = threads::affinities(&pids);
+        // They have what this process has, until the policy binds them: it may have by now.
+        let own = threads::affinities(&[std::process::id()]).into_values().next();
+        let as_before = || threads::affinities(&pids).into_values().filter(|mask| Some(mask) == own.as_ref()).count();
         println!("  second   readers away from their file's node (/proc)");
         let mut remote = Vec::new();
         for second in 1..=SECONDS {
@@ -152,15 +154,24 @@ impl<'a> Volume<'a> {
             println!("  {second:>6}   {away} of {READERS}");
             remote.push(away as f64 / READERS as f64);
         }
-        let during = threads::affinities(&pids);
+        let moved = READERS - as_before();
         println!("homenode is told to end while fio reads on, so that its affinities can be seen");
         server.stop()?;
-        sleep(Duration::from_millis(500));
-        let restored = threads::affinities(&pids) == before;
+        let told = Instant::now();
+        while as_before() < READERS && told.elapsed() < WITHIN {
+            sleep(Duration::from_millis(20));
+        }
+        let restored = as_before() == READERS;
+        if !restored {
+            println!(
+                "{:.1} s later, instead of {own:?}: {:?}",
+                told.elapsed().as_secs_f64(),
+                threads::affinities(&pids)
+            );
+        }
         let mut throughput = fio.throughput()?;
         throughput.retain(|(second, _)| *second <= SECONDS as f64);
         server.wait(WITHIN)?;
-        let moved = during.iter().filter(|(tid, mask)| before.get(tid) != Some(mask)).count();
         Ok(Phase { throughput, remote, moved, restored })
     }
 
