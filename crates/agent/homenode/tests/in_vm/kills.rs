@@ -1,16 +1,18 @@
 //! `kill -9` at any instant: what a run has bound, `restore` finds.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::collections::{BTreeMap, VecDeque};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use act::copying::Copying;
+use act::pages::FileMove;
+use anyhow::{Result, ensure};
 use lab::threads;
 use rustix::process::Signal;
+use topology::NodeId;
 
-use crate::lab_bench::{Bench, Ends, Outcome, cpus, home_of, homenode, load, masks, set_mask};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, homenode, load, masks, play, set_mask};
 use crate::{Test, say};
 
 pub const TESTS: &[Test] = &[Test {
@@ -34,10 +36,23 @@ impl Random {
     }
 }
 
-/// Threads of these processes and their descendants that may not use all CPUs.
-fn bound(pids: &[u32], all: &str) -> BTreeMap<u32, String> {
+/// Reads a file again and again, and starts children without pause, which inherit what it has.
+pub fn be_forker(file: &str) -> Result<()> {
+    println!("ready");
+    let mut children = VecDeque::new();
+    loop {
+        std::fs::read(file)?;
+        children.push_back(Ends(Command::new("sleep").arg("1").spawn()?));
+        if children.len() > 8 {
+            children.pop_front();
+        }
+    }
+}
+
+/// Affinities of the threads of these processes and their descendants that are not this one.
+fn others(pids: &[u32], mask: &str) -> BTreeMap<u32, String> {
     let tree: Vec<u32> = pids.iter().flat_map(|pid| threads::tree(*pid)).collect();
-    threads::affinities(&tree).into_iter().filter(|(_, mask)| mask != all).collect()
+    threads::affinities(&tree).into_iter().filter(|(_, has)| has != mask).collect()
 }
 
 /// `HOMENODE_UNDO_KILLS`: how often (10).
@@ -46,45 +61,47 @@ fn nothing_stays_bound() -> Outcome {
     let seed = std::env::var("HOMENODE_UNDO_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
     let mut random = Random(seed);
     let bench = Bench::new()?;
-    let files = [bench.files(0, 2)?, bench.files(1, 2)?].concat();
-    let readers = load(&["--seconds", "36000", "--duty", "0.2", "--memory", "8"], &files)?;
-    // A parent whose children come and go, and inherit what it has.
-    let loop_of = |file: &Path| format!("while :; do cat {file} {file} >/dev/null; done", file = file.display());
-    let shell = Command::new("sh").arg("-c").arg(loop_of(&files[0])).stdin(Stdio::null()).spawn()?;
-    let shell = Ends(shell);
-    let pids = [readers.pid(), shell.0.id()];
-    let all = masks(std::process::id()).into_values().next().context("our own affinity")?;
-    let every: Vec<u32> = bench.machine.nodes.values().flatten().copied().collect();
+    let files = bench.files(0, 3)?;
+    // All of them run on node 1, away from their files, so that homenode moves them.
+    let away = bench.machine.list_of(1);
+    let readers = load(&["--seconds", "36000", "--duty", "0.2", "--memory", "8", "--begin-on", &away], &files)?;
+    let forker = play("forker", [&files[0]])?;
+    let pids = [readers.pid(), forker.0.id()];
+    for tid in pids.iter().flat_map(|pid| masks(*pid).into_keys()) {
+        set_mask(tid, cpus(&bench.machine, 1)?)?;
+    }
+    while !others(&pids, &away).is_empty() {
+        sleep(Duration::from_millis(20));
+    }
     let (mut had_bound, mut put_back) = (0, 0);
     for time in 0..times {
-        // Away from their data: the kernel lets them stay there.
-        for reader in &readers.threads {
-            let away = 1 - home_of(&reader.file);
-            set_mask(reader.tid, cpus(&bench.machine, away)?)?;
-            set_mask(reader.tid, &every)?;
-        }
         let policy = POLICIES[time % POLICIES.len()];
-        let daemon = bench.daemon_for(&pids, &["--policy", policy, "--window", "0.3"])?;
+        let daemon = bench.daemon_for(&pids, &["--policy", policy, "--touch-own-affinity", "--window", "0.3"])?;
         // Half of the kills come at any time, and half around the first moves.
-        if time % 2 == 0 {
+        if time / POLICIES.len() % 2 == 1 {
             sleep(Duration::from_millis(random.below(6000)));
         } else {
             let began = Instant::now();
-            while bound(&pids, &all).is_empty() && began.elapsed() < Duration::from_secs(15) {
+            while others(&pids, &away).is_empty() && began.elapsed() < Duration::from_secs(8) {
                 sleep(Duration::from_millis(1 + random.below(20)));
             }
             sleep(Duration::from_millis(random.below(400)));
         }
         daemon.stop(Signal::KILL)?;
-        let left = bound(&pids, &all).len();
-        let restored =
-            Command::new(homenode()).args(["--json", "restore", "--state-dir"]).arg(bench.state_dir()).output()?;
-        let now = bound(&pids, &all);
+        let left = others(&pids, &away).len();
+        let mut restore = Command::new(homenode());
+        let restored = restore.args(["--json", "restore", "--state-dir"]).arg(bench.state_dir()).output()?;
+        let now = others(&pids, &away);
         let said = String::from_utf8_lossy(&restored.stdout);
         ensure!(now.is_empty(), "kill {time}, {policy}: {left} were bound, after {said} {now:?} are ({seed:#x})");
         ensure!(restored.status.success(), "kill {time}, {policy}: {restored:?}");
         had_bound += usize::from(left > 0);
         put_back += left;
+        // What was moved of the files goes back, for the next one.
+        for file in &files {
+            let mut back = FileMove::prepare(file, NodeId(0))?;
+            while !back.step(16 << 20)? {}
+        }
     }
     say!("{times} kills, {had_bound} while something was bound, {put_back} threads put back");
     ensure!(had_bound > 0, "no kill came while something was bound");

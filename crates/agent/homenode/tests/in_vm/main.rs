@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         return match role {
             [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
             [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
+            [forker, file] if forker == "forker" => lab::exit(kills::be_forker(file)),
             [reader, cpus, file] if reader == "map-reader" => lab::exit(map::be_reader(cpus, file)),
             [reader, file, begin, slow, factor] if reader == "slowed" => {
                 lab::exit(trial::be_slowed(file, begin, slow, factor))
