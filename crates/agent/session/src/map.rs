@@ -30,6 +30,9 @@ pub const MOST: usize = 10_000;
 /// them there after they have started. One takes some 20 µs.
 const ASKED_AGAIN: usize = 500;
 
+/// Kinds of notes that are kept. There are some twenty, but they can have names and causes in them.
+const NOTES_MAX: usize = 100;
+
 /// Bytes of one pair of nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
@@ -153,7 +156,7 @@ pub struct Map {
     /// With the window in which its group was asked last.
     processes: BTreeMap<(u32, u64), (Process, u32)>,
     files: BTreeMap<FileId, File>,
-    /// The last note on each subject, which stands before its colon.
+    /// The last note of each kind: its text without figures.
     notes: BTreeMap<String, String>,
 }
 
@@ -188,8 +191,12 @@ impl Map {
         self.windows += 1;
         let (window, mut again) = (self.windows, ASKED_AGAIN);
         self.seconds += snapshot.window_s;
-        let subject = |note: &str| note.split(':').next().unwrap_or_default().to_owned();
-        self.notes.extend(snapshot.notes.iter().map(|note| (subject(note), note.clone())));
+        for note in &snapshot.notes {
+            let kind: String = note.chars().filter(|c| !c.is_ascii_digit()).collect();
+            if self.notes.len() < NOTES_MAX || self.notes.contains_key(&kind) {
+                self.notes.insert(kind, note.clone());
+            }
+        }
         for node in &snapshot.nodes {
             let listed = snapshot.threads.iter().map(|thread| thread.read_bytes.get(node.id)).sum();
             let others = node.read_bytes.saturating_sub(listed);
@@ -412,6 +419,26 @@ mod tests {
         }
         assert!(map.units.len() <= MOST * 3 / 2 && map.files.len() <= MOST * 3 / 2);
         assert_eq!(map.report(10).sum.read_bytes, 24_000);
+    }
+
+    /// Of a kind of note the last one is kept: eight windows had eleven notes of two kinds.
+    #[test]
+    fn notes_are_kept_by_kind_whatever_their_figures() {
+        let mut map = Map::default();
+        for window in 0..1_000 {
+            let notes = vec![
+                format!("{window}.5 MB count for threads and nodes but not for files"),
+                format!("{window} of 18860 files are not listed"),
+                format!("process {window}: its memory"),
+                format!("files: file {} cannot be opened", "x".repeat(window)),
+            ];
+            map.add(&Snapshot { notes, ..snapshot(vec![]) }, &mut |_, _| None);
+        }
+        let notes = map.report(1).notes;
+        assert!(
+            notes.len() == NOTES_MAX
+                && notes.contains(&"999.5 MB count for threads and nodes but not for files".to_owned())
+        );
     }
 
     /// Each build step of a service is a process.
