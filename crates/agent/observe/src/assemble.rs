@@ -391,7 +391,7 @@ mod tests {
                 ..Task::default()
             })
             .collect();
-        Pass { tasks, masks: vec![0b1101] }
+        Pass { tasks, masks: vec![0b1101], cut: false }
     }
 
     fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {

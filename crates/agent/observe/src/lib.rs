@@ -65,6 +65,7 @@ mod grace;
 pub mod hooks;
 pub mod mapped;
 mod page_nodes;
+mod pass;
 pub mod probe;
 mod programs;
 mod records;
@@ -127,7 +128,7 @@ pub struct Observer {
 
 /// Reads what threads have used, and says when: the middle of a pass, which reads one thread after
 /// the other.
-fn pass(programs: &mut Programs) -> Result<(records::Pass, Instant), ObserveError> {
+fn pass_now(programs: &mut Programs) -> Result<(records::Pass, Instant), ObserveError> {
     let begun = Instant::now();
     let pass = programs.pass()?;
     Ok((pass, begun + begun.elapsed() / 2))
@@ -184,7 +185,7 @@ impl Observer {
         let ended = programs.flip();
         let at = Instant::now();
         let attached = programs.reads().map(Slicer::attached).unwrap_or_default();
-        let (_, passed) = pass(&mut programs)?;
+        let (_, passed) = pass_now(&mut programs)?;
         programs.drain(ended)?;
         let before = Before {
             at,
@@ -237,7 +238,7 @@ impl Observer {
         let ended = self.programs.flip();
         let at = Instant::now();
         let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
-        let (mut pass, passed) = pass(&mut self.programs)?;
+        let (mut pass, passed) = pass_now(&mut self.programs)?;
         let mut entries = self.programs.drain(ended)?;
         let counters = self.programs.counters()?;
         let tasks_passed = self.programs.tasks_passed();
@@ -265,7 +266,10 @@ impl Observer {
         self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
-        let notes = self.notes(&sum, &slices, &all);
+        let mut notes = self.notes(&sum, &slices, &all);
+        if pass.cut {
+            notes.push(format!("threads: a pass was ended after {} of them", pass.tasks.len()));
+        }
         let mut files = all.files;
         if let Some(ranges) = &mut self.ranges {
             let mut read = self.programs.drain_ranges()?;

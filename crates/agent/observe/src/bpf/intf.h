@@ -138,6 +138,8 @@ struct task_record {
 	char comm[COMM_LEN];
 	/* followed by mask_words u64 */
 };
+#define TASK_BYTES 88
+_Static_assert(sizeof(struct task_record) == TASK_BYTES, "struct task_record");
 #define TASK_KTHREAD 1
 #define TASK_IN_TREE 2
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */

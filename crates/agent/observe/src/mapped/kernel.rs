@@ -14,16 +14,18 @@
 //! memory there is. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
 //! refuses.
 
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use libbpf_rs::ProgramMut;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use rustc_hash::FxHashSet;
 
 use super::entry::Piece;
+use crate::pass::{self, Ended, Most};
 use crate::programs::silence_libbpf;
 use crate::records::intf::MAPPING_BYTES;
 use crate::types::ObserveError;
@@ -68,8 +70,11 @@ pub struct Found {
 /// The loaded programs.
 pub struct Kernel {
     skel: HotnessSkel<'static>,
-    output: Vec<u8>,
 }
+
+/// Most mappings of a process that are listed: as many as it may have, unless an administrator
+/// allows more (vm.max_map_count). They take 80 ms or so.
+const MAPPINGS: Most = Most { records: 1 << 16, bytes: 16 << 20, cpu: Duration::from_millis(250) };
 
 /// `S_DAX`, include/linux/fs.h.
 const S_DAX: u32 = 0x2000;
@@ -96,7 +101,7 @@ impl Kernel {
         open.progs.mappings.set_autoload(true);
         open.progs.walk.set_autoload(true);
         open.progs.find_direct_map.set_autoload(true);
-        let mut kernel = Self { skel: open.load().map_err(refused)?, output: Vec::new() };
+        let mut kernel = Self { skel: open.load().map_err(refused)? };
         if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
             bss.memory_end = memory_end;
         }
@@ -134,7 +139,7 @@ impl Kernel {
             bss.magic_address = frame * 4096;
             bss.direct_map = 0;
             bss.five_levels = u64::from(five_levels);
-            self.run(Program::FindDirectMap, tid)?;
+            _ = self.run(Program::FindDirectMap, tid, |_| ())?;
             if self.skel.maps.bss_data.as_ref().is_none_or(|bss| bss.direct_map == 0) {
                 continue;
             }
@@ -153,21 +158,20 @@ impl Kernel {
         Err(missing("the page table of this process", cause))
     }
 
-    /// The mappings of files that count, of at least so many bytes; not of files that it executes.
-    /// `None`: the process has ended, or is another one.
+    /// The mappings of files that count, of at least so many bytes, and whether these are all; not of
+    /// files that it executes. `None`: the process has ended, or is another one.
     pub fn mappings(
         &mut self,
         target: Target,
         least_bytes: u64,
-    ) -> Result<Option<(Found, Vec<Mapping>)>, ObserveError> {
+    ) -> Result<Option<(Found, Vec<Mapping>, Ended)>, ObserveError> {
         self.ask(target, |bss| bss.least_bytes = least_bytes);
-        self.run(Program::Mappings, target.tid)?;
-        // A process without any mapping that counts is found too.
-        let found = self.found();
-        let all: Vec<_> = self.output.chunks_exact(MAPPING_BYTES as usize).filter_map(decode).collect();
+        let mut all = Vec::new();
+        let ended = self.run(Program::Mappings, target.tid, |record| all.extend(decode(record)))?;
         let programs: FxHashSet<_> = all.iter().filter(|(_, program)| *program).map(|(m, _)| (m.dev, m.ino)).collect();
         let mappings = all.into_iter().map(|(mapping, _)| mapping).filter(|m| !programs.contains(&(m.dev, m.ino)));
-        Ok(found.map(|found| (found, mappings.collect())))
+        // A process without any mapping that counts is found too.
+        Ok(self.found().map(|found| (found, mappings.collect(), ended)))
     }
 
     /// Passes on the page tables for a range of addresses, in order. `None`: the process has ended,
@@ -187,7 +191,7 @@ impl Kernel {
                 bss.walked_to = at;
                 bss.filled = 0;
             });
-            self.run(Program::Walk, target.tid)?;
+            _ = self.run(Program::Walk, target.tid, |_| ())?;
             let Some(now) = self.found() else { return Ok(None) };
             found = Some(now);
             let Some(bss) = self.skel.maps.bss_data.as_ref() else { return Ok(None) };
@@ -218,22 +222,22 @@ impl Kernel {
         (bss.found_start_ns != 0).then_some(Found { start_ns: bss.found_start_ns, memory: bss.memory_id })
     }
 
-    /// Runs a program for one thread. A thread that has ended is not visited.
-    fn run(&mut self, program: Program, tid: u32) -> Result<(), ObserveError> {
+    /// Runs a program for one thread, and hands on its records. A thread that has ended is not
+    /// visited.
+    fn run(&mut self, program: Program, tid: u32, take: impl FnMut(&[u8])) -> Result<Ended, ObserveError> {
         let program: &ProgramMut<'_> = match program {
             Program::Mappings => &self.skel.progs.mappings,
             Program::Walk => &self.skel.progs.walk,
             Program::FindDirectMap => &self.skel.progs.find_direct_map,
         };
-        self.output.clear();
         let mut pass = match pass(program.as_fd(), tid) {
             Ok(pass) => pass,
             // The thread has ended.
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Ended::Whole),
             Err(source) => return Err(ObserveError::Io { what: "starting a pass over one task".to_owned(), source }),
         };
-        let read = pass.read_to_end(&mut self.output);
-        read.map(|_| ()).map_err(|source| ObserveError::Io { what: "reading a pass over one task".to_owned(), source })
+        pass::read(&mut pass, MAPPINGS, first, take)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over one task".to_owned(), source })
     }
 }
 
@@ -286,6 +290,11 @@ unsafe fn owned(fd: i32) -> io::Result<OwnedFd> {
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
+}
+
+/// The length of the first `struct mapping_record`, and where the mapping begins.
+fn first(records: &[u8]) -> Option<(usize, u64)> {
+    Some((MAPPING_BYTES as usize, u64::from_ne_bytes(*records.first_chunk()?)))
 }
 
 /// A mapping, and whether it is executed.
