@@ -32,7 +32,8 @@ pub const CASES: &[Case] = cases![
         mapped_holes,
         direct_reads_count_nothing,
         pipes_and_sockets_count_nothing,
-        overwrites_and_appends;
+        overwrites_and_appends,
+        files_of_different_subvolumes;
     WithHooks:
         pread_of_parts_of_pages,
         read_of_parts_of_pages,
@@ -210,6 +211,48 @@ fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
             }
         }
     })
+}
+
+/// Each subvolume has inode numbers of its own: all three files had one name.
+fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let (image, at) = (directory.path().join("image"), directory.path().join("mounted"));
+    File::create(&image)?.set_len(256 * MIB)?;
+    std::fs::create_dir(&at)?;
+    // Where it is a module, it is loaded by the mount.
+    let run = |program: &str, arguments: &[&str], path: &Path| {
+        let done = std::process::Command::new(program).args(arguments).arg(path).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    let image = image.display().to_string();
+    let made = run("mkfs.btrfs", &["-q"], Path::new(&image));
+    if !made || !run("mount", &["-o", "loop", "-t", "btrfs", &image], &at) {
+        return Ok(Completion::ignored_with("no btrfs can be made and mounted here"));
+    }
+    struct Unmount<'a>(&'a Path);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    let _mounted = Unmount(&at);
+    let mut files = Vec::new();
+    for (i, name) in [".", "a", "a/b"].iter().enumerate() {
+        let place = at.join(name);
+        ensure!(i == 0 || run("btrfs", &["-q", "subvolume", "create"], &place), "no subvolume {name}");
+        files.push((cached_file(&place, "data", (i as u64 + 1) * MIB, 4096)?, (i as u64 + 1) * MIB));
+    }
+    // Not one that was opened before the module was there.
+    let mut observer = open(&settings(true, hooks))?;
+    let ids = files.iter().map(|(path, _)| id(path)).collect::<Result<Vec<_>, _>>()?;
+    ensure!(ids.iter().all(|id| id.ino == ids[1].ino || id.ino == ids[0].ino), "inodes {ids:?}");
+    ensure!(ids[1].ino == ids[2].ino, "inodes {ids:?}");
+    let (seen, observed) = watch_one(&mut observer, || files.iter().try_for_each(|(path, _)| pread_all(path, 65_536)))?;
+    for ((path, bytes), id) in files.iter().zip(&ids) {
+        ensure!(seen.read(path)? == *bytes, "saw {} of {bytes} read of {id}; {:?}", seen.read(path)?, seen.thread);
+        ensure!(observed.files.iter().any(|file| file.file.file == *id), "{id} is not listed");
+    }
+    Ok(Completion::Completed)
 }
 
 /// A mapping of a file.

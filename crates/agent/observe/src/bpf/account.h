@@ -70,7 +70,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
 {
 	access_begin(w, write, weight);
-	w->key.dev = inode->i_sb->s_dev;
+	w->key.dev = device_of(inode);
 	w->key.ino = inode->i_ino;
 	w->opens = opens_of(inode);
 	w->generation = inode->i_generation;

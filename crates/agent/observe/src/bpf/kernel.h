@@ -62,6 +62,13 @@ struct inode {
 	atomic_t i_readcount;  /* times that it is open for reading only */
 	struct address_space *i_mapping;
 };
+struct btrfs_root {
+	u32 anon_dev; /* what stat(2) shows */
+};
+struct btrfs_inode {
+	struct btrfs_root *root;
+	struct inode vfs_inode;
+};
 struct timespec64 {
 	s64 tv_sec;
 };
@@ -231,6 +238,7 @@ enum pageflags {
 #define PF_EXITING 0x4
 #define PF_KTHREAD 0x200000
 #define SB_KERNMOUNT (1UL << 22)
+#define BTRFS_SUPER_MAGIC 0x9123683E
 #define VM_FAULT_LOCKED 0x200
 
 #endif
