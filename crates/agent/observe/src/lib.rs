@@ -13,7 +13,8 @@
 //!
 //! | path | function hooks (fexit) | tracepoints only |
 //! |---|---|---|
-//! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | read, pread, readv, copy_file_range, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | splice, sendfile | counted apart, as handed on: the caller's CPU does not touch the bytes. Also where they go to a file, for which the kernel copies them | the same; those of io_uring and of 32-bit programs count as read |
 //! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); a fault in a system call, or not on x86-64, counts all pages around it, mapped before or not |
 //! | writes to ext4, xfs | exact | exact; xfs is counted before the write: pages that do not exist yet count on the writer's node |
 //! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | tmpfs: not seen; others: once per page until written back |
@@ -396,6 +397,12 @@ impl Observer {
                 "{:.1} MB read and {:.1} MB written are not counted: their pages were gone before homenode could inspect them",
                 megabytes(sum.unknown_read),
                 megabytes(sum.unknown_written)
+            ));
+        }
+        if all.handed_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB were handed on by sendfile or splice: no thread has read them",
+                megabytes(all.handed_bytes)
             ));
         }
         if all.no_node_bytes > 0 {

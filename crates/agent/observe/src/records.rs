@@ -50,6 +50,8 @@ pub(super) struct Usage {
     pub calls: i64,
     pub placed: i64,
     pub continued: i64,
+    /// Handed on by sendfile or splice.
+    pub handed: i64,
     /// Times that the file was open; 0 if the kernel does not say.
     pub opens: u32,
     /// The inode's generation.
@@ -188,14 +190,30 @@ pub(super) fn range(key: &[u8], value: &[u8]) -> Option<(RangeKey, u64)> {
 }
 
 impl Usage {
-    pub const BYTES: usize = 88;
+    /// Whether the file's bytes were touched, not only handed on.
+    pub fn touched(&self) -> bool {
+        self.read > 0 || self.written > 0 || self.handed <= 0
+    }
+
+    pub const BYTES: usize = 96;
 
     /// The sums, in the kernel's order.
-    fn sums(&mut self) -> [&mut i64; 10] {
+    fn sums(&mut self) -> [&mut i64; 11] {
         let Self {
-            read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, ..
+            read,
+            remote,
+            written,
+            called,
+            sliced,
+            sliced_remote,
+            sliced_reads,
+            calls,
+            placed,
+            continued,
+            handed,
+            ..
         } = self;
-        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued]
+        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, handed]
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
@@ -227,6 +245,7 @@ impl Usage {
         self.read += scaled(sliced, scale);
         self.called += scaled(sliced, scale);
         self.remote += scaled(remote, scale);
+        self.handed = scaled(self.handed, scale);
         // The calls and their bytes keep their proportion.
         if before > 0 {
             let by = self.called as f64 / before as f64;

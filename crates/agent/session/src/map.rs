@@ -57,6 +57,9 @@ pub struct Bytes {
     pub could_be_local_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
+    /// Bytes handed on by sendfile or splice, which are not among those read.
+    #[serde(default)]
+    pub handed_bytes: u64,
     /// By pair of nodes, those without bytes left out.
     pub pairs: Vec<Pair>,
 }
@@ -85,10 +88,11 @@ impl Bytes {
         self.add(thread.node, &thread.read_bytes, &thread.write_bytes);
         self.remote_bytes = self.remote_bytes.saturating_add(thread.remote_bytes());
         self.could_be_local_bytes = self.could_be_local_bytes.saturating_add(could_be_local(thread));
+        self.handed_bytes = self.handed_bytes.saturating_add(thread.handed_bytes.total());
     }
 
     fn total(&self) -> u64 {
-        self.read_bytes.saturating_add(self.write_bytes)
+        self.read_bytes.saturating_add(self.write_bytes).saturating_add(self.handed_bytes)
     }
 }
 
@@ -204,7 +208,7 @@ impl Map {
                 self.others.add(node.id, others);
             }
         }
-        for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
+        for thread in snapshot.threads.iter().filter(|t| t.file_bytes() > 0 || t.handed_bytes.total() > 0) {
             self.sum.thread(thread);
             let id = (thread.pid, thread.process_start_ns.unwrap_or(0));
             let (process, asked) = self.processes.entry(id).or_insert_with(|| {

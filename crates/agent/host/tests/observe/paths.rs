@@ -29,6 +29,7 @@ pub const CASES: &[Case] = cases![
         holes,
         sendfile_to_nowhere,
         splice_to_a_pipe,
+        copy_file_range_reads,
         mapped_holes,
         direct_reads_count_nothing,
         pipes_and_sockets_count_nothing,
@@ -46,6 +47,27 @@ pub const CASES: &[Case] = cases![
 /// Counts one job's bytes exactly.
 fn exact(hooks: Hooks, bytes: u64, chunk: usize, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
     within(0.0, hooks, bytes, chunk, job)
+}
+
+/// Counts one job's bytes exactly: they are handed on, and not read.
+fn handed(hooks: Hooks, bytes: u64, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", bytes, 4096)?;
+    let _held = hold(&path)?;
+    let mut exact = exact_observer(hooks)?;
+    let mut said = 0;
+    let (seen, observed) = watch_one(exact.observer()?, || {
+        said = job(&path)?;
+        Ok(())
+    })?;
+    let thread = seen.thread.as_ref().ok_or("the thread was not reported")?;
+    let handed = thread.thread.handed_bytes.total();
+    ensure!(handed == said, "saw {handed} bytes handed on, not {said}; {:?}", observed.notes);
+    ensure!(seen.of(id(&path)?).file_bytes() == 0, "{:?}", thread.thread);
+    let file = id(&path)?;
+    let read = observed.files.iter().any(|of| of.file.file == file && of.file.readers.contains(&seen.tid));
+    ensure!(!read, "it is a reader");
+    Ok(Completion::Completed)
 }
 
 fn within(
@@ -180,7 +202,7 @@ fn cold_file_by_parts(hooks: Hooks) -> Outcome {
 }
 
 fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
-    exact(hooks, 16 * MIB + 11, 4096, |path| {
+    handed(hooks, 16 * MIB + 11, |path| {
         let (file, null) = (File::open(path)?, OpenOptions::new().write(true).open("/dev/null")?);
         let mut said = 0;
         loop {
@@ -192,8 +214,25 @@ fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
     })
 }
 
-fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+/// The kernel copies the bytes: the caller has read them. Where files share blocks, it reads none.
+fn copy_file_range_reads(hooks: Hooks) -> Outcome {
+    if rustix::fs::statfs(directory()?.path())?.f_type as u64 != 0xEF53 {
+        return Ok(Completion::ignored_with("the files are not on ext4"));
+    }
     exact(hooks, 4 * MIB, 4096, |path| {
+        let to = tempfile::tempfile_in(path.parent().unwrap_or(path))?;
+        let (file, mut said) = (File::open(path)?, 0);
+        loop {
+            match rustix::fs::copy_file_range(&file, None, &to, None, MIB as usize)? {
+                0 => return Ok(said),
+                n => said += n as u64,
+            }
+        }
+    })
+}
+
+fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+    handed(hooks, 4 * MIB, |path| {
         let file = File::open(path)?;
         let (mut reader, writer) = std::io::pipe()?;
         let mut buffer = vec![0; 65_536];
@@ -472,8 +511,13 @@ fn tmpfs(hooks: Hooks) -> Outcome {
     })?;
     let bytes = path.metadata()?.len();
     let (read, written) = (seen.read(&path)?, seen.written(&path)?);
+    let handed = seen.thread.map_or(0, |t| t.thread.handed_bytes.total());
     let hidden = observed.notes.iter().any(|note| note.starts_with("tmpfs reads are not seen"));
-    let expected = if hidden { (0, 0) } else { (2 * bytes, bytes) };
-    ensure!((read, written) == expected, "saw {read} read and {written} written of {bytes}; {:?}", observed.notes);
+    let expected = if hidden { (0, 0, 0) } else { (bytes, bytes, bytes) };
+    ensure!(
+        (read, written, handed) == expected,
+        "saw {read} read, {written} written and {handed} handed on of {bytes}; {:?}",
+        observed.notes
+    );
     Ok(Completion::Completed)
 }

@@ -54,6 +54,7 @@ struct usage {
 	s64 calls;     /* calls whose last bytes were counted */
 	s64 placed;    /* calls whose beginning is known */
 	s64 continued; /* part of `placed` that began where the last read of the open file ended */
+	s64 handed;    /* not in `read`: handed on by sendfile or splice, no CPU of the caller's touches it */
 	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
 	u32 generation; /* of the inode */
 };

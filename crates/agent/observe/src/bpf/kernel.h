@@ -126,7 +126,11 @@ struct kiocb {
 	s64 ki_pos;
 	int ki_flags;
 };
+enum iter_type {
+	ITER_PIPE = 5, /* before 6.5 */
+};
 struct iov_iter {
+	u8 iter_type;
 	bool data_source;
 	unsigned long count;
 };
@@ -205,6 +209,10 @@ struct task_struct {
 struct pt_regs {
 	unsigned long orig_ax, di, si, dx, cx, r10;
 };
+#elif defined(__TARGET_ARCH_arm64)
+struct pt_regs {
+	int syscallno;
+};
 #endif
 struct seq_file;
 struct bpf_iter_meta {
@@ -233,6 +241,18 @@ enum pageflags {
 };
 
 #pragma clang attribute pop
+
+#if defined(__TARGET_ARCH_x86)
+#define SYSCALL(regs) ((regs)->orig_ax)
+#define SYS_SENDFILE 40
+#define SYS_SPLICE 275
+#define SYS_COPY_FILE_RANGE 326
+#else
+#define SYSCALL(regs) ((regs)->syscallno)
+#define SYS_SENDFILE 71
+#define SYS_SPLICE 76
+#define SYS_COPY_FILE_RANGE 285
+#endif
 
 #define PAGE_SHIFT 12 /* x86-64, arm64 with 4 KiB pages; user space refuses other sizes */
 #define PF_EXITING 0x4
