@@ -36,10 +36,10 @@
 //! whose program is the same file.
 //!
 //! A file's name is its superblock's device and its inode number; on btrfs it is the subvolume's
-//! device, which `stat` shows. On overlayfs `stat` shows another inode than the one that is read.
-//! Files of one name are one to everybody: those of bcachefs that have the same number in several
-//! snapshots; those of FUSE, 9p and CIFS whose servers give a number twice; and on btrfs, where it
-//! is a module that was loaded after homenode, those of several subvolumes.
+//! device, which `stat` shows. On overlayfs `stat` shows another inode than the one that is read
+//! ([`inode`] finds that). Files of one name are one to everybody: those of bcachefs that have the
+//! same number in several snapshots; those of FUSE, 9p and CIFS whose servers give a number twice;
+//! and on btrfs, where it is a module that was loaded after homenode, those of several subvolumes.
 
 /// The module of a skeleton that the build has made. Lints are for code that people write.
 macro_rules! skeleton {
@@ -67,6 +67,7 @@ mod drain;
 mod frames;
 mod grace;
 pub mod hooks;
+pub mod inode;
 pub mod mapped;
 mod page_nodes;
 mod pass;

@@ -93,20 +93,47 @@ impl Kernel {
         if !cfg!(target_arch = "x86_64") {
             return Err(missing("the page table of x86-64", "this machine has another".to_owned()));
         }
+        let mut kernel = Self::load(true)?;
+        if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
+            bss.memory_end = memory_end;
+        }
+        kernel.find_direct_map()?;
+        Ok(kernel)
+    }
+
+    /// Loads the program that lists mappings, which any machine has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kernel::open`].
+    pub fn of_mappings() -> Result<Self, ObserveError> {
+        Self::load(false)
+    }
+
+    fn load(tables: bool) -> Result<Self, ObserveError> {
         silence_libbpf();
         // As in `programs`: the skeleton borrows the size of one pointer for its whole life.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let refused = |e: libbpf_rs::Error| missing("reading page tables with BPF", crate::cause::of_bpf(&e));
         let mut open = HotnessSkelBuilder::default().open(storage).map_err(refused)?;
         open.progs.mappings.set_autoload(true);
-        open.progs.walk.set_autoload(true);
-        open.progs.find_direct_map.set_autoload(true);
-        let mut kernel = Self { skel: open.load().map_err(refused)? };
-        if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
-            bss.memory_end = memory_end;
-        }
-        kernel.find_direct_map()?;
-        Ok(kernel)
+        open.progs.walk.set_autoload(tables);
+        open.progs.find_direct_map.set_autoload(tables);
+        Ok(Self { skel: open.load().map_err(refused)? })
+    }
+
+    /// The mapping of the calling thread that begins at this address.
+    pub fn mapped_at(&mut self, address: u64) -> Result<Option<Mapping>, ObserveError> {
+        let target = Target { tid: linux::threads::own_tid(), start_ns: 0 };
+        self.ask(target, |bss| bss.least_bytes = 0);
+        let mut found = None;
+        let take = |record: &[u8]| {
+            if let Some((mapping, _)) = decode(record).filter(|(mapping, _)| mapping.start == address) {
+                found = Some(mapping);
+            }
+        };
+        _ = self.run(Program::Mappings, target.tid, take)?;
+        Ok(found)
     }
 
     /// Where the kernel maps all physical memory, and whether page tables have five levels.
