@@ -192,7 +192,7 @@ pub(super) fn range(key: &[u8], value: &[u8]) -> Option<(RangeKey, u64)> {
 impl Usage {
     /// Whether the file's bytes were touched, not only handed on.
     pub fn touched(&self) -> bool {
-        self.read > 0 || self.written > 0 || self.handed <= 0
+        self.read > 0 || self.written > 0 || self.handed == 0
     }
 
     pub const BYTES: usize = 96;
@@ -448,7 +448,7 @@ mod tests {
         }
         let one = Descendant { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
         assert_eq!((first_descendant(&bytes), descendant(&bytes)), (Some((32, 101)), Some(one)));
-        assert_eq!(descendant(&bytes[..31]), None);
+        assert_eq!(descendant(&bytes[..27]), None);
     }
 
     #[test]

@@ -263,6 +263,7 @@ fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
         let done = std::process::Command::new(program).args(arguments).arg(path).output();
         done.is_ok_and(|done| done.status.success())
     };
+    _ = run("modprobe", &["-a", "-q", "loop"], Path::new("btrfs"));
     let image = image.display().to_string();
     let made = run("mkfs.btrfs", &["-q"], Path::new(&image));
     if !made || !run("mount", &["-o", "loop", "-t", "btrfs", &image], &at) {

@@ -136,9 +136,13 @@ fn each_mapping_of_many_is_seen_once() -> Outcome {
         let beyond = beyond.map_or(Ok(0.0), |(mb, _)| mb.parse::<f64>())? * 1e6 / PIECE as f64;
         let kept = resident()?.saturating_sub(before) >> 20;
         println!("{pieces} mappings: {all} seen in {samples} samples, {beyond:.0} more, {kept} MiB: {notes:?}");
+        // An emulated machine has no time for all of the list.
+        let listed = notes.iter().find_map(|note| note.split_once("beyond the first ")?.1.split_once(" that"));
+        let listed = listed.map_or(Ok(pieces), |(listed, _)| listed.parse())?;
+        ensure!(listed == pieces || pieces > 3_000, "{listed} of {pieces} mappings were listed: {notes:?}");
         // The first one is of two pieces.
         let sum = all as f64 + beyond;
-        ensure!((pieces as f64 - sum).abs() < 2.0, "{all} and {beyond:.1} of {pieces} mappings: {notes:?}");
+        ensure!((listed as f64 - sum).abs() < 2.0, "{all} and {beyond:.1} of {listed} mappings: {notes:?}");
         ensure!(beyond < 1.0 || pieces > 3_000, "{all} of {pieces} mappings: {notes:?}");
         ensure!(kept < 64, "{kept} MiB are kept for {pieces} mappings");
     }
