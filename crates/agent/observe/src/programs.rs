@@ -219,8 +219,8 @@ pub(super) struct Machine {
     pub memory: frames::Memory,
 }
 
-/// Most of a pass over all threads: a million of them that run, with masks for 8,192 CPUs. One takes
-/// some 0.5 µs.
+/// Most of a pass over all threads: a million of them that run, with masks for 8,192 CPUs. One
+/// takes some 0.5 µs.
 const TASKS: pass::Most = pass::Most { records: 1 << 20, bytes: 2 << 30, cpu: Duration::from_secs(5) };
 
 /// Ranges of files that can be counted in a window: 128 GiB of data, in 6 MB of the kernel's memory

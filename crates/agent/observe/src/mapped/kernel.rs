@@ -185,8 +185,8 @@ impl Kernel {
         Err(missing("the page table of this process", cause))
     }
 
-    /// The mappings of files that count, of at least so many bytes, and whether these are all; not of
-    /// files that it executes. `None`: the process has ended, or is another one.
+    /// The mappings of files that count, of at least so many bytes, and whether these are all; not
+    /// of files that it executes. `None`: the process has ended, or is another one.
     pub fn mappings(
         &mut self,
         target: Target,

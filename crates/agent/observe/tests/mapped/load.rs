@@ -57,8 +57,8 @@ pub fn run(path: &str) -> std::io::Result<()> {
             })?,
             Some("pieces") => {
                 for _ in 0..number {
-                    // SAFETY: a new mapping at an address that the kernel chooses; it stays, and is of
-                    // a file that nobody shortens.
+                    // SAFETY: a new mapping at an address that the kernel chooses; it stays, and
+                    // is of a file that nobody shortens.
                     unsafe {
                         let piece = mmap(ptr::null_mut(), 1 << 20, ProtFlags::READ, MapFlags::SHARED, &file, 0)?;
                         piece.cast::<u8>().read_volatile();
