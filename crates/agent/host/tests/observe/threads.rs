@@ -128,14 +128,22 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
 /// Names how many threads [`many`] starts.
 pub const MANY: &str = "HOMENODE_TEST_THREADS";
 
-/// Starts so many threads, says how many there are, and waits until stdin ends.
+/// Starts so many threads, says how many there are once each has run, and waits until stdin ends.
 pub fn many(wanted: &str) -> std::io::Result<()> {
     use std::io::{Read, Write};
-    let park = || loop {
-        std::thread::park();
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    let park = || {
+        RAN.fetch_add(1, Ordering::Relaxed);
+        loop {
+            std::thread::park();
+        }
     };
     let start = || std::thread::Builder::new().stack_size(16 << 10).spawn(park);
     let started = (0..wanted.parse().unwrap_or(0)).take_while(|_: &u32| start().is_ok()).count();
+    while RAN.load(Ordering::Relaxed) < started {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     println!("{started}");
     std::io::stdout().flush()?;
     std::io::stdin().read_to_end(&mut Vec::new()).map(drop)
