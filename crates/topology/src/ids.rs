@@ -41,7 +41,7 @@ impl ProcessId {
 /// generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// The superblock's device: major << 20 | minor.
+    /// The superblock's device, or that of the subvolume on btrfs: major << 20 | minor.
     pub dev: u32,
     /// The inode's number.
     pub ino: u64,

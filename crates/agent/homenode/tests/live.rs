@@ -27,6 +27,7 @@ type Test = (&'static str, fn());
 const READING: &[Test] = &[
     ("top_once_shows_who_reads", top_once_shows_who_reads),
     ("what_is_recorded_can_be_replayed", what_is_recorded_can_be_replayed),
+    ("a_path_leads_to_the_inode_that_is_read", a_path_leads_to_the_inode_that_is_read),
 ];
 
 const LIVE: &[Test] = &[
@@ -225,6 +226,51 @@ fn top_once_shows_who_reads() {
     let output = homenode(&["top", "--once", "--by", "unit"]);
     let table = text(&output.stdout);
     assert!(table.contains("service") && !table.contains("last move"), "{table}");
+}
+
+/// Of a file of overlayfs, which each container's root is, `hot` said that nothing was read, and
+/// `warm` that nobody did. All commands that take a path.
+fn a_path_leads_to_the_inode_that_is_read() {
+    const BYTES: u64 = 8 << 20;
+    let place = Place::new();
+    let (lower, over) = (place.path("lower"), place.path("over"));
+    for name in ["lower", "upper", "work", "over"] {
+        fs::create_dir(place.path(name)).unwrap();
+    }
+    let options = format!("lowerdir={lower},upperdir={},workdir={}", place.path("upper"), place.path("work"));
+    let file = format!("{over}/f");
+    fs::write(format!("{lower}/f"), vec![7; BYTES as usize]).unwrap();
+    fs::File::open(format!("{lower}/f")).unwrap().sync_all().unwrap();
+    let mounted = Command::new("mount").args(["-t", "overlay", "-o", &options, "none", &over]).output().unwrap();
+    if !mounted.status.success() {
+        return println!("skipped: {}", text(&mounted.stderr));
+    }
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                _ = std::io::copy(&mut fs::File::open(&file).unwrap(), &mut std::io::sink());
+            }
+        });
+        let all = [
+            vec!["hot", &file, "--seconds", "2"],
+            vec!["warm", "--to-readers", "--seconds", "2", &file],
+            vec!["where", &file],
+            vec!["move", "--to", "0", &file],
+        ];
+        let said = all.map(|args| homenode(&[&["--json", "--config", "/dev/null"], args.as_slice()].concat()));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        said
+    });
+    assert!(Command::new("umount").arg(&over).status().unwrap().success());
+    let shown: Vec<_> = said.iter().map(|said| text(&said.stdout) + &text(&said.stderr)).collect();
+    let [hot, warm, whereis, mv] = said.map(|said| json(&said.stdout));
+    let ranges = hot["files"][0]["ranges"].as_array().unwrap();
+    let starts: std::collections::BTreeSet<_> = ranges.iter().map(|range| range["start"].as_u64()).collect();
+    assert_eq!(starts.len() as u64, BYTES >> 21, "{shown:?}");
+    assert!(warm["warmed"][0]["why"].is_null() && warm["warmed"][0]["bytes"] == BYTES, "{shown:?}");
+    assert_eq!(whereis["files"][0]["resident"], BYTES, "{shown:?}");
+    assert_eq!((&mv["moved"][0]["bytes"], &mv["moved"][0]["why"]), (&0.into(), &Value::Null), "{shown:?}");
 }
 
 fn plan_of_this_machine() {

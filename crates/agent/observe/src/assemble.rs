@@ -90,6 +90,8 @@ pub(super) struct Assembled {
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
     pub node_write: NodeBytes,
+    /// Bytes that were handed on.
+    pub handed_bytes: u64,
     /// Bytes on nodes that the machine does not have.
     pub odd_node_bytes: u64,
     /// Bytes of DAX files whose node is not known.
@@ -143,7 +145,8 @@ pub(super) fn assemble(
             let Some((first, _)) = file.first() else { continue };
             let id = first.file();
             let mut used = add_bytes(&mut thread, file);
-            if id == NO_FILE {
+            // Who only hands a file on is no reader of it.
+            if id == NO_FILE || !file.iter().any(|(_, usage)| usage.touched()) {
                 continue;
             }
             thread.shares_file |= shared.contains(&id);
@@ -237,7 +240,8 @@ pub(super) fn spread(
             let part = |n: i64| (n as f64 * bytes as f64 / total).round() as i64;
             let (read, written, called) = (part(usage.read), part(usage.written), part(usage.called));
             let remote = if here == Some(node) { 0 } else { read };
-            parts.push((Key { node: node.0, ..*key }, Usage { read, written, called, remote, ..calls }));
+            let handed = part(usage.handed);
+            parts.push((Key { node: node.0, ..*key }, Usage { read, written, called, remote, handed, ..calls }));
             // They count once.
             (calls.calls, calls.placed, calls.continued) = (0, 0, 0);
         }
@@ -260,6 +264,7 @@ fn totals(entries: &[(Key, Usage)], places: &Places, out: &mut Assembled) {
             *sum = sum.saturating_add(bytes(usage.read).saturating_add(bytes(usage.written)));
             continue;
         }
+        out.handed_bytes = out.handed_bytes.saturating_add(bytes(usage.handed));
         for (total, n) in [(&mut out.node_read, usage.read), (&mut out.node_write, usage.written)] {
             if n > 0 {
                 total.add(node, bytes(n));
@@ -291,7 +296,8 @@ fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)
 fn sort_files(entries: &[(Key, Usage)], most: usize) -> (FxHashSet<FileId>, FxHashSet<FileId>) {
     let mut first: FxHashMap<FileId, ((u32, u32), u64)> = FxHashMap::default();
     let mut shared = FxHashSet::default();
-    for (key, usage) in entries.iter().filter(|(key, _)| key.tid != 0 && key.file() != NO_FILE) {
+    let named = |(key, usage): &&(Key, Usage)| key.tid != 0 && key.file() != NO_FILE && usage.touched();
+    for (key, usage) in entries.iter().filter(named) {
         let (thread, file) = (key.thread(), key.file());
         let (by, sum) = first.entry(file).or_insert((thread, 0));
         *sum = sum.saturating_add(bytes(usage.read)).saturating_add(bytes(usage.written));
@@ -321,6 +327,9 @@ fn add_bytes(thread: &mut Thread, entries: &[(Key, Usage)]) -> FileUse {
         if usage.written > 0 {
             used.write_bytes.add(node, bytes(usage.written));
             thread.write_bytes.add(node, bytes(usage.written));
+        }
+        if usage.handed > 0 {
+            thread.handed_bytes.add(node, bytes(usage.handed));
         }
         let remote = thread.remote_read_bytes.unwrap_or(0);
         thread.remote_read_bytes = Some(remote.saturating_add(bytes(usage.remote.min(usage.read))));
@@ -391,7 +400,7 @@ mod tests {
                 ..Task::default()
             })
             .collect();
-        Pass { tasks, masks: vec![0b1101] }
+        Pass { tasks, masks: vec![0b1101], cut: false }
     }
 
     fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
@@ -497,6 +506,34 @@ mod tests {
         let mut tmpfs = Usage { read: 300, called: 300, calls: 3072, ..Usage::default() };
         tmpfs.unslice(2.0);
         assert_eq!(of(&[(key(0), tmpfs)]), (Some(100), None));
+    }
+
+    /// A sender of files at 455 MB/s, with 8 % of a CPU, would have been moved.
+    #[test]
+    fn what_is_handed_on_counts_apart_and_makes_nobody_a_reader() {
+        let handed = |tid, ino, node, bytes| {
+            let (key, usage) = entry(tid, EARLY, ino, node, 0, 0);
+            (key, Usage { handed: bytes, ..usage })
+        };
+        let entries = vec![
+            entry(7, EARLY, 1, 0, 10, 0),
+            handed(7, 1, 8, 20),
+            handed(8, 1, 8, 300),
+            handed(8, 2, 0, 4),
+            handed(8, 2, 8, -1),
+        ];
+        let out = all(&pass(&[(7, 0, EARLY), (8, 0, EARLY)]), entries);
+        let of = |i: usize| {
+            let thread = &out.threads[i].thread;
+            let handed = [NodeId(0), NodeId(8)].map(|node| thread.handed_bytes.get(node));
+            (thread.file_bytes(), handed, thread.files.len(), thread.shares_file)
+        };
+        assert_eq!((of(0), of(1)), ((10, [0, 20], 1, false), (0, [4, 300], 0, false)));
+        assert_eq!((out.node_read.total(), out.handed_bytes), (10, 324));
+        assert_eq!(out.files.iter().map(|f| (f.id, f.bytes)).collect::<Vec<_>>(), [(file(1), 10)]);
+        let mut sliced = Usage { handed: 100, ..Usage::default() };
+        sliced.unslice(1.5);
+        assert_eq!(sliced.handed, 150);
     }
 
     #[test]

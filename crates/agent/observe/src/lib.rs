@@ -13,7 +13,8 @@
 //!
 //! | path | function hooks (fexit) | tracepoints only |
 //! |---|---|---|
-//! | read, pread, readv, splice, sendfile, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | read, pread, readv, copy_file_range, io_uring, libaio | exact range of every batch | whole pages, except read and pread (exact on x86-64); misses pages that the kernel reads in singly because readahead failed |
+//! | splice, sendfile | counted apart, as handed on: the caller's CPU does not touch the bytes. Also where they go to a file, for which the kernel copies them | the same; those of io_uring and of 32-bit programs count as read |
 //! | mapped files | pages mapped by fault-around, by 2 MiB mappings (x86-64), and single faults; does not see reads of a page that is already mapped | does not see 2 MiB mappings (of 2 MiB folios); a fault in a system call, or not on x86-64, counts all pages around it, mapped before or not |
 //! | writes to ext4, xfs | exact | exact; xfs is counted before the write: pages that do not exist yet count on the writer's node |
 //! | writes to tmpfs, f2fs, fat, nfs, gfs2, block devices | exact | tmpfs: not seen; others: once per page until written back |
@@ -34,8 +35,11 @@
 //! What homenode's own processes touch is not counted ([`Observer::ignore_own_program`]): processes
 //! whose program is the same file.
 //!
-//! A file's name is its superblock's device and its inode number; on btrfs and overlayfs `stat`
-//! shows another device.
+//! A file's name is its superblock's device and its inode number; on btrfs it is the subvolume's
+//! device, which `stat` shows. On overlayfs `stat` shows another inode than the one that is read
+//! ([`inode`] finds that). Files of one name are one to everybody: those of bcachefs that have the
+//! same number in several snapshots; those of FUSE, 9p and CIFS whose servers give a number twice;
+//! and on btrfs, where it is a module that was loaded after homenode, those of several subvolumes.
 
 /// The module of a skeleton that the build has made. Lints are for code that people write.
 macro_rules! skeleton {
@@ -63,8 +67,10 @@ mod drain;
 mod frames;
 mod grace;
 pub mod hooks;
+pub mod inode;
 pub mod mapped;
 mod page_nodes;
+mod pass;
 pub mod probe;
 mod programs;
 mod records;
@@ -128,7 +134,7 @@ pub struct Observer {
 
 /// Reads what threads have used, and says when: the middle of a pass, which reads one thread after
 /// the other.
-fn pass(programs: &mut Programs) -> Result<(records::Pass, Instant), ObserveError> {
+fn pass_now(programs: &mut Programs) -> Result<(records::Pass, Instant), ObserveError> {
     let begun = Instant::now();
     let pass = programs.pass()?;
     Ok((pass, begun + begun.elapsed() / 2))
@@ -185,7 +191,7 @@ impl Observer {
         let ended = programs.flip();
         let at = Instant::now();
         let attached = programs.reads().map(Slicer::attached).unwrap_or_default();
-        let (_, passed) = pass(&mut programs)?;
+        let (_, passed) = pass_now(&mut programs)?;
         programs.drain(ended)?;
         let before = Before {
             at,
@@ -238,7 +244,7 @@ impl Observer {
         let ended = self.programs.flip();
         let at = Instant::now();
         let attached = self.programs.reads().map(Slicer::attached).unwrap_or_default();
-        let (mut pass, passed) = pass(&mut self.programs)?;
+        let (mut pass, passed) = pass_now(&mut self.programs)?;
         let mut entries = self.programs.drain(ended)?;
         let counters = self.programs.counters()?;
         let tasks_passed = self.programs.tasks_passed();
@@ -266,7 +272,10 @@ impl Observer {
         self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
-        let notes = self.notes(&sum, &slices, &all);
+        let mut notes = self.notes(&sum, &slices, &all);
+        if pass.cut {
+            notes.push(format!("threads: a pass was ended after {} of them", pass.tasks.len()));
+        }
         let mut files = all.files;
         if let Some(ranges) = &mut self.ranges {
             let mut read = self.programs.drain_ranges()?;
@@ -390,6 +399,12 @@ impl Observer {
                 "{:.1} MB read and {:.1} MB written are not counted: their pages were gone before homenode could inspect them",
                 megabytes(sum.unknown_read),
                 megabytes(sum.unknown_written)
+            ));
+        }
+        if all.handed_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB were handed on by sendfile or splice: no thread has read them",
+                megabytes(all.handed_bytes)
             ));
         }
         if all.no_node_bytes > 0 {

@@ -18,8 +18,8 @@ pub(super) mod intf {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 use intf::{
-    COMM_LEN, DESCENDANT_BYTES, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE,
-    TASK_KTHREAD, TASK_NOT_ASKED,
+    COMM_LEN, DESCENDANT_BYTES, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_BYTES,
+    TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
 };
 
 const _: () = assert!(intf::NS_PER_TICK as u64 == linux::threads::NS_PER_TICK);
@@ -50,6 +50,8 @@ pub(super) struct Usage {
     pub calls: i64,
     pub placed: i64,
     pub continued: i64,
+    /// Handed on by sendfile or splice.
+    pub handed: i64,
     /// Times that the file was open; 0 if the kernel does not say.
     pub opens: u32,
     /// The inode's generation.
@@ -110,6 +112,8 @@ pub(super) struct Pass {
     pub tasks: Vec<Task>,
     /// The masks of all tasks, one after the other.
     pub masks: Vec<u64>,
+    /// There were more than a pass has room or time for.
+    pub cut: bool,
 }
 
 /// One watched thread or a descendant (`struct watched`).
@@ -186,14 +190,30 @@ pub(super) fn range(key: &[u8], value: &[u8]) -> Option<(RangeKey, u64)> {
 }
 
 impl Usage {
-    pub const BYTES: usize = 88;
+    /// Whether the file's bytes were touched, not only handed on.
+    pub fn touched(&self) -> bool {
+        self.read > 0 || self.written > 0 || self.handed == 0
+    }
+
+    pub const BYTES: usize = 96;
 
     /// The sums, in the kernel's order.
-    fn sums(&mut self) -> [&mut i64; 10] {
+    fn sums(&mut self) -> [&mut i64; 11] {
         let Self {
-            read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, ..
+            read,
+            remote,
+            written,
+            called,
+            sliced,
+            sliced_remote,
+            sliced_reads,
+            calls,
+            placed,
+            continued,
+            handed,
+            ..
         } = self;
-        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued]
+        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, handed]
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
@@ -225,6 +245,7 @@ impl Usage {
         self.read += scaled(sliced, scale);
         self.called += scaled(sliced, scale);
         self.remote += scaled(remote, scale);
+        self.handed = scaled(self.handed, scale);
         // The calls and their bytes keep their proportion.
         if before > 0 {
             let by = self.called as f64 / before as f64;
@@ -300,13 +321,13 @@ impl Watched {
     }
 }
 
-/// All descendants of one pass, of a `struct descendant_record` each; one that is cut short ends
-/// it.
-pub(super) fn descendants(bytes: &[u8]) -> Vec<Descendant> {
-    bytes.chunks_exact(DESCENDANT_BYTES as usize).filter_map(one_descendant).collect()
+/// The length of the first `struct descendant_record`, and its thread's id.
+pub(super) fn first_descendant(bytes: &[u8]) -> Option<(usize, u64)> {
+    Some((DESCENDANT_BYTES as usize, Cursor(bytes.get(8..)?).u32()?.into()))
 }
 
-fn one_descendant(bytes: &[u8]) -> Option<Descendant> {
+/// A `struct descendant_record`.
+pub(super) fn descendant(bytes: &[u8]) -> Option<Descendant> {
     let mut c = Cursor(bytes);
     let start_ns = c.u64()?;
     let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
@@ -330,14 +351,16 @@ pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
 }
 
 impl Pass {
-    /// Decodes what the iterator wrote, up to the first record that is cut short.
-    pub fn decode(bytes: &[u8]) -> Self {
-        let mut pass = Self::default();
-        let mut c = Cursor(bytes);
-        while let Some(task) = pass.task(&mut c) {
-            pass.tasks.push(task);
-        }
-        pass
+    /// The length of the first record, and its thread's id.
+    pub fn first(bytes: &[u8]) -> Option<(usize, u64)> {
+        let words = Cursor(bytes.get(68..)?).u32()?;
+        Some((TASK_BYTES as usize + 8 * words as usize, Cursor(bytes).u32()?.into()))
+    }
+
+    /// Takes in a record.
+    pub fn take(&mut self, record: &[u8]) {
+        let task = self.task(&mut Cursor(record));
+        self.tasks.extend(task);
     }
 
     fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
@@ -424,14 +447,15 @@ mod tests {
             bytes.extend(word.to_ne_bytes());
         }
         let one = Descendant { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
-        assert_eq!(super::descendants(&bytes), [one]);
-        assert_eq!(super::descendants(&bytes[..31]), []);
+        assert_eq!((first_descendant(&bytes), descendant(&bytes)), (Some((32, 101)), Some(one)));
+        assert_eq!(descendant(&bytes[..27]), None);
     }
 
     #[test]
-    fn decoding_ends_at_a_record_cut_short() {
-        let mut bytes = Vec::new();
+    fn a_task_has_its_length_its_id_and_its_mask() {
+        let mut whole = Pass::default();
         for tid in [7u32, 8] {
+            let mut bytes = Vec::new();
             for word in [tid, 6, 5, 3] {
                 bytes.extend(word.to_ne_bytes());
             }
@@ -442,17 +466,17 @@ mod tests {
             bytes.extend(1u32.to_ne_bytes());
             bytes.extend(*b"worker\0\0\0\0\0\0\0\0\0\0");
             bytes.extend(0b1001u64.to_ne_bytes());
+            assert_eq!(Pass::first(&bytes), Some((bytes.len(), tid.into())));
+            assert!((0..72).all(|cut| Pass::first(&bytes[..cut]).is_none()));
+            whole.take(&bytes[..bytes.len() - 1]);
+            whole.take(&bytes);
         }
-        let whole = Pass::decode(&bytes);
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
         assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
         assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
         assert_eq!(task.asked, Some(false));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.key()), ("worker", &[0b1001][..], (8, 1 << 24)));
-        for cut in 0..bytes.len() {
-            assert_eq!(Pass::decode(&bytes[..cut]).tasks.len(), cut / (bytes.len() / 2));
-        }
     }
 
     #[test]

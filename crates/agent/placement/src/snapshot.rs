@@ -210,6 +210,10 @@ pub struct Thread {
     /// File bytes written, by the node of the data.
     #[serde(default)]
     pub write_bytes: NodeBytes,
+    /// File bytes that it handed on by `sendfile` or `splice`, by the node of the data. No CPU of
+    /// its own touched them, so they are in no other figure, and no policy follows them.
+    #[serde(default, skip_serializing_if = "NodeBytes::is_empty")]
+    pub handed_bytes: NodeBytes,
     /// The files the thread touched.
     #[serde(default)]
     pub files: Vec<FileUse>,

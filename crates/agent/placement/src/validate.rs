@@ -165,6 +165,7 @@ fn threads(threads: &[Thread], known: &Known) -> Checked {
         seconds(format_args!("{at}.served_s"), thread.served_s.unwrap_or(0.0))?;
         known.check_bytes(format_args!("{at}.read_bytes"), &thread.read_bytes)?;
         known.check_bytes(format_args!("{at}.write_bytes"), &thread.write_bytes)?;
+        known.check_bytes(format_args!("{at}.handed_bytes"), &thread.handed_bytes)?;
         bytes(format_args!("{at}.remote_read_bytes"), thread.remote_read_bytes.unwrap_or(0))?;
         for (k, FileUse { read_bytes, write_bytes, read_size, .. }) in thread.files.iter().enumerate() {
             known.check_bytes(format_args!("{at}.files[{k}].read_bytes"), read_bytes)?;

@@ -30,6 +30,9 @@ pub const MOST: usize = 10_000;
 /// them there after they have started. One takes some 20 µs.
 const ASKED_AGAIN: usize = 500;
 
+/// Kinds of notes that are kept. There are some twenty, but they can have names and causes in them.
+const NOTES_MAX: usize = 100;
+
 /// Bytes of one pair of nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pair {
@@ -54,6 +57,9 @@ pub struct Bytes {
     pub could_be_local_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
+    /// Bytes handed on by sendfile or splice, which are not among those read.
+    #[serde(default)]
+    pub handed_bytes: u64,
     /// By pair of nodes, those without bytes left out.
     pub pairs: Vec<Pair>,
 }
@@ -82,10 +88,11 @@ impl Bytes {
         self.add(thread.node, &thread.read_bytes, &thread.write_bytes);
         self.remote_bytes = self.remote_bytes.saturating_add(thread.remote_bytes());
         self.could_be_local_bytes = self.could_be_local_bytes.saturating_add(could_be_local(thread));
+        self.handed_bytes = self.handed_bytes.saturating_add(thread.handed_bytes.total());
     }
 
     fn total(&self) -> u64 {
-        self.read_bytes.saturating_add(self.write_bytes)
+        self.read_bytes.saturating_add(self.write_bytes).saturating_add(self.handed_bytes)
     }
 }
 
@@ -153,7 +160,7 @@ pub struct Map {
     /// With the window in which its group was asked last.
     processes: BTreeMap<(u32, u64), (Process, u32)>,
     files: BTreeMap<FileId, File>,
-    /// The last note on each subject, which stands before its colon.
+    /// The last note of each kind: its text without figures.
     notes: BTreeMap<String, String>,
 }
 
@@ -188,8 +195,12 @@ impl Map {
         self.windows += 1;
         let (window, mut again) = (self.windows, ASKED_AGAIN);
         self.seconds += snapshot.window_s;
-        let subject = |note: &str| note.split(':').next().unwrap_or_default().to_owned();
-        self.notes.extend(snapshot.notes.iter().map(|note| (subject(note), note.clone())));
+        for note in &snapshot.notes {
+            let kind: String = note.chars().filter(|c| !c.is_ascii_digit()).collect();
+            if self.notes.len() < NOTES_MAX || self.notes.contains_key(&kind) {
+                self.notes.insert(kind, note.clone());
+            }
+        }
         for node in &snapshot.nodes {
             let listed = snapshot.threads.iter().map(|thread| thread.read_bytes.get(node.id)).sum();
             let others = node.read_bytes.saturating_sub(listed);
@@ -197,7 +208,7 @@ impl Map {
                 self.others.add(node.id, others);
             }
         }
-        for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
+        for thread in snapshot.threads.iter().filter(|t| t.file_bytes() > 0 || t.handed_bytes.total() > 0) {
             self.sum.thread(thread);
             let id = (thread.pid, thread.process_start_ns.unwrap_or(0));
             let (process, asked) = self.processes.entry(id).or_insert_with(|| {
@@ -412,6 +423,26 @@ mod tests {
         }
         assert!(map.units.len() <= MOST * 3 / 2 && map.files.len() <= MOST * 3 / 2);
         assert_eq!(map.report(10).sum.read_bytes, 24_000);
+    }
+
+    /// Of a kind of note the last one is kept: eight windows had eleven notes of two kinds.
+    #[test]
+    fn notes_are_kept_by_kind_whatever_their_figures() {
+        let mut map = Map::default();
+        for window in 0..1_000 {
+            let notes = vec![
+                format!("{window}.5 MB count for threads and nodes but not for files"),
+                format!("{window} of 18860 files are not listed"),
+                format!("process {window}: its memory"),
+                format!("files: file {} cannot be opened", "x".repeat(window)),
+            ];
+            map.add(&Snapshot { notes, ..snapshot(vec![]) }, &mut |_, _| None);
+        }
+        let notes = map.report(1).notes;
+        assert!(
+            notes.len() == NOTES_MAX
+                && notes.contains(&"999.5 MB count for threads and nodes but not for files".to_owned())
+        );
     }
 
     /// Each build step of a service is a process.

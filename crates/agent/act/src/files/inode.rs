@@ -207,7 +207,9 @@ fn through(link: &Path, inode: FileId, mounts: &Mounts) -> io::Result<Option<Ope
         let stat = fd().ok()?;
         let mount = mounts.of_id(stat.stx_mnt_id)?;
         let regular = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-        (regular && stat.stx_ino == inode.ino && mount.dev == inode.dev).then(|| mount.clone())
+        // What names a file of btrfs is its subvolume's device, not that of the mount.
+        let devices = [mount.dev, FileId::device(stat.stx_dev_major, stat.stx_dev_minor)];
+        (regular && stat.stx_ino == inode.ino && devices.contains(&inode.dev)).then(|| mount.clone())
     };
     let wanted = StatxFlags::INO | StatxFlags::TYPE | StatxFlags::MNT_ID;
     let first = rustix::fs::statx(CWD, link, AtFlags::STATX_DONT_SYNC, wanted);
@@ -228,6 +230,7 @@ fn through(link: &Path, inode: FileId, mounts: &Mounts) -> io::Result<Option<Ope
     if !kinds::kind(&mount.fs_type).is_some_and(|kind| kind.local) {
         return Err(foreign(&mount));
     }
+    leases::free(mount.dev, inode.ino)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
     let fd = rustix::fs::open(format!("/proc/self/fd/{}", open.as_raw_fd()), flags, Mode::empty())?;
     // Where the file system tells the generation, it must be that of the inode which was read.

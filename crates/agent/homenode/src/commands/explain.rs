@@ -1,10 +1,12 @@
 //! `homenode explain`: when and why threads and files were moved.
 
 use std::io::ErrorKind;
+use std::path::Path;
 
 use chrono::{DateTime, Local, TimeDelta};
 use engine::journal::{self, About, Counts, Decided, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
+use observe::inode::Inodes;
 use serde_json::json;
 use topology::FileId;
 
@@ -85,11 +87,7 @@ enum Wanted {
 
 impl Wanted {
     fn of(text: &str) -> Self {
-        let id = |stat: rustix::fs::Stat| {
-            let dev = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-            FileId { dev, ino: stat.st_ino, generation: 0 }
-        };
-        let at_path = || text.contains('/').then(|| rustix::fs::stat(text).ok().map(id)).flatten();
+        let at_path = || text.contains('/').then(|| Inodes::new().of(Path::new(text)).ok()).flatten();
         let file = || FileId::parse(text).or_else(at_path);
         text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Id)
     }

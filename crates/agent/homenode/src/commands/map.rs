@@ -79,6 +79,12 @@ pub fn text(report: &Report, limits: &Limits) -> String {
             share(sum.could_be_local_bytes, read)
         ),
     });
+    if sum.handed_bytes > 0 {
+        text.push_str(&format!(
+            "{} were handed on by sendfile or splice, which counts as no read\n",
+            bytes(sum.handed_bytes)
+        ));
+    }
     let others = report.other_read_bytes.total();
     if others > 0 {
         text.push_str(&format!(
@@ -93,7 +99,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
             .map(str::to_owned)
             .to_vec();
         heads.extend(from("from"));
-        heads.push(">written".to_owned());
+        heads.extend([">written", ">handed on"].map(str::to_owned));
         let mut table = Table::new(&heads);
         for row in &report.units {
             group_rows(&mut table, &[unit(&row.cgroup), row.processes.to_string()], &row.bytes, &nodes);
@@ -101,7 +107,8 @@ pub fn text(report: &Report, limits: &Limits) -> String {
         text = text + "\n" + &table.render();
     }
     if !report.processes.is_empty() {
-        let mut table = Table::new(&["process", "control group", ">read", ">remote", ">could be local", ">written"]);
+        let heads = ["process", "control group", ">read", ">remote", ">could be local", ">written", ">handed on"];
+        let mut table = Table::new(&heads);
         for row in &report.processes {
             let b = &row.bytes;
             table.row([
@@ -111,6 +118,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
                 share(b.remote_bytes, b.read_bytes),
                 share(b.could_be_local_bytes, b.read_bytes),
                 bytes(b.write_bytes),
+                bytes(b.handed_bytes),
             ]);
         }
         text = text + "\n" + &table.render();
@@ -138,6 +146,13 @@ pub fn text(report: &Report, limits: &Limits) -> String {
 /// A row for each node on which the threads of a group ran; the first has the sums.
 fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeSet<NodeId>) {
     let ran: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.cpu_node).collect();
+    if ran.is_empty() {
+        // It only handed on.
+        let mut cells = name.to_vec();
+        cells.extend(vec!["-".to_owned(); nodes.len() + 5]);
+        cells.push(bytes(sum.handed_bytes));
+        table.row(cells);
+    }
     for (i, cpu_node) in ran.iter().enumerate() {
         let here = || sum.pairs.iter().filter(|pair| pair.cpu_node == *cpu_node);
         let read: u64 = here().map(|pair| pair.read_bytes).sum();
@@ -155,6 +170,7 @@ fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeS
         let from = |node: &NodeId| here().filter(|pair| pair.data_node == *node).map(|pair| pair.read_bytes).sum();
         cells.extend(nodes.iter().map(|node| share(from(node), read)));
         cells.push(bytes(written));
+        cells.push(if i == 0 { bytes(sum.handed_bytes) } else { String::new() });
         table.row(cells);
     }
 }

@@ -145,7 +145,7 @@ const MOST_WHYS: usize = 8;
 
 /// What was read of each file, in the order in which they were named.
 fn read(global: &Global, args: &WarmArgs, stop: &Stop) -> Result<Vec<(PathBuf, Vec<RangeHeat>)>, Failure> {
-    let mut files = args.files.iter().map(|path| Named::new(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut files = Named::all(&args.files)?;
     // What it takes to read in files of others is still needed.
     watch(global, &mut files, args.seconds, stop, || Ok(()))?;
     Ok(args.files.iter().cloned().zip(files.iter().map(|file| file.heat().collect())).collect())

@@ -72,6 +72,9 @@ fn main() {
         // Ends when it is killed, or with the error.
         return facts::read_for_ever(&paths).unwrap_or_else(|error| eprintln!("{error}"));
     }
+    if let Ok(wanted) = std::env::var(threads::MANY) {
+        return threads::many(&wanted).unwrap_or_else(|error| eprintln!("{error}"));
+    }
     let mut arguments = Arguments::from_args();
     // One at a time, as they count what happens on the machine.
     arguments.test_threads = Some(1);

@@ -29,10 +29,12 @@ pub const CASES: &[Case] = cases![
         holes,
         sendfile_to_nowhere,
         splice_to_a_pipe,
+        copy_file_range_reads,
         mapped_holes,
         direct_reads_count_nothing,
         pipes_and_sockets_count_nothing,
-        overwrites_and_appends;
+        overwrites_and_appends,
+        files_of_different_subvolumes;
     WithHooks:
         pread_of_parts_of_pages,
         read_of_parts_of_pages,
@@ -45,6 +47,27 @@ pub const CASES: &[Case] = cases![
 /// Counts one job's bytes exactly.
 fn exact(hooks: Hooks, bytes: u64, chunk: usize, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
     within(0.0, hooks, bytes, chunk, job)
+}
+
+/// Counts one job's bytes exactly: they are handed on, and not read.
+fn handed(hooks: Hooks, bytes: u64, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", bytes, 4096)?;
+    let _held = hold(&path)?;
+    let mut exact = exact_observer(hooks)?;
+    let mut said = 0;
+    let (seen, observed) = watch_one(exact.observer()?, || {
+        said = job(&path)?;
+        Ok(())
+    })?;
+    let thread = seen.thread.as_ref().ok_or("the thread was not reported")?;
+    let handed = thread.thread.handed_bytes.total();
+    ensure!(handed == said, "saw {handed} bytes handed on, not {said}; {:?}", observed.notes);
+    ensure!(seen.of(id(&path)?).file_bytes() == 0, "{:?}", thread.thread);
+    let file = id(&path)?;
+    let read = observed.files.iter().any(|of| of.file.file == file && of.file.readers.contains(&seen.tid));
+    ensure!(!read, "it is a reader");
+    Ok(Completion::Completed)
 }
 
 fn within(
@@ -179,7 +202,7 @@ fn cold_file_by_parts(hooks: Hooks) -> Outcome {
 }
 
 fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
-    exact(hooks, 16 * MIB + 11, 4096, |path| {
+    handed(hooks, 16 * MIB + 11, |path| {
         let (file, null) = (File::open(path)?, OpenOptions::new().write(true).open("/dev/null")?);
         let mut said = 0;
         loop {
@@ -191,8 +214,25 @@ fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
     })
 }
 
-fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+/// The kernel copies the bytes: the caller has read them. Where files share blocks, it reads none.
+fn copy_file_range_reads(hooks: Hooks) -> Outcome {
+    if rustix::fs::statfs(directory()?.path())?.f_type as u64 != 0xEF53 {
+        return Ok(Completion::ignored_with("the files are not on ext4"));
+    }
     exact(hooks, 4 * MIB, 4096, |path| {
+        let to = tempfile::tempfile_in(path.parent().unwrap_or(path))?;
+        let (file, mut said) = (File::open(path)?, 0);
+        loop {
+            match rustix::fs::copy_file_range(&file, None, &to, None, MIB as usize)? {
+                0 => return Ok(said),
+                n => said += n as u64,
+            }
+        }
+    })
+}
+
+fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+    handed(hooks, 4 * MIB, |path| {
         let file = File::open(path)?;
         let (mut reader, writer) = std::io::pipe()?;
         let mut buffer = vec![0; 65_536];
@@ -210,6 +250,49 @@ fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
             }
         }
     })
+}
+
+/// Each subvolume has inode numbers of its own: all three files had one name.
+fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
+    let directory = directory()?;
+    let (image, at) = (directory.path().join("image"), directory.path().join("mounted"));
+    File::create(&image)?.set_len(256 * MIB)?;
+    std::fs::create_dir(&at)?;
+    // Where it is a module, it is loaded by the mount.
+    let run = |program: &str, arguments: &[&str], path: &Path| {
+        let done = std::process::Command::new(program).args(arguments).arg(path).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    _ = run("modprobe", &["-a", "-q", "loop"], Path::new("btrfs"));
+    let image = image.display().to_string();
+    let made = run("mkfs.btrfs", &["-q"], Path::new(&image));
+    if !made || !run("mount", &["-o", "loop", "-t", "btrfs", &image], &at) {
+        return Ok(Completion::ignored_with("no btrfs can be made and mounted here"));
+    }
+    struct Unmount<'a>(&'a Path);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    let _mounted = Unmount(&at);
+    let mut files = Vec::new();
+    for (i, name) in [".", "a", "a/b"].iter().enumerate() {
+        let place = at.join(name);
+        ensure!(i == 0 || run("btrfs", &["-q", "subvolume", "create"], &place), "no subvolume {name}");
+        files.push((cached_file(&place, "data", (i as u64 + 1) * MIB, 4096)?, (i as u64 + 1) * MIB));
+    }
+    // Not one that was opened before the module was there.
+    let mut observer = open(&settings(true, hooks))?;
+    let ids = files.iter().map(|(path, _)| id(path)).collect::<Result<Vec<_>, _>>()?;
+    ensure!(ids.iter().all(|id| id.ino == ids[1].ino || id.ino == ids[0].ino), "inodes {ids:?}");
+    ensure!(ids[1].ino == ids[2].ino, "inodes {ids:?}");
+    let (seen, observed) = watch_one(&mut observer, || files.iter().try_for_each(|(path, _)| pread_all(path, 65_536)))?;
+    for ((path, bytes), id) in files.iter().zip(&ids) {
+        ensure!(seen.read(path)? == *bytes, "saw {} of {bytes} read of {id}; {:?}", seen.read(path)?, seen.thread);
+        ensure!(observed.files.iter().any(|file| file.file.file == *id), "{id} is not listed");
+    }
+    Ok(Completion::Completed)
 }
 
 /// A mapping of a file.
@@ -429,8 +512,13 @@ fn tmpfs(hooks: Hooks) -> Outcome {
     })?;
     let bytes = path.metadata()?.len();
     let (read, written) = (seen.read(&path)?, seen.written(&path)?);
+    let handed = seen.thread.map_or(0, |t| t.thread.handed_bytes.total());
     let hidden = observed.notes.iter().any(|note| note.starts_with("tmpfs reads are not seen"));
-    let expected = if hidden { (0, 0) } else { (2 * bytes, bytes) };
-    ensure!((read, written) == expected, "saw {read} read and {written} written of {bytes}; {:?}", observed.notes);
+    let expected = if hidden { (0, 0, 0) } else { (bytes, bytes, bytes) };
+    ensure!(
+        (read, written, handed) == expected,
+        "saw {read} read, {written} written and {handed} handed on of {bytes}; {:?}",
+        observed.notes
+    );
     Ok(Completion::Completed)
 }

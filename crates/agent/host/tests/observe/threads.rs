@@ -15,7 +15,7 @@ pub const CASES: &[Case] = cases![
     WithHooks: each_thread_has_its_own_bytes, sharing_is_seen, a_thread_that_ended_counts_for_its_node,
         cpu_time_adds_up;
     // These have observers of their own.
-    WithKernels: what_is_attached, facts_about_threads, nothing_stays_behind;
+    WithKernels: what_is_attached, facts_about_threads, each_thread_of_many_is_listed_once, nothing_stays_behind;
 ];
 
 /// With `--nocapture` this prints what `doctor` shows.
@@ -122,6 +122,85 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
     })?;
     let thread = seen.thread.ok_or("the thread was not reported")?;
     ensure!(thread.mask.len() == 1, "{thread:?}");
+    Ok(Completion::Completed)
+}
+
+/// Names how many threads [`many`] starts.
+pub const MANY: &str = "HOMENODE_TEST_THREADS";
+
+/// Starts so many threads, says how many there are once each has run, and waits until stdin ends.
+pub fn many(wanted: &str) -> std::io::Result<()> {
+    use std::io::{Read, Write};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    let park = || {
+        RAN.fetch_add(1, Ordering::Relaxed);
+        loop {
+            std::thread::park();
+        }
+    };
+    let start = || std::thread::Builder::new().stack_size(16 << 10).spawn(park);
+    let started = (0..wanted.parse().unwrap_or(0)).take_while(|_: &u32| start().is_ok()).count();
+    while RAN.load(Ordering::Relaxed) < started {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{started}");
+    std::io::stdout().flush()?;
+    std::io::stdin().read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// One pass lists more threads than the kernel's buffer holds, each once. As many as the machine
+/// allows: the others on it need ids, too, and each takes some 50 KiB.
+fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
+    use std::io::{BufRead, BufReader};
+    const WANTED: u64 = 65_000;
+    const OF_ONE: u64 = 12_000;
+    let number =
+        |path: &str| -> Result<u64, libtest_mimic::Failed> { Ok(std::fs::read_to_string(path)?.trim().parse()?) };
+    if std::env::var_os("HOMENODE_LEG").is_some() {
+        // The virtual machine is ours.
+        std::fs::write("/proc/sys/kernel/pid_max", "131072")?;
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let free = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
+    let free: u64 = free.ok_or("no MemAvailable")?.parse()?;
+    let ids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    let mut left = WANTED.min(ids.saturating_sub(ids / 4 + 2_000)).min(free / 100);
+    let mut observer = open(&settings(false, hooks))?;
+    let mut programs = Vec::new();
+    let mut started = 0;
+    while left > 0 {
+        let part = left.min(OF_ONE);
+        let mut program = std::process::Command::new(std::env::current_exe()?)
+            .env(MANY, part.to_string())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let mut answer = String::new();
+        BufReader::new(program.stdout.take().ok_or("no stdout")?).read_line(&mut answer)?;
+        started += answer.trim().parse::<u64>()?;
+        programs.push(program);
+        left -= part;
+    }
+    let observed = observer.window(Duration::ZERO)?;
+    let of: Vec<u32> = programs.iter().map(std::process::Child::id).collect();
+    let mut tids: Vec<u32> =
+        observed.threads.iter().filter(|t| of.contains(&t.thread.pid)).map(|t| t.thread.tid).collect();
+    let listed = tids.len() as u64;
+    tids.sort_unstable();
+    tids.dedup();
+    // Dropping closes their stdin, at which they end.
+    programs.iter_mut().try_for_each(|program| {
+        drop(program.stdin.take());
+        program.wait().map(drop)
+    })?;
+    println!("{started} threads of {WANTED} that were wanted, {listed} listed");
+    ensure!(started > 1_000, "only {started} threads were started");
+    // And the first one of each process.
+    let expected = started + of.len() as u64;
+    ensure!((listed, tids.len() as u64) == (expected, expected), "{listed} of {expected}, {} distinct", tids.len());
+    ensure!(observed.tasks as u64 >= expected, "{} tasks", observed.tasks);
+    ensure!(observed.notes.iter().all(|note| !note.starts_with("threads: a pass")), "{:?}", observed.notes);
     Ok(Completion::Completed)
 }
 

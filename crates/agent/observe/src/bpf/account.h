@@ -25,6 +25,7 @@ struct access {
 	struct usage_key key; /* node is set per folio */
 	u32 here;             /* this CPU's node */
 	bool write;
+	bool handed;          /* a read whose bytes the caller hands on */
 	u32 slice;            /* of a read call: weight of its slice, WEIGHT_ONE without slices; 0: no call */
 	u8 call;              /* CALL_*; counted with the next bytes, once */
 	u32 opens;
@@ -62,6 +63,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->key.node = 0;
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
+	w->handed = false;
 	w->slice = 0;
 	w->call = 0;
 	w->weight = weight;
@@ -70,7 +72,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 static __always_inline void access_init(struct access *w, struct inode *inode, bool write, s64 weight)
 {
 	access_begin(w, write, weight);
-	w->key.dev = inode->i_sb->s_dev;
+	w->key.dev = device_of(inode);
 	w->key.ino = inode->i_ino;
 	w->opens = opens_of(inode);
 	w->generation = inode->i_generation;
@@ -114,7 +116,12 @@ static __always_inline enum room room_for(struct pending *last, u32 table)
 
 static __always_inline void usage_add(struct usage *u, struct access *w, u32 node, s64 bytes)
 {
-	if (w->write) {
+	if (w->handed) {
+		u->handed += bytes;
+		if (w->slice > WEIGHT_ONE)
+			u->sliced_reads += w->weight;
+		w->call = 0;
+	} else if (w->write) {
 		u->written += bytes;
 	} else if (w->slice > WEIGHT_ONE) {
 		u->sliced += bytes;
@@ -158,6 +165,7 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 	MERGE(calls);
 	MERGE(placed);
 	MERGE(continued);
+	MERGE(handed);
 #undef MERGE
 	to->opens = fewer_opens(to->opens, from->opens);
 	/* Any of the latest will do. */
@@ -169,7 +177,7 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 static __always_inline void usage_to(void *table, struct pending *last, u32 which)
 {
 	struct usage *to = bpf_map_lookup_elem(table, &last->key);
-	s64 bytes = last->usage.read + last->usage.written + last->usage.sliced;
+	s64 bytes = last->usage.read + last->usage.written + last->usage.sliced + last->usage.handed;
 	struct counters *c = counted();
 	enum room room;
 
@@ -264,7 +272,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 
 	if (!w)
 		return 0;
-	if (ranges_wanted && at != NO_PLACE)
+	if (ranges_wanted && at != NO_PLACE && !w->handed)
 		account_range(w, node, bytes, at);
 	last = bpf_map_lookup_elem(&pending, &table);
 	if (!last)

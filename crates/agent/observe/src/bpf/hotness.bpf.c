@@ -8,6 +8,7 @@
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include "pages.h"
 
 /* ---- The question. ---- */
 u64 start_ns = 0;       /* of the process, in whole ticks; 0: any */
@@ -83,7 +84,7 @@ int mappings(struct bpf_iter__task_vma *ctx)
 	record.start = vma->vm_start;
 	record.end = vma->vm_end;
 	record.ino = inode->i_ino;
-	record.dev = inode->i_sb->s_dev;
+	record.dev = device_of(inode);
 	record.mode = inode->i_mode;
 	record.inode_flags = inode->i_flags;
 	bpf_seq_write(ctx->meta->seq, &record, sizeof(record));

@@ -54,6 +54,7 @@ struct usage {
 	s64 calls;     /* calls whose last bytes were counted */
 	s64 placed;    /* calls whose beginning is known */
 	s64 continued; /* part of `placed` that began where the last read of the open file ended */
+	s64 handed;    /* not in `read`: handed on by sendfile or splice, no CPU of the caller's touches it */
 	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
 	u32 generation; /* of the inode */
 };
@@ -138,6 +139,8 @@ struct task_record {
 	char comm[COMM_LEN];
 	/* followed by mask_words u64 */
 };
+#define TASK_BYTES 88
+_Static_assert(sizeof(struct task_record) == TASK_BYTES, "struct task_record");
 #define TASK_KTHREAD 1
 #define TASK_IN_TREE 2
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */

@@ -62,6 +62,13 @@ struct inode {
 	atomic_t i_readcount;  /* times that it is open for reading only */
 	struct address_space *i_mapping;
 };
+struct btrfs_root {
+	u32 anon_dev; /* what stat(2) shows */
+};
+struct btrfs_inode {
+	struct btrfs_root *root;
+	struct inode vfs_inode;
+};
 struct timespec64 {
 	s64 tv_sec;
 };
@@ -119,7 +126,11 @@ struct kiocb {
 	s64 ki_pos;
 	int ki_flags;
 };
+enum iter_type {
+	ITER_PIPE = 5, /* before 6.5 */
+};
 struct iov_iter {
+	u8 iter_type;
 	bool data_source;
 	unsigned long count;
 };
@@ -209,6 +220,10 @@ struct task_struct {
 struct pt_regs {
 	unsigned long orig_ax, di, si, dx, cx, r10;
 };
+#elif defined(__TARGET_ARCH_arm64)
+struct pt_regs {
+	int syscallno;
+};
 #endif
 struct seq_file;
 struct bpf_iter_meta {
@@ -238,10 +253,23 @@ enum pageflags {
 
 #pragma clang attribute pop
 
+#if defined(__TARGET_ARCH_x86)
+#define SYSCALL(regs) ((regs)->orig_ax)
+#define SYS_SENDFILE 40
+#define SYS_SPLICE 275
+#define SYS_COPY_FILE_RANGE 326
+#else
+#define SYSCALL(regs) ((regs)->syscallno)
+#define SYS_SENDFILE 71
+#define SYS_SPLICE 76
+#define SYS_COPY_FILE_RANGE 285
+#endif
+
 #define PAGE_SHIFT 12 /* x86-64, arm64 with 4 KiB pages; user space refuses other sizes */
 #define PF_EXITING 0x4
 #define PF_KTHREAD 0x200000
 #define SB_KERNMOUNT (1UL << 22)
+#define BTRFS_SUPER_MAGIC 0x9123683E
 #define VM_FAULT_LOCKED 0x200
 
 #endif

@@ -4,9 +4,9 @@
 #define HOMENODE_MEMORY_FS_H
 
 #include "device.h"
-#include "walk.h"
+#include "reads.h"
 
-static __always_inline int memory_read(struct address_space *mapping, u64 end, s64 bytes)
+static __always_inline int memory_read(struct address_space *mapping, u64 end, s64 bytes, bool handed)
 {
 	struct sampler *s = sampler();
 	struct walk walk = {};
@@ -16,6 +16,7 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
 	walk.access.call = CALL_ENDS;
 	walk.access.slice = WEIGHT_ONE;
+	walk.access.handed = handed;
 	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);
@@ -27,7 +28,7 @@ int BPF_PROG(shmem_read, struct kiocb *iocb, struct iov_iter *to, long bytes)
 {
 	if (bytes <= 0)
 		return 0;
-	return memory_read(iocb->ki_filp->f_mapping, iocb->ki_pos, bytes);
+	return memory_read(iocb->ki_filp->f_mapping, iocb->ki_pos, bytes, into_pipe(to));
 }
 
 /* splice and sendfile from tmpfs (since 6.5). */
@@ -39,7 +40,7 @@ int BPF_PROG(shmem_splice, struct file *in, s64 *pos, void *pipe, unsigned long 
 	if (bytes <= 0)
 		return 0;
 	bpf_probe_read_kernel(&end, sizeof(end), pos);
-	return memory_read(in->f_mapping, end, bytes);
+	return memory_read(in->f_mapping, end, bytes, true);
 }
 
 /* Reads and writes of DAX files. The node is that of the block device, if it is on one. */

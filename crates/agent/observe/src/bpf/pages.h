@@ -43,6 +43,21 @@ static __always_inline u64 word_at(u64 address)
 	return word;
 }
 
+/* The device that names a file's inode together with its number. Each subvolume of btrfs has inode numbers of its own, and a device
+ * of its own that stat(2) shows. If btrfs is a module, it must have been loaded before this program. */
+static __always_inline u32 device_of(struct inode *inode)
+{
+	u64 root;
+	u32 dev;
+
+	if (!bpf_core_type_exists(struct btrfs_inode) || inode->i_sb->s_magic != BTRFS_SUPER_MAGIC)
+		return inode->i_sb->s_dev;
+	root = word_at((u64)inode - bpf_core_field_offset(struct btrfs_inode, vfs_inode) +
+		       bpf_core_field_offset(struct btrfs_inode, root));
+	dev = word_at(root + bpf_core_field_offset(struct btrfs_root, anon_dev));
+	return dev ? dev : inode->i_sb->s_dev;
+}
+
 static __always_inline unsigned long folio_flags(void *folio)
 {
 	struct folio *now = folio;

@@ -25,6 +25,21 @@ static __always_inline u32 slice_weight(void)
 	return on ? *on : 0;
 }
 
+/* Which system call the task is in. Of a thread of the kernel or of io_uring: none of those below. */
+static __always_inline u64 syscall_of(struct task_struct *task)
+{
+	return SYSCALL((struct pt_regs *)bpf_task_pt_regs(task));
+}
+
+/* Whether the caller hands on what it reads: the pages themselves go to a pipe or socket, and no CPU of the caller's touches the
+ * bytes. copy_file_range copies them. Not known here: io_uring's splice, and calls of 32-bit programs. */
+static __always_inline bool hands_on(struct task_struct *task)
+{
+	u64 nr = syscall_of(task);
+
+	return nr == SYS_SENDFILE || nr == SYS_SPLICE;
+}
+
 /* --- fexit/filemap_get_pages: the batch and the request are arguments. --- */
 
 struct batch {
@@ -58,7 +73,8 @@ static long batch_step_loop(u64 i, struct batch *batch)
 	return batch_step(i + 1, batch);
 }
 
-static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct folio_batch *folios)
+/* `splice`: the pages themselves are wanted, not copies; copy_file_range copies them afterwards. */
+static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct folio_batch *folios, bool splice)
 {
 	struct sampler *s = sampler();
 	u32 slice = slice_weight();
@@ -71,6 +87,7 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 	inode = iocb->ki_filp->f_mapping->host;
 	access_init(&batch.walk.access, inode, false, take_read(s, pages_of(count), slice));
 	batch.walk.access.slice = slice;
+	batch.walk.access.handed = splice && syscall_of(bpf_get_current_task_btf()) != SYS_COPY_FILE_RANGE;
 	batch.walk.start = iocb->ki_pos;
 	batch.folios = folios;
 	batch.nr = folios->nr;
@@ -93,16 +110,22 @@ static __always_inline int batch_read(struct kiocb *iocb, u64 count, struct foli
 }
 
 SEC("fexit/filemap_get_pages")
-int BPF_PROG(read_function, struct kiocb *iocb, unsigned long count, struct folio_batch *folios)
+int BPF_PROG(read_function, struct kiocb *iocb, unsigned long count, struct folio_batch *folios, bool splice)
 {
-	return batch_read(iocb, count, folios);
+	return batch_read(iocb, count, folios, splice);
+}
+
+/* Before 6.5, splice read into an iterator of a pipe, which takes the pages. */
+static __always_inline bool into_pipe(struct iov_iter *to)
+{
+	return bpf_core_enum_value_exists(enum iter_type, ITER_PIPE) && to->iter_type == bpf_core_enum_value(enum iter_type, ITER_PIPE);
 }
 
 /* Before 6.3 the request was an iterator. */
 SEC("fexit/filemap_get_pages")
 int BPF_PROG(read_function_iter, struct kiocb *iocb, struct iov_iter *iter, struct folio_batch *folios)
 {
-	return batch_read(iocb, iter->count, folios);
+	return batch_read(iocb, iter->count, folios, into_pipe(iter));
 }
 
 /* --- tp_btf/mm_filemap_get_pages: first and last page of the rest of the request. ---
@@ -117,7 +140,7 @@ static __always_inline u32 exact_range(struct task_struct *task, struct address_
 {
 #if defined(__TARGET_ARCH_x86)
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	u64 nr = regs->orig_ax, count = regs->dx, pos;
+	u64 nr = SYSCALL(regs), count = regs->dx, pos;
 	struct fdtable *fdt;
 	u32 fd = regs->di;
 	u64 file;
@@ -186,6 +209,7 @@ static __always_inline void take_back(struct open_request *open, struct address_
 		end = open->end_byte;
 	access_init(&walk->access, mapping->host, false, -(s64)open->weight);
 	walk->access.slice = open->slice;
+	walk->access.handed = hands_on(bpf_get_current_task_btf());
 	if (open->end > open->last)
 		walk->access.call = CALL_ENDS;
 	walk->kind = WALK_READ;
@@ -212,6 +236,7 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 		return 0;
 	access_init(&walk.access, mapping->host, false, take_read(s, pages, slice));
 	walk.access.slice = slice;
+	walk.access.handed = hands_on(task);
 	walk.access.call = exact_range(task, mapping, first, last, &start, &end);
 	walk.kind = WALK_READ;
 	walk.folios = bpf_core_field_size(struct folio_batch, folios) / sizeof(void *);
@@ -247,6 +272,7 @@ static __always_inline int page_read(struct sampler *s, struct address_space *ma
 	s->open_last = NOT_OPEN;
 	access_init(&access, inode, false, take_read(s, 1, slice));
 	access.slice = slice;
+	access.handed = hands_on(task);
 	access.call = CALL_ENDS | exact_range(task, mapping, index, index, &start, &end);
 	size = inode->i_size;
 	if (end > size)

@@ -27,9 +27,6 @@ struct {
 	__type(value, struct watched);
 } marked SEC(".maps");
 
-/* records.rs decodes records of this size. */
-_Static_assert(sizeof(struct task_record) == 88, "struct task_record");
-
 /* Number of threads that the passes have seen. */
 u64 pass_tasks = 0;
 

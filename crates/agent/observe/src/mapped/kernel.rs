@@ -14,16 +14,18 @@
 //! memory there is. With memory encryption (SME, SEV) entries hold a bit more, and [`Kernel::open`]
 //! refuses.
 
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use libbpf_rs::ProgramMut;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use rustc_hash::FxHashSet;
 
 use super::entry::Piece;
+use crate::pass::{self, Ended, Most};
 use crate::programs::silence_libbpf;
 use crate::records::intf::MAPPING_BYTES;
 use crate::types::ObserveError;
@@ -68,8 +70,11 @@ pub struct Found {
 /// The loaded programs.
 pub struct Kernel {
     skel: HotnessSkel<'static>,
-    output: Vec<u8>,
 }
+
+/// Most mappings of a process that are listed: as many as it may have, unless an administrator
+/// allows more (vm.max_map_count). They take 80 ms or so.
+const MAPPINGS: Most = Most { records: 1 << 16, bytes: 16 << 20, cpu: Duration::from_millis(250) };
 
 /// `S_DAX`, include/linux/fs.h.
 const S_DAX: u32 = 0x2000;
@@ -88,20 +93,47 @@ impl Kernel {
         if !cfg!(target_arch = "x86_64") {
             return Err(missing("the page table of x86-64", "this machine has another".to_owned()));
         }
+        let mut kernel = Self::load(true)?;
+        if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
+            bss.memory_end = memory_end;
+        }
+        kernel.find_direct_map()?;
+        Ok(kernel)
+    }
+
+    /// Loads the program that lists mappings, which any machine has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Kernel::open`].
+    pub fn of_mappings() -> Result<Self, ObserveError> {
+        Self::load(false)
+    }
+
+    fn load(tables: bool) -> Result<Self, ObserveError> {
         silence_libbpf();
         // As in `programs`: the skeleton borrows the size of one pointer for its whole life.
         let storage = Box::leak(Box::new(MaybeUninit::uninit()));
         let refused = |e: libbpf_rs::Error| missing("reading page tables with BPF", crate::cause::of_bpf(&e));
         let mut open = HotnessSkelBuilder::default().open(storage).map_err(refused)?;
         open.progs.mappings.set_autoload(true);
-        open.progs.walk.set_autoload(true);
-        open.progs.find_direct_map.set_autoload(true);
-        let mut kernel = Self { skel: open.load().map_err(refused)?, output: Vec::new() };
-        if let Some(bss) = kernel.skel.maps.bss_data.as_mut() {
-            bss.memory_end = memory_end;
-        }
-        kernel.find_direct_map()?;
-        Ok(kernel)
+        open.progs.walk.set_autoload(tables);
+        open.progs.find_direct_map.set_autoload(tables);
+        Ok(Self { skel: open.load().map_err(refused)? })
+    }
+
+    /// The mapping of the calling thread that begins at this address.
+    pub fn mapped_at(&mut self, address: u64) -> Result<Option<Mapping>, ObserveError> {
+        let target = Target { tid: linux::threads::own_tid(), start_ns: 0 };
+        self.ask(target, |bss| bss.least_bytes = 0);
+        let mut found = None;
+        let take = |record: &[u8]| {
+            if let Some((mapping, _)) = decode(record).filter(|(mapping, _)| mapping.start == address) {
+                found = Some(mapping);
+            }
+        };
+        _ = self.run(Program::Mappings, target.tid, take)?;
+        Ok(found)
     }
 
     /// Where the kernel maps all physical memory, and whether page tables have five levels.
@@ -134,7 +166,7 @@ impl Kernel {
             bss.magic_address = frame * 4096;
             bss.direct_map = 0;
             bss.five_levels = u64::from(five_levels);
-            self.run(Program::FindDirectMap, tid)?;
+            _ = self.run(Program::FindDirectMap, tid, |_| ())?;
             if self.skel.maps.bss_data.as_ref().is_none_or(|bss| bss.direct_map == 0) {
                 continue;
             }
@@ -153,21 +185,20 @@ impl Kernel {
         Err(missing("the page table of this process", cause))
     }
 
-    /// The mappings of files that count, of at least so many bytes; not of files that it executes.
-    /// `None`: the process has ended, or is another one.
+    /// The mappings of files that count, of at least so many bytes, and whether these are all; not
+    /// of files that it executes. `None`: the process has ended, or is another one.
     pub fn mappings(
         &mut self,
         target: Target,
         least_bytes: u64,
-    ) -> Result<Option<(Found, Vec<Mapping>)>, ObserveError> {
+    ) -> Result<Option<(Found, Vec<Mapping>, Ended)>, ObserveError> {
         self.ask(target, |bss| bss.least_bytes = least_bytes);
-        self.run(Program::Mappings, target.tid)?;
-        // A process without any mapping that counts is found too.
-        let found = self.found();
-        let all: Vec<_> = self.output.chunks_exact(MAPPING_BYTES as usize).filter_map(decode).collect();
+        let mut all = Vec::new();
+        let ended = self.run(Program::Mappings, target.tid, |record| all.extend(decode(record)))?;
         let programs: FxHashSet<_> = all.iter().filter(|(_, program)| *program).map(|(m, _)| (m.dev, m.ino)).collect();
         let mappings = all.into_iter().map(|(mapping, _)| mapping).filter(|m| !programs.contains(&(m.dev, m.ino)));
-        Ok(found.map(|found| (found, mappings.collect())))
+        // A process without any mapping that counts is found too.
+        Ok(self.found().map(|found| (found, mappings.collect(), ended)))
     }
 
     /// Passes on the page tables for a range of addresses, in order. `None`: the process has ended,
@@ -187,7 +218,7 @@ impl Kernel {
                 bss.walked_to = at;
                 bss.filled = 0;
             });
-            self.run(Program::Walk, target.tid)?;
+            _ = self.run(Program::Walk, target.tid, |_| ())?;
             let Some(now) = self.found() else { return Ok(None) };
             found = Some(now);
             let Some(bss) = self.skel.maps.bss_data.as_ref() else { return Ok(None) };
@@ -218,22 +249,22 @@ impl Kernel {
         (bss.found_start_ns != 0).then_some(Found { start_ns: bss.found_start_ns, memory: bss.memory_id })
     }
 
-    /// Runs a program for one thread. A thread that has ended is not visited.
-    fn run(&mut self, program: Program, tid: u32) -> Result<(), ObserveError> {
+    /// Runs a program for one thread, and hands on its records. A thread that has ended is not
+    /// visited.
+    fn run(&mut self, program: Program, tid: u32, take: impl FnMut(&[u8])) -> Result<Ended, ObserveError> {
         let program: &ProgramMut<'_> = match program {
             Program::Mappings => &self.skel.progs.mappings,
             Program::Walk => &self.skel.progs.walk,
             Program::FindDirectMap => &self.skel.progs.find_direct_map,
         };
-        self.output.clear();
         let mut pass = match pass(program.as_fd(), tid) {
             Ok(pass) => pass,
             // The thread has ended.
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Ended::Whole),
             Err(source) => return Err(ObserveError::Io { what: "starting a pass over one task".to_owned(), source }),
         };
-        let read = pass.read_to_end(&mut self.output);
-        read.map(|_| ()).map_err(|source| ObserveError::Io { what: "reading a pass over one task".to_owned(), source })
+        pass::read(&mut pass, MAPPINGS, first, take)
+            .map_err(|source| ObserveError::Io { what: "reading a pass over one task".to_owned(), source })
     }
 }
 
@@ -286,6 +317,11 @@ unsafe fn owned(fd: i32) -> io::Result<OwnedFd> {
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
+}
+
+/// The length of the first `struct mapping_record`, and where the mapping begins.
+fn first(records: &[u8]) -> Option<(usize, u64)> {
+    Some((MAPPING_BYTES as usize, u64::from_ne_bytes(*records.first_chunk()?)))
 }
 
 /// A mapping, and whether it is executed.

@@ -168,7 +168,11 @@ impl Mapped {
                 None => self.processes.len() >= PROCESSES_MOST,
             };
             if !later {
-                self.credit_s -= self.sample_one(pid)?.map_or(0.0, |cost| cost.cpu_s);
+                let begun = cpu_s();
+                let sampled = self.sample_one(pid);
+                // A sample that fails, or whose process has ended, has its cost, too.
+                self.credit_s -= cpu_s() - begun;
+                sampled?;
             }
         }
         let mut notes = Vec::new();

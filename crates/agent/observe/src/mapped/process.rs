@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use linux::patient::{self, MEMORY};
 use placement::MappedMemory;
 
-use super::heat::{Heat, Rule, Sums};
+use super::heat::{self, Heat, Rule, Sums};
 use super::kernel::{Found, Kernel, Mapping, Target};
 use super::places::Places;
 use super::rows::{self, Facts, Row};
+use crate::pass::Ended;
 use crate::types::ObserveError;
 
 /// Longest walk of one sample, within a stride; the next one begins with the mappings that it did
@@ -26,6 +27,9 @@ const STRIDE: u64 = 1 << 30;
 /// Most pages for which there is room for one process: 16 GiB of 4 KiB pages, in 8 MiB of memory. A
 /// table of 512 entries takes the room of all, also where only one of them maps memory.
 pub const SLOTS_MOST: u64 = 4 << 20;
+
+/// The room that a mapping takes itself: of 65,000 mappings without a page, half find room.
+const REGION_SLOTS: u64 = size_of::<(Name, Region)>() as u64 / heat::SLOT_BYTES;
 
 /// Seconds that a program loses for each page that it accesses after its bit was cleared: the
 /// processor walks the page table and sets the bit with a locked store. 330 to 370 ns measured for
@@ -72,6 +76,8 @@ pub struct Process {
     regions: BTreeMap<Name, Region>,
     /// Bytes of mappings for which there was no time or room.
     beyond: u64,
+    /// How many mappings were listed, if it has more.
+    unlisted: Option<usize>,
     /// Address of the first mapping that the last walk did not reach; 0 if it reached all.
     next: u64,
     /// Entries that this sample has seen, and the room that they take.
@@ -107,6 +113,7 @@ impl Process {
             clear_refs: clear_refs(pid, &directory),
             regions: BTreeMap::new(),
             beyond: 0,
+            unlisted: None,
             next: 0,
             entries: 0,
             slots: 0,
@@ -158,6 +165,9 @@ impl Process {
                 mb(self.beyond)
             ));
         }
+        if let Some(listed) = self.unlisted {
+            notes.push(format!("process {pid}: mappings beyond the first {listed} that count were not looked at"));
+        }
         notes
     }
 
@@ -183,7 +193,8 @@ impl Process {
         if matches!(&self.clear_refs, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
             self.clear_refs = clear_refs(self.pid, &self.directory);
         }
-        let Some((found, mut mappings)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
+        let Some((found, mut mappings, ended)) = kernel.mappings(self.target, least_bytes)? else { return Ok(false) };
+        self.unlisted = (ended == Ended::Cut).then_some(mappings.len());
         if self.found.is_some_and(|before| before.memory != found.memory) {
             // Another program since.
             self.regions.clear();
@@ -214,7 +225,7 @@ impl Process {
                 match known {
                     Some(region) => {
                         self.entries += region.heat.mapped().0;
-                        self.slots += region.heat.slots();
+                        self.slots += REGION_SLOTS + region.heat.slots();
                         self.regions.insert(name, Region { mapping, ..region });
                     }
                     None => self.beyond += mapping.end - mapping.start,
@@ -254,6 +265,7 @@ impl Process {
         let Mapping { start, end, .. } = region.mapping;
         let (heat, cleared) = (&mut region.heat, region.cleared);
         heat.begin();
+        self.slots += REGION_SLOTS;
         let (mut at, mut seen, mut taken) = (start, 0, 0);
         while at < end {
             if self.enough(begun) {

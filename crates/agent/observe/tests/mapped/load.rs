@@ -9,6 +9,7 @@
 //! | `hot SEED` | a phase: 19 of 20 accesses to a tenth of the pages, three for each page there; `done` |
 //! | `uniform SEED` | a phase: as many random accesses as there are pages; `done` |
 //! | `sequential PHASE` | a phase: the eighth of the file that is next; `done` |
+//! | `pieces N` | maps the first MiB N times more, and touches the first page of each; `done` |
 //! | `truth` | for each node `NODE:HOT:TOUCHED:ALL` in pages, hot: touched in two of the last four phases |
 //!
 //! Nodes are those that move_pages(2) says. Persistent memory, of which it says nothing, is node
@@ -54,6 +55,17 @@ pub fn run(path: &str) -> std::io::Result<()> {
                 let from = (number as usize % 8) * eighth;
                 (from..from + eighth).for_each(|page| load.access(page));
             })?,
+            Some("pieces") => {
+                for _ in 0..number {
+                    // SAFETY: a new mapping at an address that the kernel chooses; it stays, and
+                    // is of a file that nobody shortens.
+                    unsafe {
+                        let piece = mmap(ptr::null_mut(), 1 << 20, ProtFlags::READ, MapFlags::SHARED, &file, 0)?;
+                        piece.cast::<u8>().read_volatile();
+                    }
+                }
+                "done".to_owned()
+            }
             Some("truth") => load.truth(),
             _ => "what?".to_owned(),
         };

@@ -15,7 +15,8 @@ use crate::program::{Program, Truth, cached_file, directory};
 use crate::{Outcome, ensure, open};
 
 /// What differs from kernel to kernel: how accessed bits are read and cleared.
-pub const OF_EACH_KERNEL: &[Case] = &[("hot_tenth", || cached("hot"))];
+pub const OF_EACH_KERNEL: &[Case] =
+    &[("hot_tenth", || cached("hot")), ("each_mapping_of_many_is_seen_once", each_mapping_of_many_is_seen_once)];
 
 pub const CASES: &[Case] = &[
     ("uniform", || cached("uniform")),
@@ -110,6 +111,48 @@ fn phases(file: &Path, pattern: &str, map: bool) -> Result<(Nodes, Nodes, Vec<St
 fn sample(mapped: &mut Mapped, pid: u32) -> Result<(), Failed> {
     ensure!(mapped.sample_one(pid)?.is_some(), "the program has ended");
     Ok(())
+}
+
+/// From some 150 mappings on, the kernel gave the last of them again and again: 400,000 records of
+/// 300 mappings, until the command gave up. What has no room is known, too.
+fn each_mapping_of_many_is_seen_once() -> Outcome {
+    const PIECE: u64 = 1 << 20;
+    let directory = directory()?;
+    let file = directory.path().join("data");
+    cached_file(&file, 2 * PIECE)?;
+    for pieces in [10u64, 300, 3_000, 65_000] {
+        let mut program = Program::start(&file)?;
+        program.tell(&format!("pieces {pieces}"))?;
+        let (mut mapped, pid, before) = (open()?, program.pid(), resident()?);
+        let (mut samples, mut all) = (0, 0);
+        // A sample has time for a part of many.
+        while samples < 200 && all < (pieces + 1).min(3_001) {
+            sample(&mut mapped, pid)?;
+            samples += 1;
+            all = mapped.regions(pid).len() as u64;
+        }
+        let notes = mapped.notes(pid);
+        let beyond = notes.iter().find_map(|note| note.split_once("mappings of ")?.1.split_once(" MB"));
+        let beyond = beyond.map_or(Ok(0.0), |(mb, _)| mb.parse::<f64>())? * 1e6 / PIECE as f64;
+        let kept = resident()?.saturating_sub(before) >> 20;
+        println!("{pieces} mappings: {all} seen in {samples} samples, {beyond:.0} more, {kept} MiB: {notes:?}");
+        // An emulated machine has no time for all of the list.
+        let listed = notes.iter().find_map(|note| note.split_once("beyond the first ")?.1.split_once(" that"));
+        let listed = listed.map_or(Ok(pieces), |(listed, _)| listed.parse())?;
+        ensure!(listed == pieces || pieces > 3_000, "{listed} of {pieces} mappings were listed: {notes:?}");
+        // The first one is of two pieces.
+        let sum = all as f64 + beyond;
+        ensure!((listed as f64 - sum).abs() < 2.0, "{all} and {beyond:.1} of {listed} mappings: {notes:?}");
+        ensure!(beyond < 1.0 || pieces > 3_000, "{all} of {pieces} mappings: {notes:?}");
+        ensure!(kept < 64, "{kept} MiB are kept for {pieces} mappings");
+    }
+    Ok(Completion::Completed)
+}
+
+/// Resident memory of this program.
+fn resident() -> Result<u64, Failed> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    Ok(statm.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()? * 4096)
 }
 
 /// Files on the persistent memory of each node: hot where the kernel clears the bits, else only

@@ -122,6 +122,7 @@ fn add_thread(sum: &mut Thread, more: &Thread) {
     sum.served_s = both(sum.served_s, more.served_s, |a, b| a + b);
     add_bytes(&mut sum.read_bytes, &more.read_bytes);
     add_bytes(&mut sum.write_bytes, &more.write_bytes);
+    add_bytes(&mut sum.handed_bytes, &more.handed_bytes);
     sum.shares_file |= more.shares_file;
     let at: FxHashMap<FileId, usize> = sum.files.iter().enumerate().map(|(i, f)| (f.file, i)).collect();
     for used in &more.files {

@@ -253,6 +253,7 @@ impl World {
             remote_read_bytes: job.fs.counted().then_some(tally.remote_read as u64),
             read_bytes,
             write_bytes,
+            handed_bytes: NodeBytes::default(),
             files,
             shares_file: false,
         }

@@ -10,14 +10,14 @@
 //! show, nor what programs read through mappings (`hot --pid`).
 
 use std::collections::BTreeMap;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use command::args::Global;
 use command::heat_map::{Band, CELLS, HeatMap};
-use placement::{ObservedFile, RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
+use observe::inode::Inodes;
+use placement::{RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
 use topology::{FileId, NodeId};
 
@@ -35,9 +35,7 @@ use crate::signals::Stop;
 #[derive(Debug)]
 pub(in crate::commands) struct Named {
     path: PathBuf,
-    /// Its absolute path without links: on btrfs and overlayfs `stat` shows another device than
-    /// that of the inode.
-    real: Option<PathBuf>,
+    /// The inode that is read through it.
     id: FileId,
     bytes: u64,
     /// Bytes read lately, and the number of windows, by first byte, node of the data and node of
@@ -47,28 +45,25 @@ pub(in crate::commands) struct Named {
 
 impl Named {
     /// The file at a path, of which nothing is known yet.
-    pub(in crate::commands) fn new(path: &Path) -> Result<Self, Failure> {
-        let meta = fs::metadata(path).map_err(|e| Failure::io("open", path, &e))?;
-        match meta.is_file() {
-            true => Ok(Self::of(path, &meta)),
-            false => Err(Failure::new(Exit::Usage, path.display().to_string(), "not a regular file")),
+    fn new(path: &Path, inodes: &mut Inodes) -> Result<Self, Failure> {
+        let failed = |e| Failure::io("open", path, &e);
+        let meta = fs::metadata(path).map_err(failed)?;
+        if !meta.is_file() {
+            return Err(Failure::new(Exit::Usage, path.display().to_string(), "not a regular file"));
         }
+        let id = inodes.of(path).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), id, bytes: meta.len(), ranges: BTreeMap::new() })
     }
 
-    fn of(path: &Path, meta: &Metadata) -> Self {
-        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
-        let id = FileId { dev: FileId::device(major, minor), ino: meta.ino(), generation: 0 };
-        let (path, real) = (path.to_owned(), path.canonicalize().ok());
-        Self { path, real, id, bytes: meta.len(), ranges: BTreeMap::new() }
-    }
-
-    fn is(&self, file: &ObservedFile) -> bool {
-        file.file == self.id || file.path.is_some() && file.path.as_deref().map(Path::new) == self.real.as_deref()
+    /// The files at these paths.
+    pub(in crate::commands) fn all(paths: &[PathBuf]) -> Result<Vec<Self>, Failure> {
+        let mut inodes = Inodes::new();
+        paths.iter().map(|path| Self::new(path, &mut inodes)).collect()
     }
 
     /// Takes in a window.
     fn add(&mut self, snapshot: &Snapshot) {
-        let heat = snapshot.files.iter().filter(|file| self.is(file)).flat_map(|file| &file.ranges);
+        let heat = snapshot.files.iter().filter(|file| file.file == self.id).flat_map(|file| &file.ranges);
         let heat: Vec<_> = heat.map(|r| ((r.start, r.node, r.by), (r.bytes, r.windows))).collect();
         self.ranges.extend(heat);
     }
@@ -177,7 +172,7 @@ pub(in crate::commands) fn watch(
 
 /// Observes the readers of these files, and shows what they read.
 pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let mut files = args.files.iter().map(|path| Named::new(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut files = Named::all(&args.files)?;
     let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
     if let Some(plot) = &args.plot {
         let name = |file: &Named| format!("{}   {}", escape(&file.path.to_string_lossy()), size(file.bytes));
@@ -196,7 +191,7 @@ pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use placement::testing;
+    use placement::{ObservedFile, testing};
 
     use super::*;
 
@@ -204,7 +199,6 @@ mod tests {
     fn a_file_is_two_lines_and_its_sums() {
         let mut file = Named {
             path: "/data/x\u{1b}".into(),
-            real: None,
             id: testing::file(9),
             bytes: 12 * RANGE_BYTES,
             ranges: BTreeMap::new(),

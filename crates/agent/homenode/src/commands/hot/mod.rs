@@ -16,7 +16,7 @@ mod view;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -110,13 +110,21 @@ fn name_of(pid: u32) -> String {
     fs::read_to_string(format!("{}/{pid}/comm", plane::PROC)).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
 
+/// Whether a thread of ours waits in the kernel for what no signal but SIGKILL ends, as for a lock.
+fn waits(tid: u32) -> bool {
+    let stat = fs::read_to_string(format!("{}/self/task/{tid}/stat", plane::PROC)).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
+}
+
 /// Starts the sampling thread and waits for it.
 fn watched(global: &Global, args: &HotArgs, pid: u32, topology: Topology, stop: &Stop) -> Result<Seen, Failure> {
     let (tell, news) = mpsc::channel();
     let enough = Arc::new(AtomicBool::new(false));
     let period = Duration::from_secs_f64(args.seconds / f64::from(SAMPLES));
-    let ended = enough.clone();
+    let (ended, tid) = (enough.clone(), Arc::new(AtomicU32::new(0)));
+    let own = tid.clone();
     let sampler = thread::spawn(move || {
+        own.store(linux::threads::own_tid(), Ordering::Relaxed);
         let seen = sample(pid, period, &topology, &ended, &tell);
         // Nobody listens any more if the command has ended.
         let _ = tell.send(News::Ended(seen));
@@ -131,7 +139,10 @@ fn watched(global: &Global, args: &HotArgs, pid: u32, topology: Topology, stop: 
             }
             Ok(News::Ended(seen)) => break seen,
             Err(RecvTimeoutError::Timeout) if Instant::now() > patience => {
-                let why = "the kernel does not answer about its memory: something holds its lock";
+                let why = match waits(tid.load(Ordering::Relaxed)) {
+                    true => "the kernel does not answer about its memory: something holds its lock",
+                    false => "its memory could not be looked at in time",
+                };
                 break Err(Failure::new(Exit::Partly, format!("process {pid}"), why));
             }
             Err(RecvTimeoutError::Timeout) => {}
