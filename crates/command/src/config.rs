@@ -23,7 +23,7 @@ pub struct Config {
     path: Option<PathBuf>,
     /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
     pub measured: Option<PathBuf>,
-    /// `[node.N]`: the bandwidth of node N's memory.
+    /// `[node.N]`: the bandwidth of node N's memory, and whether it is for file data.
     pub node: BTreeMap<NodeId, NodeConfig>,
     /// `[nthread]`: thresholds of the nthread policies.
     pub nthread: placement::nthread::Settings,

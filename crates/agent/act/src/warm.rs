@@ -26,7 +26,7 @@ use linux::allocation::{self, Spread};
 use linux::residency::ResidencyError;
 use linux::residency::cached;
 use linux::residency::open::{self, Opened};
-use topology::{NodeId, Topology};
+use topology::{MemoryKind, NodeId, Topology};
 
 use crate::copying::{Copied, Copying};
 use crate::pages;
@@ -63,13 +63,13 @@ pub enum WarmError {
     },
 }
 
-/// The nodes of a spread: those named, or all that have memory and that this process's cpuset
-/// allows.
+/// The nodes of a spread: those named, or those with CPUs that have memory and that this process's
+/// cpuset allows; with `all`, also those without CPUs.
 ///
 /// # Errors
 ///
 /// [`WarmError::Node`]: the machine has no such node, or the cpuset does not allow its memory.
-pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmError> {
+pub fn nodes(topology: &Topology, named: &[NodeId], all: bool) -> Result<Vec<NodeId>, WarmError> {
     // Unknown is no refusal: the kernel has the last word.
     let allowed = pages::allowed().ok().flatten();
     let refusal = |id: NodeId| match topology.node(id) {
@@ -83,7 +83,11 @@ pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmE
     match named.iter().find_map(|node| Some((*node, refusal(*node)?))) {
         Some((node, why)) => Err(WarmError::Node { node, why }),
         None if !named.is_empty() => Ok(named.to_vec()),
-        None => Ok(topology.nodes.iter().map(|node| node.id).filter(|id| refusal(*id).is_none()).collect()),
+        None => {
+            // Slow memory, or a GPU's, is for those who name it.
+            let wanted = topology.nodes.iter().filter(|node| all || node.memory == MemoryKind::Dram);
+            Ok(wanted.map(|node| node.id).filter(|id| refusal(*id).is_none()).collect())
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 use topology::{NodeId, Topology};
 
 use crate::cli::DoctorArgs;
-use crate::commands::plane;
+use crate::commands::{nodes, plane};
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
 use crate::machine::{self, Machine};
@@ -235,6 +235,7 @@ fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
             "run it as root, or name another with --state-dir",
         ),
         Finding::new("two nodes or more", one, false, ""),
+        Finding::new("the kind of each node's memory", nodes::of_unknown_kind(topology), false, ""),
         Finding {
             source,
             ..Finding::new(
