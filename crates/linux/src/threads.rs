@@ -4,8 +4,10 @@
 //! move, so it reads only the fields it needs. A process that hangs in `execve()` may not show it:
 //! see [`patient`](crate::patient).
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -247,7 +249,7 @@ impl Threads {
     /// The text of `/proc/<tid>/cgroup`; empty if the thread has ended.
     pub fn cgroups(&self, tid: u32) -> io::Result<String> {
         match std::fs::read(self.proc_root.join(format!("{tid}/cgroup"))) {
-            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(bytes) => Ok(crate::shown(OsStr::from_bytes(&bytes))),
             Err(error) if is_gone(&error) => Ok(String::new()),
             Err(error) => Err(error),
         }

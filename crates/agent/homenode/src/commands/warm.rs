@@ -305,7 +305,7 @@ impl Done {
         let part = |(range, node): &(Range<u64>, NodeId)| json!({"offset": range.start, "bytes": range.end - range.start, "to": node});
         let parts: Option<Vec<Value>> = job.read.is_some().then(|| self.parts.iter().map(part).collect());
         json!({
-            "path": self.path.to_string_lossy(),
+            "path": linux::shown(self.path.as_os_str()),
             "policy": if parts.is_some() { "readers" } else { job.how.name() },
             "to": job.nodes,
             "parts": parts,
