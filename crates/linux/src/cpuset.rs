@@ -120,7 +120,7 @@ impl Cpusets {
 }
 
 /// The directory of a group; `None` if it is not below the mounted hierarchy.
-fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
+pub(crate) fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
     let below = Path::new(path).strip_prefix(&mount.root).ok()?;
     let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
     inside.then(|| mount.point.join(below))
