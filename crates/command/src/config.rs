@@ -102,7 +102,8 @@ impl Config {
         self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+    /// From the text of a file.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         toml::from_str(text).map_err(|error| {
             let place = match error.span() {
                 Some(span) => {

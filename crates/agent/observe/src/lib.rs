@@ -88,6 +88,15 @@ use placement::ranges::Ranges;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, ThreadId, Topology};
 
+/// Decodes bytes as each record of the BPF programs, for tests with any bytes.
+#[doc(hidden)]
+pub fn decode_any(bytes: &[u8]) {
+    let pass = records::Pass::decode(bytes);
+    pass.tasks.iter().for_each(|task| _ = (pass.mask(task), task.comm(), task.key(), task.process(), task.parent()));
+    _ = (records::Key::decode(bytes), records::Usage::decode(bytes), records::Pending::decode(bytes));
+    _ = (records::Counters::decode(bytes), records::Watched::decode(bytes));
+}
+
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use page_nodes::{NodeBits, NodeSource};
