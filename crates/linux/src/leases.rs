@@ -10,11 +10,11 @@
 //! **Limits.** The kernel holds up all file locks of the machine while it makes the list, so it is
 //! read ten times a second at most. Any user can make it as long as he likes: a list longer than
 //! [`MOST`] is not believed, and it is read once a minute. As long as it is not, the daemon opens no
-//! file on a machine with a file server ([`free`]); whoever asks by hand is told ([`look`]). A lease
-//! that is taken between the look and the open is broken as before: Linux has no way to open a file
-//! only if it is not leased. A file of a btrfs subvolume that was found by its path has another
-//! device than its lease shows. Leases of holders in other PID namespaces than the reader's own and
-//! its descendants are not listed.
+//! file on a machine with a file server; whoever asks by hand is told. A lease that is taken between
+//! the look and the open is broken as before: Linux has no way to open a file only if it is not
+//! leased. A file of a btrfs subvolume that was found by its path has another device than its lease
+//! shows. Leases of holders in other PID namespaces than the reader's own and its descendants are
+//! not listed.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -50,42 +50,27 @@ static KNOWN: Mutex<Option<(Instant, Arc<Leases>)>> = Mutex::new(None);
 /// NFS-Ganesha. The kernel cuts names to 15 bytes.
 const SERVERS: [&str; 5] = ["nfsd", "ksmbd", "smbd", "ganesha.nfsd", "nfs-ganesha"];
 
-/// For the daemon: the error for a file that must not be opened, because somebody has a write lease
-/// on it, or may have. `dev` as the kernel numbers devices inside: `major << 20 | minor`.
+/// The error for a file that must not be opened: somebody has a write lease on it, or may have. `dev`
+/// as the kernel numbers devices inside: `major << 20 | minor`. `by_hand`: it is no daemon that asks,
+/// and what is not known is said.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for such a file, and for all files where the list is too long and a file server
-/// runs. A list that cannot be read has no leases: a kernel without file locks has neither.
-pub fn free(dev: u32, ino: u64) -> io::Result<()> {
-    refuse(&known(), dev, ino)
+/// `ResourceBusy` for such a file, and for the daemon for all files where the list is too long and a
+/// file server runs. A list that cannot be read has no leases: a kernel without file locks has none.
+pub fn free(dev: u32, ino: u64, by_hand: bool) -> io::Result<()> {
+    refuse(&known(), dev, ino, by_hand)
 }
 
-/// By hand: the same for a file that somebody has leased for certain. Where that is not known, it
-/// is said.
-///
-/// # Errors
-///
-/// As [`free`].
-pub fn look(dev: u32, ino: u64) -> io::Result<()> {
+fn refuse(leases: &Leases, dev: u32, ino: u64, by_hand: bool) -> io::Result<()> {
     static TOLD: Once = Once::new();
-    match &*known() {
-        Leases::Unknown(_) => {
-            TOLD.call_once(|| {
-                tracing::warn!(
-                    "/proc/locks has more than {MOST} bytes, so files under a lease are not told from others: \
-                     opening one breaks its lease"
-                );
-            });
-            Ok(())
-        }
-        leases => refuse(leases, dev, ino),
-    }
-}
-
-fn refuse(leases: &Leases, dev: u32, ino: u64) -> io::Result<()> {
     let why = match leases {
         Leases::Of(leased) if leased.contains(&(dev, ino)) => "another program has a write lease on it".to_owned(),
+        Leases::Unknown(_) if by_hand => {
+            let unknown = "files under a lease are not told from others: opening one breaks its lease";
+            TOLD.call_once(|| tracing::warn!("/proc/locks has more than {MOST} bytes, so {unknown}"));
+            return Ok(());
+        }
         Leases::Unknown(Some(server)) => {
             format!("{server} may have a lease on it: /proc/locks is too long to tell ({MOST} bytes)")
         }
@@ -159,17 +144,20 @@ mod tests {
         process("1", "init\n");
         std::fs::write(proc_root.path().join("locks"), "").unwrap();
         assert_eq!(server(proc_root.path()), None);
-        assert!(refuse(&Leases::Unknown(None), 1, 2).is_ok(), "nobody here leases files");
+        assert!(refuse(&Leases::Unknown(None), 1, 2, false).is_ok(), "nobody here leases files");
         for (pid, comm) in [("7", "nfsd\n"), ("8", "ksmbd:eth0\n"), ("9", "smbd\n"), ("10", "ganesha.nfsd\n")] {
             process(pid, comm);
             assert_eq!(server(proc_root.path()).as_deref(), Some(comm.trim_end()));
-            let error = refuse(&Leases::Unknown(server(proc_root.path())), 1, 2).unwrap_err();
+            let error = refuse(&Leases::Unknown(server(proc_root.path())), 1, 2, false).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
             assert!(error.to_string().contains(comm.trim_end()), "{error}");
             std::fs::remove_dir_all(proc_root.path().join(pid)).unwrap();
         }
-        assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 2).is_err());
-        assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 3).is_ok());
+        for by_hand in [false, true] {
+            assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 2, by_hand).is_err());
+            assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 3, by_hand).is_ok());
+        }
+        assert!(refuse(&Leases::Unknown(Some("smbd".to_owned())), 1, 2, true).is_ok(), "it is said");
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod text;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,7 +119,7 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
                 true => output::print_json_line(&serde_json::json!({ "listen": server.address() }))?,
                 false => output::print(&format!("{}\n", server.address()))?,
             }
-            let mut texts = Texts::new(&global.state_dir);
+            let mut texts = Texts { dir: global.state_dir.clone(), made: None };
             server.run(&|| stop.requested(), &mut |form| texts.of(form).map_err(|failure| failure.line()))?;
         }
     }
@@ -132,21 +132,19 @@ type Written = (u64, u64, i64, i64);
 /// The metrics of the last window: each text is made once.
 struct Texts {
     dir: PathBuf,
-    made: Option<(Option<Written>, Found, [Option<Arc<str>>; 2])>,
+    made: Option<Made>,
 }
 
-impl Texts {
-    fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), made: None }
-    }
+/// What was found in which file, and its texts.
+type Made = (Option<Written>, Found, [Option<Arc<str>>; 2]);
 
+impl Texts {
     fn of(&mut self, form: Form) -> Result<Arc<str>, Failure> {
         let file = std::fs::metadata(self.dir.join(totals::FILE)).ok();
         let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
         // A daemon that has written nothing since may have ended.
-        let same = |(then, found, _): &(_, Found, _)| {
-            *then == file && !matches!(found, Found::Now(told) if told.stale().is_some())
-        };
+        let same =
+            |(then, found, _): &Made| *then == file && !matches!(found, Found::Now(told) if told.stale().is_some());
         let (_, found, texts) = match self.made.take().filter(same) {
             Some(made) => self.made.insert(made),
             None => self.made.insert((file, totals::read(&self.dir)?, [None, None])),
