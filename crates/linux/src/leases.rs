@@ -9,12 +9,12 @@
 //!
 //! **Limits.** The kernel holds up all file locks of the machine while it makes the list, so it is
 //! read ten times a second at most. Any user can make it as long as he likes: a list longer than
-//! [`MOST`] is not believed, and it is read once a minute. As long as it is not, the daemon opens no
-//! file on a machine with a file server; whoever asks by hand is told. A lease that is taken between
-//! the look and the open is broken as before: Linux has no way to open a file only if it is not
-//! leased. A file of a btrfs subvolume that was found by its path has another device than its lease
-//! shows. Leases of holders in other PID namespaces than the reader's own and its descendants are
-//! not listed.
+//! [`MOST`] is not believed, and it is read once a minute. As long as it is not, the daemon opens
+//! no file on a machine with a file server; whoever asks by hand is told. A lease that is taken
+//! between the look and the open is broken as before: Linux has no way to open a file only if it is
+//! not leased. A file of a btrfs subvolume that was found by its path has another device than its
+//! lease shows. Leases of holders in other PID namespaces than the reader's own and its descendants
+//! are not listed.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
@@ -50,14 +50,15 @@ static KNOWN: Mutex<Option<(Instant, Arc<Leases>)>> = Mutex::new(None);
 /// NFS-Ganesha. The kernel cuts names to 15 bytes.
 const SERVERS: [&str; 5] = ["nfsd", "ksmbd", "smbd", "ganesha.nfsd", "nfs-ganesha"];
 
-/// The error for a file that must not be opened: somebody has a write lease on it, or may have. `dev`
-/// as the kernel numbers devices inside: `major << 20 | minor`. `by_hand`: it is no daemon that asks,
-/// and what is not known is said.
+/// The error for a file that must not be opened: somebody has a write lease on it, or may have.
+/// `dev` as the kernel numbers devices inside: `major << 20 | minor`. `by_hand`: it is no daemon
+/// that asks, and what is not known is said.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for such a file, and for the daemon for all files where the list is too long and a
-/// file server runs. A list that cannot be read has no leases: a kernel without file locks has none.
+/// `ResourceBusy` for such a file, and for the daemon for all files where the list is too long and
+/// a file server runs. A list that cannot be read has no leases: a kernel without file locks has
+/// none.
 pub fn free(dev: u32, ino: u64, by_hand: bool) -> io::Result<()> {
     refuse(&known(), dev, ino, by_hand)
 }

@@ -28,8 +28,8 @@ pub struct NodeConfig {
     /// Highest write bandwidth of the node's memory, bytes/s.
     #[serde(default, deserialize_with = "bandwidth", skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
-    /// Whether policies may put file data on the node. It says something of nodes without CPUs only,
-    /// whose memory can be a GPU's: without it those that a DAX device or a region names.
+    /// Whether policies may put file data on the node. It says something of nodes without CPUs
+    /// only, whose memory can be a GPU's: without it those that a DAX device or a region names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_data: Option<bool>,
 }

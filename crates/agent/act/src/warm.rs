@@ -218,8 +218,8 @@ impl Warm {
         missing
     }
 
-    /// What is read in is charged to the control group of this process, which evicts it again beyond
-    /// its limit.
+    /// What is read in is charged to the control group of this process, which evicts it again
+    /// beyond its limit.
     fn group_room(&self, bytes: u64) -> Result<(), WarmError> {
         let Some(room) = memory::of_group(Path::new("/proc")).filter(|room| bytes > *room) else { return Ok(()) };
         let (takes, has) = ((bytes >> 20).max(1), room >> 20);

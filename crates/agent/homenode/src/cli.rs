@@ -471,8 +471,8 @@ pub struct ScopeArgs {
     /// Only these processes (repeat the option, or separate ids with commas)
     #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
     pub pid: Vec<u32>,
-    /// Only processes in this control group and below: a directory under /sys/fs/cgroup, or a service
-    /// as `homenode map` calls it, such as postgresql.service
+    /// Only processes in this control group and below: a directory under /sys/fs/cgroup, or a
+    /// service as `homenode map` calls it, such as postgresql.service
     #[arg(long, value_name = "GROUP", conflicts_with = "pid", value_parser = OsStringValueParser::new().try_map(group))]
     pub cgroup: Option<PathBuf>,
     /// Also move threads with a custom affinity, within their cpuset; it is restored on exit

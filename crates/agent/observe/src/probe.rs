@@ -212,8 +212,8 @@ fn pid_namespace() -> Fact {
     }
 }
 
-/// The times at which processes started are those of this process's time namespace, and BPF programs
-/// see those of the machine.
+/// The times at which processes started are those of this process's time namespace, and BPF
+/// programs see those of the machine.
 fn time_namespace() -> Fact {
     match linux::clock::time_namespace() {
         None => Fact::Available,

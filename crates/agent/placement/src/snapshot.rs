@@ -97,8 +97,8 @@ pub struct NodeLoad {
     /// are then all that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredLoad>,
-    /// The tier of its memory: 0 is the fastest, and equal numbers are alike. Absent if unknown: then
-    /// nothing goes to a node without CPUs, whose memory can be a GPU's.
+    /// The tier of its memory: 0 is the fastest, and equal numbers are alike. Absent if unknown:
+    /// then nothing goes to a node without CPUs, whose memory can be a GPU's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<u32>,
     /// Whether the kernel reclaims memory of the node. Absent if unknown, or if the policy does not

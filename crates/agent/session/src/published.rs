@@ -132,8 +132,8 @@ mod tests {
         assert_eq!(told_now.name(), "volume / · policy nthread");
         assert_eq!(Mounted { age_s: 10.0, ..told_now.clone() }.name(), "volume / · policy nthread · silent for 10.0 s");
         assert_eq!(state_dirs(dir.path()).unwrap(), [state.as_path()]);
-        // The age is no matter of the wall clock, which may be set: a server that had stopped looked
-        // alive.
+        // The age is no matter of the wall clock, which may be set: a server that had stopped
+        // looked alive.
         let path = state.join(WINDOW);
         let later = SystemTime::now() + std::time::Duration::from_secs(3600);
         std::fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();

@@ -8,12 +8,12 @@
 //! **Approach.** After each window the daemon adds the bytes of each thread to its service and pair
 //! of nodes, and writes the sums to [`FILE`] in its state directory, as a whole and by rename. At
 //! most [`SHOWN`] services have a row of their own; the bytes of all others are in [`OTHER`]. A
-//! service that comes to read more than twice as much as the least of those takes its row, first the
-//! rows of those whose control group is gone. Bytes
-//! stay where they were counted, so no counter goes down: a service that loses its row and gets one
-//! again goes on where its own had stopped. The file has names of services, which systemd shows to
-//! everybody, and no paths of files, names of threads or ids. Whether it is up to date follows from
-//! the clock that counts from boot alone: a reader in a container sees other process ids.
+//! service that comes to read more than twice as much as the least of those takes its row, first
+//! the rows of those whose control group is gone. Bytes stay where they were counted, so no counter
+//! goes down: a service that loses its row and gets one again goes on where its own had stopped.
+//! The file has names of services, which systemd shows to everybody, and no paths of files, names
+//! of threads or ids. Whether it is up to date follows from the clock that counts from boot alone:
+//! a reader in a container sees other process ids.
 //!
 //! **Limits.** A restart of the daemon begins at 0. Rows that were idle for longest are forgotten
 //! beyond [`KEPT`] services; one of them that comes back begins at 0, too. The bytes of a window

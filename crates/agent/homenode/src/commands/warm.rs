@@ -60,8 +60,8 @@ pub struct Place {
     /// node without CPUs is slow memory, on others a GPU's
     #[arg(long, value_name = "all", num_args = 0..=1, require_equals = true)]
     pub interleave: Option<Option<Which>>,
-    /// The same, as often as the kernel's weights say, which it has from the firmware's bandwidth or
-    /// from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
+    /// The same, as often as the kernel's weights say, which it has from the firmware's bandwidth
+    /// or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
     #[arg(long, value_name = "all", num_args = 0..=1, require_equals = true)]
     pub weighted: Option<Option<Which>>,
     /// Each part of 2 MiB on the node whose CPUs read most of it (they are watched first), what

@@ -183,13 +183,13 @@ fn unnamed() -> Outcome {
         let slow = bytes_on(&found(&file)?, SLOW as usize);
         ensure!(expected.contains(&slow), "{how}: {slow} bytes are there");
     }
-    let nodes = Command::new(homenode()).arg("nodes").output()?;
-    let nodes = String::from_utf8_lossy(&nodes.stdout).into_owned();
-    ensure!(nodes.contains(&format!("the memory of node {SLOW} is of unknown kind")), "{nodes}");
+    let config = bench.config("[moves]\ntrial = 0")?;
+    let nodes = Command::new(homenode()).arg("--config").arg(&config).arg("nodes").output()?;
+    let (nodes, error) = (String::from_utf8_lossy(&nodes.stdout), String::from_utf8_lossy(&nodes.stderr));
+    ensure!(nodes.contains(&format!("the memory of node {SLOW} is of unknown kind")), "{error}{nodes}");
     // What is hot there stays there.
     cache::put(&file, 8 * RANGE, SLOW as u32)?;
     let _reader = Reader::start(&bench, 0, &file, [1, 2])?;
-    let config = bench.config("[moves]\ntrial = 0")?;
     let mut daemon = bench.daemon_of(&config, &[], &["--policy", "promote"])?;
     for _ in 0..8 {
         daemon.window()?;

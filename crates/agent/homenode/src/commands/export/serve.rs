@@ -6,8 +6,8 @@
 //! **Approach.** One thread polls all connections, and none of them blocks. A connection has one
 //! request and one answer and is then closed. A request is at most [`LONGEST_REQUEST`] long and a
 //! connection lives for [`PATIENCE`]. There are at most [`MOST`]; one more takes the place of the
-//! oldest. All who ask in a window get the same text, so neither memory nor time depends on how many
-//! ask.
+//! oldest. All who ask in a window get the same text, so neither memory nor time depends on how
+//! many ask.
 //!
 //! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
 
