@@ -1,13 +1,13 @@
 # Every target installs what it lacks (tools/setup) and says so; a second run is quick.
 #
-# Variables: DESTDIR and PREFIX for install (default /usr/local), KVM=1 to run the virtual machines with KVM.
+# Variables: SECONDS for fuzz, DESTDIR and PREFIX for install (default /usr/local), KVM=1 to run the virtual machines with KVM.
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-zfs bench lint install uninstall
+.PHONY: help demo check test fuzz test-zfs bench lint install uninstall
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -20,6 +20,9 @@ check: ## Before each commit: lint, and all tests that need no virtual machine
 
 test: ## All tests, including those in NUMA virtual machines
 	@tools/test
+
+fuzz: ## Each parser with inputs that are nearly right, for SECONDS (60) in all; crashes become tests
+	@HOMENODE_FUZZ_SECONDS=$$(($(or $(SECONDS),60) / 6)) cargo test -q -p homenode --test fuzz -- --nocapture --test-threads 1
 
 test-zfs: ## Tests with OpenZFS in a virtual machine (builds OpenZFS: 5 to 25 minutes, once)
 	@tools/test-zfs

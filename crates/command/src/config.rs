@@ -23,7 +23,7 @@ pub struct Config {
     path: Option<PathBuf>,
     /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
     pub measured: Option<PathBuf>,
-    /// `[node.N]`: the bandwidth of node N's memory.
+    /// `[node.N]`: the bandwidth of node N's memory, and whether it is for file data.
     pub node: BTreeMap<NodeId, NodeConfig>,
     /// `[nthread]`: thresholds of the nthread policies.
     pub nthread: placement::nthread::Settings,
@@ -102,7 +102,8 @@ impl Config {
         self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
     }
 
-    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+    /// From the text of a file.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         toml::from_str(text).map_err(|error| {
             let place = match error.span() {
                 Some(span) => {

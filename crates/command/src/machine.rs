@@ -72,9 +72,11 @@ impl Machine {
             topology
                 .configure(&measured.bandwidths())
                 .map_err(|e| Failure::from_error(Exit::Usage, file.display().to_string(), &e))?;
-            topology::tiers::from_measured(&mut topology.nodes, measured);
         }
         topology.configure(&config.node).map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+        if let Some(measured) = &measured {
+            topology::tiers::from_measured(&mut topology.nodes, measured);
+        }
         Ok(Self { topology, measured, file, unused, configured: config.node.clone() })
     }
 

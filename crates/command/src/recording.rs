@@ -89,7 +89,8 @@ impl Writer {
     /// Appends one snapshot.
     pub fn append(&mut self, snapshot: &Snapshot) -> Result<(), Failure> {
         let failure = |e: &io::Error| Failure::io("write", &self.path, e);
-        let mut line = serde_json::to_vec(snapshot).map_err(|e| failure(&e.into()))?;
+        let line = serde_json::to_string(snapshot).map_err(|e| failure(&e.into()))?;
+        let mut line = crate::output::json_escape(&line).into_bytes();
         line.push(b'\n');
         if let Err(error) = self.out.write_all(&line) {
             let failure = failure(&error);

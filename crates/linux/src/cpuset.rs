@@ -120,10 +120,50 @@ impl Cpusets {
 }
 
 /// The directory of a group; `None` if it is not below the mounted hierarchy.
-fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
+pub(crate) fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
     let below = Path::new(path).strip_prefix(&mount.root).ok()?;
     let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
     inside.then(|| mount.point.join(below))
+}
+
+/// The hierarchies whose groups have the names of [`group_name`].
+#[derive(Clone, Debug)]
+pub struct Hierarchies(Vec<Mount>);
+
+impl Hierarchies {
+    /// Those that are mounted here; none if that cannot be found out.
+    pub fn new(proc_root: &Path) -> Self {
+        let table = std::fs::read(proc_root.join("self/mountinfo")).unwrap_or_default();
+        let named = |mount: &Mount| match mount.fs_type.as_str() {
+            "cgroup2" => true,
+            "cgroup" => mount.options.split(',').any(|option| option == "name=systemd"),
+            _ => false,
+        };
+        Self(mounts::list(&table).filter(named).collect())
+    }
+
+    /// Whether there is a group of this name; `None` if it cannot be seen from here.
+    pub fn has(&self, group: &str) -> Option<bool> {
+        let dirs: Vec<PathBuf> = self.0.iter().filter_map(|mount| dir(mount, group)).collect();
+        (!dirs.is_empty()).then(|| dirs.iter().any(|dir| dir.is_dir()))
+    }
+
+    /// The groups of version 2: their names with their directories. A group that may not be listed
+    /// hides those below it.
+    pub fn unified(&self) -> Vec<(String, PathBuf)> {
+        let Some(mount) = self.0.iter().find(|mount| mount.fs_type == "cgroup2") else { return Vec::new() };
+        let mut found = Vec::new();
+        let mut left = vec![mount.point.clone()];
+        while let Some(at) = left.pop() {
+            let entries = std::fs::read_dir(&at).into_iter().flatten().flatten();
+            let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            left.extend(dirs.map(|entry| entry.path()));
+            if let Ok(below) = at.strip_prefix(&mount.point) {
+                found.push((crate::shown(mount.root.join(below).as_os_str()), at));
+            }
+        }
+        found
+    }
 }
 
 /// The name of the group that descendants share with their ancestors; `None` for the root group,

@@ -8,16 +8,18 @@
 //! leases are not broken by readers.
 //!
 //! **Limits.** The kernel holds up all file locks of the machine while it makes the list, so it is
-//! read ten times a second at most. Any user can make it as long as he likes: of a list longer than
-//! [`MOST`] nothing is believed, and it is read once a minute. A lease that is taken within that
-//! time, or between the look and the open, is broken as before: Linux has no way to open a file
-//! only if it is not leased. A file of a btrfs subvolume that was found by its path has another
-//! device than its lease shows. Leases of holders in other PID namespaces than the reader's own and
-//! its descendants are not listed.
+//! read ten times a second at most. Any user can make it as long as he likes: a list longer than
+//! [`MOST`] is not believed, and it is read once a minute. As long as it is not, the daemon opens
+//! no file on a machine with a file server; whoever asks by hand is told. A lease that is taken
+//! between the look and the open is broken as before: Linux has no way to open a file only if it is
+//! not leased. A file of a btrfs subvolume that was found by its path has another device than its
+//! lease shows. Leases of holders in other PID namespaces than the reader's own and its descendants
+//! are not listed.
 
 use std::collections::HashSet;
 use std::io::{self, Read};
-use std::sync::{Mutex, Once, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::locks::Lock;
@@ -32,39 +34,75 @@ const MOST: u64 = 256 << 10;
 /// For how long a longer list is not read again.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// When the list is to be read again, and the inodes in it.
-type Known = Option<(Instant, HashSet<(u32, u64)>)>;
+/// What a list says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Leases {
+    /// The inodes in it.
+    Of(HashSet<(u32, u64)>),
+    /// It is too long: the file server that may have leases, if one runs.
+    Unknown(Option<String>),
+}
 
-static KNOWN: Mutex<Known> = Mutex::new(None);
+/// When the list is to be read again, and what it says.
+static KNOWN: Mutex<Option<(Instant, Arc<Leases>)>> = Mutex::new(None);
 
-/// The error for a file that must not be opened: somebody has a write lease on it. `dev` as the
-/// kernel numbers devices inside: `major << 20 | minor`.
+/// Programs, and threads of the kernel, that serve files and lease them: knfsd, ksmbd, Samba,
+/// NFS-Ganesha. The kernel cuts names to 15 bytes.
+const SERVERS: [&str; 5] = ["nfsd", "ksmbd", "smbd", "ganesha.nfsd", "nfs-ganesha"];
+
+/// The error for a file that must not be opened: somebody has a write lease on it, or may have.
+/// `dev` as the kernel numbers devices inside: `major << 20 | minor`. `by_hand`: it is no daemon
+/// that asks, and what is not known is said.
 ///
 /// # Errors
 ///
-/// `ResourceBusy` for such a file. A list that cannot be read has no leases: a kernel without file
-/// locks has neither. Nor has one that is too long.
-pub fn free(dev: u32, ino: u64) -> io::Result<()> {
+/// `ResourceBusy` for such a file, and for the daemon for all files where the list is too long and
+/// a file server runs. A list that cannot be read has no leases: a kernel without file locks has
+/// none.
+pub fn free(dev: u32, ino: u64, by_hand: bool) -> io::Result<()> {
+    refuse(&known(), dev, ino, by_hand)
+}
+
+fn refuse(leases: &Leases, dev: u32, ino: u64, by_hand: bool) -> io::Result<()> {
     static TOLD: Once = Once::new();
+    let why = match leases {
+        Leases::Of(leased) if leased.contains(&(dev, ino)) => "another program has a write lease on it".to_owned(),
+        Leases::Unknown(_) if by_hand => {
+            let unknown = "files under a lease are not told from others: opening one breaks its lease";
+            TOLD.call_once(|| tracing::warn!("/proc/locks has more than {MOST} bytes, so {unknown}"));
+            return Ok(());
+        }
+        Leases::Unknown(Some(server)) => {
+            format!("{server} may have a lease on it: /proc/locks is too long to tell ({MOST} bytes)")
+        }
+        _ => return Ok(()),
+    };
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, why))
+}
+
+fn known() -> Arc<Leases> {
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.as_ref().is_none_or(|(again, _)| Instant::now() >= *again) {
-        let list = std::fs::File::open("/proc/locks").ok().map(read);
-        *known = Some(match list {
-            Some(None) => {
-                TOLD.call_once(|| {
-                    tracing::warn!(
-                        "/proc/locks has more than {MOST} bytes: files under a lease are not told from others"
-                    );
-                });
-                (Instant::now() + PAUSE, HashSet::new())
-            }
-            list => (Instant::now() + AGE, list.flatten().unwrap_or_default()),
-        });
+    match &*known {
+        Some((again, leases)) if Instant::now() < *again => leases.clone(),
+        _ => {
+            let (age, leases) = match std::fs::File::open("/proc/locks").ok().map(read) {
+                Some(None) => (PAUSE, Leases::Unknown(server(Path::new("/proc")))),
+                list => (AGE, Leases::Of(list.flatten().unwrap_or_default())),
+            };
+            let leases = Arc::new(leases);
+            *known = Some((Instant::now() + age, leases.clone()));
+            leases
+        }
     }
-    match known.as_ref().is_some_and(|(_, leased)| leased.contains(&(dev, ino))) {
-        true => Err(io::Error::new(io::ErrorKind::ResourceBusy, "another program has a write lease on it")),
-        false => Ok(()),
-    }
+}
+
+/// A file server that runs here.
+fn server(proc_root: &Path) -> Option<String> {
+    let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();
+    let names = std::fs::read_dir(proc_root).ok()?.flatten().filter_map(comm);
+    // Threads of the kernel have numbers: `ksmbd:eth0`, `ksmbd-io`.
+    let serves = |name: &String| SERVERS.iter().any(|server| name.trim_end().starts_with(server));
+    names.filter(serves).map(|name| name.trim_end().to_owned()).next()
 }
 
 /// The inodes in a list; `None` if it is too long. One that cannot be read has none.
@@ -94,6 +132,33 @@ mod tests {
         let mut long = std::io::Cursor::new(line.repeat(1 + MOST as usize));
         assert_eq!(read(&mut long), None);
         assert_eq!(long.position(), MOST + 1);
+    }
+
+    /// 6,000 locks of anybody, and the daemon broke leases again.
+    #[test]
+    fn what_may_be_leased_is_not_opened_by_the_daemon() {
+        let proc_root = tempfile::tempdir().unwrap();
+        let process = |pid: &str, comm: &str| {
+            std::fs::create_dir(proc_root.path().join(pid)).unwrap();
+            std::fs::write(proc_root.path().join(pid).join("comm"), comm).unwrap();
+        };
+        process("1", "init\n");
+        std::fs::write(proc_root.path().join("locks"), "").unwrap();
+        assert_eq!(server(proc_root.path()), None);
+        assert!(refuse(&Leases::Unknown(None), 1, 2, false).is_ok(), "nobody here leases files");
+        for (pid, comm) in [("7", "nfsd\n"), ("8", "ksmbd:eth0\n"), ("9", "smbd\n"), ("10", "ganesha.nfsd\n")] {
+            process(pid, comm);
+            assert_eq!(server(proc_root.path()).as_deref(), Some(comm.trim_end()));
+            let error = refuse(&Leases::Unknown(server(proc_root.path())), 1, 2, false).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+            assert!(error.to_string().contains(comm.trim_end()), "{error}");
+            std::fs::remove_dir_all(proc_root.path().join(pid)).unwrap();
+        }
+        for by_hand in [false, true] {
+            assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 2, by_hand).is_err());
+            assert!(refuse(&Leases::Of([(1, 2)].into()), 1, 3, by_hand).is_ok());
+        }
+        assert!(refuse(&Leases::Unknown(Some("smbd".to_owned())), 1, 2, true).is_ok(), "it is said");
     }
 
     #[test]

@@ -36,5 +36,5 @@ pub mod threads;
 pub mod volume;
 pub mod watched;
 
-pub use named::named;
+pub use named::{named, shown};
 pub use random::random;

@@ -5,10 +5,12 @@
 //! see [`patient`](crate::patient). The kernel's list of tasks does, without any lock ([`Tasks`]).
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -304,7 +306,7 @@ impl Threads {
     /// The text of `/proc/<tid>/cgroup`; empty if the thread has ended.
     pub fn cgroups(&self, tid: u32) -> io::Result<String> {
         match std::fs::read(self.proc_root.join(format!("{tid}/cgroup"))) {
-            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(bytes) => Ok(crate::shown(OsStr::from_bytes(&bytes))),
             Err(error) if is_gone(&error) => Ok(String::new()),
             Err(error) => Err(error),
         }

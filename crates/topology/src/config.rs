@@ -1,5 +1,5 @@
-//! The bandwidth of each node's memory, from `homenode.toml`: most firmware does not tell it, and
-//! what it tells is rated, not measured.
+//! What sysfs does not tell of nodes, from `homenode.toml`: the bandwidth of their memory (most
+//! firmware does not tell it, and what it tells is rated, not measured), and what it is there for.
 //!
 //! ```toml
 //! [node.0]
@@ -28,6 +28,10 @@ pub struct NodeConfig {
     /// Highest write bandwidth of the node's memory, bytes/s.
     #[serde(default, deserialize_with = "bandwidth", skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
+    /// Whether policies may put file data on the node. It says something of nodes without CPUs
+    /// only, whose memory can be a GPU's: without it those that a DAX device or a region names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_data: Option<bool>,
 }
 
 impl Topology {
@@ -56,6 +60,8 @@ impl Topology {
                 node.write_bw_max = config.write_bw_max.or(node.write_bw_max);
             }
         }
+        let named = nodes.iter().filter_map(|(id, config)| Some((*id, config.file_data?))).collect();
+        crate::tiers::named(&mut self.nodes, &named);
         Ok(())
     }
 }

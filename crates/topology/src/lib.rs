@@ -55,6 +55,9 @@ pub enum MemoryKind {
     Dram,
     /// Memory of a node without CPUs (CXL expander, or persistent memory onlined as system memory).
     CpuLess,
+    /// Memory of a node without CPUs that neither a DAX device, a region nor the user names: it can
+    /// be a GPU's. It has no tier, and no policy puts file data there.
+    Unknown,
     /// The node has no memory at all.
     None,
 }
@@ -84,7 +87,8 @@ pub struct Node {
     /// firmware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bw_max: Option<f64>,
-    /// How fast its memory is beside that of other nodes; absent without memory, or if unknown.
+    /// How fast its memory is beside that of other nodes; absent without memory, or if it or its
+    /// kind is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
 }
@@ -150,6 +154,11 @@ impl Topology {
     /// The node a CPU belongs to, if it is online.
     pub fn node_of_cpu(&self, cpu: u32) -> Option<NodeId> {
         self.nodes.iter().find(|n| n.cpus.contains(cpu)).map(|n| n.id)
+    }
+
+    /// The nodes whose memory is of unknown kind.
+    pub fn of_unknown_kind(&self) -> Vec<NodeId> {
+        self.nodes.iter().filter(|n| n.memory == MemoryKind::Unknown).map(|n| n.id).collect()
     }
 
     /// The nodes with memory of which a bandwidth is not known.

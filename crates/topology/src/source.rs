@@ -62,6 +62,11 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// What a file says that not every machine has; `None` if it cannot be read or understood.
+    pub(crate) fn told<T: std::str::FromStr>(&self, file: &str) -> Option<T> {
+        self.text(file).ok()?.trim().parse().ok()
+    }
+
     /// A file with a list such as `0-3,8`.
     pub(crate) fn list(&self, file: &str) -> Result<CpuSet, TopologyError> {
         let text = self.text(file)?;

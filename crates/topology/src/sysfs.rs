@@ -5,8 +5,13 @@
 //! *online* node and no ids, and a kernel without NUMA has no node directory.
 //!
 //! **Approach.** One reader reads every file, below any root, so that a directory captured on
-//! another machine reads like that machine. A missing necessary file, or a text that no kernel
-//! would write, is an error that names the file and the errno or the text; nothing is guessed.
+//! another machine reads like that machine. A missing necessary file, or a text in it that no
+//! kernel would write, is an error that names the file and the errno or the text; nothing is
+//! guessed. What not every machine has (bandwidth, latency, tiers, regions) is unknown where it
+//! cannot be read or understood: no command fails for it.
+//!
+//! Memory of a node without CPUs is taken for slow memory only where a DAX device, a region or the
+//! user names it: on GH200, GB200, MI300A and POWER9 such a node is a GPU's memory.
 //!
 //! The bandwidth of a node's memory is what the firmware promises (ACPI HMAT; CDAT for CXL): in
 //! MB/s, as the nearest CPU gets it (`access1`; kernels before 5.11 have `access0` only, the
@@ -15,7 +20,7 @@
 //! **Limits.** CPUs to which the firmware gives no node (`NUMA_NO_NODE`) belong to no node here
 //! either. Most machines without CXL, HBM or persistent memory tell no bandwidth.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::source::Source;
@@ -46,16 +51,23 @@ pub(crate) fn read_from(source: &Source<'_>) -> Result<Topology, TopologyError> 
     if online.is_empty() {
         return Err(source.wrong(&format!("{CPUS}/online"), "", "names no CPU"));
     }
+    let regions = regions::read(source);
     let nodes = match source.list(&format!("{NODES}/online")) {
-        Ok(ids) => numa(source, &ids, &online)?,
+        Ok(ids) => numa(source, &ids, &online, &regions::named(source, &regions))?,
         Err(e) if e.is_missing() && source.names(NODES)?.is_empty() => vec![flat(source, online)?],
         Err(e) => return Err(e),
     };
-    Ok(Topology { nodes, regions: regions::read(source)? })
+    Ok(Topology { nodes, regions })
 }
 
-/// The nodes of a NUMA machine; `ids` are those in `node/online`.
-fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>, TopologyError> {
+/// The nodes of a NUMA machine; `ids` are those in `node/online`, `named` those that a device of
+/// memory names.
+fn numa(
+    source: &Source<'_>,
+    ids: &CpuSet,
+    online: &CpuSet,
+    named: &BTreeSet<NodeId>,
+) -> Result<Vec<Node>, TopologyError> {
     if ids.is_empty() {
         return Err(source.wrong(&format!("{NODES}/online"), "", "names no node"));
     }
@@ -63,7 +75,10 @@ fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>,
     let mut nodes = Vec::with_capacity(ids.len());
     let mut owner: BTreeMap<u32, NodeId> = BTreeMap::new();
     for &id in &ids {
-        let node = node(source, id, &ids, online)?;
+        let mut node = node(source, id, &ids, online)?;
+        if node.memory == MemoryKind::CpuLess && !named.contains(&id) {
+            node.memory = MemoryKind::Unknown;
+        }
         for cpu in node.cpus.iter().chain(node.offline_cpus.iter()) {
             if let Some(other) = owner.insert(cpu, id) {
                 let file = format!("{NODES}/node{id}/cpulist");
@@ -72,7 +87,7 @@ fn numa(source: &Source<'_>, ids: &CpuSet, online: &CpuSet) -> Result<Vec<Node>,
         }
         nodes.push(node);
     }
-    tiers::set(&mut nodes, &said_of_tiers(source, &ids)?);
+    tiers::set(&mut nodes, &said_of_tiers(source, &ids));
     if nodes.iter().all(|n| n.cpus.is_empty()) {
         let ids: CpuSet = ids.iter().map(|id| id.0).collect();
         return Err(source.wrong(&format!("{NODES}/online"), &ids.to_string(), "are nodes without any online CPU"));
@@ -101,43 +116,36 @@ fn node(source: &Source<'_>, id: NodeId, ids: &[NodeId], online: &CpuSet) -> Res
         (_, false) => MemoryKind::Dram,
     };
     let distance = distances(source, &format!("{dir}/distance"), ids)?;
-    let read_bw_max = bandwidth(source, &dir, "read_bandwidth")?;
-    let write_bw_max = bandwidth(source, &dir, "write_bandwidth")?;
+    let read_bw_max = bandwidth(source, &dir, "read_bandwidth");
+    let write_bw_max = bandwidth(source, &dir, "write_bandwidth");
     Ok(Node { id, cpus, offline_cpus, memory_bytes, memory, distance, read_bw_max, write_bw_max, tier: None })
 }
 
 /// What the firmware tells about the bandwidth of a node's memory, in bytes/s.
-fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Result<Option<f64>, TopologyError> {
-    Ok(performance(source, dir, what, "MB/s")?.map(|mb| mb * 1e6))
+fn bandwidth(source: &Source<'_>, dir: &str, what: &str) -> Option<f64> {
+    performance(source, dir, what).map(|mb| mb * 1e6)
 }
 
 /// What the firmware and the kernel tell about the speed of each node's memory.
-fn said_of_tiers(source: &Source<'_>, ids: &[NodeId]) -> Result<BTreeMap<NodeId, Said>, TopologyError> {
+fn said_of_tiers(source: &Source<'_>, ids: &[NodeId]) -> BTreeMap<NodeId, Said> {
     let mut said: BTreeMap<NodeId, Said> = BTreeMap::new();
     for &id in ids {
-        let latency_ns = performance(source, &format!("{NODES}/node{id}"), "read_latency", "ns")?;
+        let latency_ns = performance(source, &format!("{NODES}/node{id}"), "read_latency");
         said.insert(id, Said { latency_ns, kernel: None });
     }
-    for (tier, name) in source.numbered(TIERS, "memory_tier")? {
-        for node in source.list(&format!("{TIERS}/{name}/nodelist"))?.iter() {
+    for (tier, name) in source.numbered(TIERS, "memory_tier").unwrap_or_default() {
+        let nodes = source.told::<CpuSet>(&format!("{TIERS}/{name}/nodelist"));
+        for node in nodes.iter().flat_map(CpuSet::iter) {
             said.entry(NodeId(node)).or_default().kernel = Some(tier);
         }
     }
-    Ok(said)
+    said
 }
 
 /// A figure of a node's memory, as the nearest CPU gets it. The kernel shows 0 for unknown.
-fn performance(source: &Source<'_>, dir: &str, what: &str, unit: &str) -> Result<Option<f64>, TopologyError> {
-    for class in ["access1", "access0"] {
-        let file = format!("{dir}/{class}/initiators/{what}");
-        let Some(text) = source.optional(&file)? else { continue };
-        let wrong = |_| source.wrong(&file, &text, format!("is not a number of {unit}"));
-        let value: u32 = text.trim().parse().map_err(wrong)?;
-        if value > 0 {
-            return Ok(Some(f64::from(value)));
-        }
-    }
-    Ok(None)
+fn performance(source: &Source<'_>, dir: &str, what: &str) -> Option<f64> {
+    let of = |class| source.told::<u32>(&format!("{dir}/{class}/initiators/{what}")).filter(|value| *value > 0);
+    ["access1", "access0"].into_iter().find_map(of).map(f64::from)
 }
 
 /// The texts of the files that change when CPUs or nodes come or go: equal texts mean the same
@@ -162,6 +170,11 @@ pub fn free_memory(sys: &Path, topology: &Topology) -> BTreeMap<NodeId, u64> {
     let source = Source::new(sys);
     let free = |id| meminfo(&source, &format!("{NODES}/node{id}/meminfo"), "MemFree:").ok();
     topology.nodes.iter().filter_map(|node| Some((node.id, free(node.id)?))).collect()
+}
+
+/// Bytes of cached files on a node; `None` if it does not tell.
+pub fn cached_files(sys: &Path, node: NodeId) -> Option<u64> {
+    meminfo(&Source::new(sys), &format!("{NODES}/node{node}/meminfo"), "FilePages:").ok()
 }
 
 /// A field of a node's meminfo (`Node 0 MemTotal:       65536 kB`), in bytes.
@@ -202,7 +215,7 @@ fn flat(source: &Source<'_>, cpus: CpuSet) -> Result<Node, TopologyError> {
         id: NodeId(0),
         offline_cpus: present.difference(&cpus),
         cpus,
-        memory_bytes: flat_memory(source)?,
+        memory_bytes: flat_memory(source),
         memory: MemoryKind::Dram,
         distance: BTreeMap::from([(NodeId(0), 10)]),
         read_bw_max: None,
@@ -211,16 +224,15 @@ fn flat(source: &Source<'_>, cpus: CpuSet) -> Result<Node, TopologyError> {
     })
 }
 
-/// Bytes in online memory blocks; 0 if the kernel has no memory blocks (no memory hotplug).
-fn flat_memory(source: &Source<'_>) -> Result<u64, TopologyError> {
-    let file = format!("{MEMORY}/block_size_bytes");
-    let Some(text) = source.optional(&file)? else { return Ok(0) };
+/// Bytes in online memory blocks; 0 if the kernel has no memory blocks (no memory hotplug), or does
+/// not tell.
+fn flat_memory(source: &Source<'_>) -> u64 {
     // Hexadecimal without 0x (drivers/base/memory.c, block_size_bytes_show).
-    let block =
-        u64::from_str_radix(text.trim(), 16).map_err(|_| source.wrong(&file, &text, "is not a hexadecimal size"))?;
-    let mut online: u64 = 0;
-    for (_, name) in source.numbered(MEMORY, "memory")? {
-        online += u64::from(source.text(&format!("{MEMORY}/{name}/state"))?.trim() == "online");
-    }
-    online.checked_mul(block).ok_or_else(|| source.wrong(&file, &text, "is larger than any memory"))
+    let block = source.told::<String>(&format!("{MEMORY}/block_size_bytes"));
+    let block = block.and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+    let blocks = source.numbered(MEMORY, "memory").unwrap_or_default().into_iter();
+    let is_online =
+        |name: &str| source.told::<String>(&format!("{MEMORY}/{name}/state")).is_some_and(|state| state == "online");
+    let online = if block > 0 { blocks.filter(|(_, name)| is_online(name)).count() as u64 } else { 0 };
+    online.checked_mul(block).unwrap_or(0)
 }

@@ -47,6 +47,8 @@ pub enum TierSource {
     Kernel,
     /// Whether the node has CPUs.
     Cpus,
+    /// homenode.toml names it, so it is slower than the nodes with CPUs.
+    Configuration,
 }
 
 impl std::fmt::Display for TierSource {
@@ -56,6 +58,7 @@ impl std::fmt::Display for TierSource {
             Self::Firmware => "firmware",
             Self::Kernel => "kernel",
             Self::Cpus => "CPUs",
+            Self::Configuration => "configuration",
         })
     }
 }
@@ -91,6 +94,22 @@ pub(crate) fn set(nodes: &mut [Node], said: &BTreeMap<NodeId, Said>) {
     put(nodes, &ranks, from);
 }
 
+/// Makes the memory of nodes without CPUs a tier that the user named, and the other way round.
+pub(crate) fn named(nodes: &mut [Node], named: &BTreeMap<NodeId, bool>) {
+    let slowest = nodes.iter().filter(|node| !node.cpus.is_empty()).filter_map(|node| node.tier).map(|tier| tier.rank);
+    let below = slowest.max().unwrap_or(0) + 1;
+    for node in nodes {
+        match (node.memory, named.get(&node.id)) {
+            (MemoryKind::Unknown, Some(true)) => {
+                node.memory = MemoryKind::CpuLess;
+                node.tier = Some(Tier { rank: below, from: TierSource::Configuration });
+            }
+            (MemoryKind::CpuLess, Some(false)) => (node.memory, node.tier) = (MemoryKind::Unknown, None),
+            _ => {}
+        }
+    }
+}
+
 /// Sets the tiers of these nodes from what was measured, if that has them all.
 pub fn from_measured(nodes: &mut [Node], measured: &Measured) {
     let nearest = |node: &Node| {
@@ -109,7 +128,7 @@ pub fn from_latencies(nodes: &mut [Node], latencies: Vec<(NodeId, f64)>) {
 }
 
 fn with_memory(nodes: &[Node]) -> impl Iterator<Item = &Node> {
-    nodes.iter().filter(|node| node.memory != MemoryKind::None)
+    nodes.iter().filter(|node| !matches!(node.memory, MemoryKind::None | MemoryKind::Unknown))
 }
 
 fn put(nodes: &mut [Node], ranks: &BTreeMap<NodeId, u32>, from: TierSource) {

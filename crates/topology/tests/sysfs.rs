@@ -283,8 +283,6 @@ fn a_missing_file_is_named_with_its_errno() {
         "devices/system/node/node1/cpulist",
         "devices/system/node/node0/distance",
         "devices/system/node/node1/meminfo",
-        "bus/nd/devices/region0/size",
-        "bus/nd/devices/region1/numa_node",
     ] {
         let error = damaged(file, None);
         assert!(error.contains("No such file or directory (os error 2)"), "{error}");
@@ -310,9 +308,6 @@ fn errors_show_text_that_no_kernel_prints() {
         ("devices/system/node/online".into(), "0-\n", "`0-` is not a list"),
         ("devices/system/cpu/online".into(), "\n", "`` names no CPU"),
         ("devices/system/cpu/online".into(), "64\n", "`0-1` are nodes without any online CPU"),
-        ("bus/nd/devices/region0/size".into(), "-1\n", "`-1` is not a number"),
-        ("bus/nd/devices/region0/resource".into(), "0xfffffffffffffffff\n", "`0xfffffffffffffffff` is not a number"),
-        ("bus/nd/devices/region0/numa_node".into(), "-2\n", "`-2` is not a node"),
     ] {
         let error = damaged(&file, Some(text.as_bytes()));
         assert!(error.contains(expected), "{file}: {error}");
@@ -359,7 +354,7 @@ fn closed(machine: &str, file: &str) -> tempfile::TempDir {
 
 #[test]
 fn an_unreadable_file_is_named_with_its_errno() {
-    for file in ["devices/system/node/node1", "devices/system/node/node1/meminfo", "bus/nd/devices"] {
+    for file in ["devices/system/node/node1", "devices/system/node/node1/meminfo"] {
         let dir = closed("two-sockets-pmem", file);
         let root = dir.path().to_owned();
         let error = unprivileged(move || sysfs::read(&root)).unwrap_err().to_string();
@@ -441,7 +436,7 @@ fn a_capture_that_cannot_be_written_is_removed() {
 #[test]
 fn configured_bandwidth_reaches_its_node_and_no_other() {
     let mut machine = read("two-sockets");
-    let config = NodeConfig { read_bw_max: Some(6.8e9), write_bw_max: None };
+    let config = NodeConfig { read_bw_max: Some(6.8e9), write_bw_max: None, ..NodeConfig::default() };
     machine.configure(&BTreeMap::from([(NodeId(1), config)])).unwrap();
     assert_eq!(machine.nodes[1].read_bw_max, Some(6.8e9));
     assert_eq!(machine.nodes[1].write_bw_max, None);
@@ -465,15 +460,90 @@ fn the_firmware_tells_bandwidth_as_the_nearest_cpu_gets_it() {
     let told: Vec<_> = machine.nodes.iter().map(|n| (n.read_bw_max, n.write_bw_max)).collect();
     assert_eq!(told, [(Some(131_072e6), Some(65_536e6)), (Some(6.8e9), None)]);
     // What the user says comes first.
-    let config = NodeConfig { read_bw_max: Some(5e9), write_bw_max: None };
+    let config = NodeConfig { read_bw_max: Some(5e9), write_bw_max: None, ..NodeConfig::default() };
     machine.configure(&BTreeMap::from([(NodeId(0), config)])).unwrap();
     assert_eq!((machine.nodes[0].read_bw_max, machine.nodes[0].write_bw_max), (Some(5e9), Some(65_536e6)));
     // A capture has these files, too.
     let copy = tempfile::tempdir().unwrap();
     assert_eq!(capture::capture(dir.path(), copy.path()).unwrap().topology.nodes[1].read_bw_max, Some(6.8e9));
-    let dir = with("two-sockets", &[("devices/system/node/node0/access0/initiators/read_bandwidth", "fast\n")]);
-    let error = sysfs::read(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("read_bandwidth") && error.contains("MB/s"), "{error}");
+}
+
+/// One of them, empty on an odd machine, ended every command.
+#[test]
+fn an_odd_optional_attribute_is_unknown() {
+    const MACHINE: &str = "cxl-cpuless";
+    const OPTIONAL: [&str; 12] = [
+        "devices/system/node/node0/access0/initiators/read_bandwidth",
+        "devices/system/node/node0/access1/initiators/write_bandwidth",
+        "devices/system/node/node2/access1/initiators/read_latency",
+        "devices/virtual/memory_tiering/memory_tier4/nodelist",
+        "bus/dax/devices/dax7.0/target_node",
+        "bus/cxl/devices/region0/size",
+        "bus/cxl/devices/region0/resource",
+        "bus/cxl/devices/region0/dax_region0/dax0.0/target_node",
+        "bus/cxl/devices/region1/target0",
+        "bus/nd/devices/region3/size",
+        "bus/nd/devices/region3/resource",
+        "bus/nd/devices/region3/numa_node",
+    ];
+    let whole = read(MACHINE);
+    for file in OPTIONAL {
+        for text in ["", "\n", "fast\n", "-2\n", "99999999999999999999\n", "0x\n", "\0\n"] {
+            let dir = with(MACHINE, &[(file, text)]);
+            let machine = sysfs::read(dir.path()).unwrap_or_else(|e| panic!("{file} `{text}`: {e}"));
+            assert_eq!(machine.nodes.len(), whole.nodes.len(), "{file} `{text}`");
+            assert!(machine.nodes.iter().all(|n| n.read_bw_max.is_none()), "{file} `{text}`");
+        }
+        // What is refused, and what is a directory.
+        let dir = with(MACHINE, &[(file, "1\n")]);
+        let path = dir.path().join(file);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        sysfs::read(dir.path()).unwrap_or_else(|e| panic!("{file}: {e}"));
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, "1\n").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        let root = dir.path().to_owned();
+        unprivileged(move || sysfs::read(&root)).unwrap_or_else(|e| panic!("{file}: {e}"));
+    }
+    let blocks = with("no-numa", &[("devices/system/memory/block_size_bytes", "many\n")]);
+    assert_eq!(sysfs::read(blocks.path()).unwrap().nodes[0].memory_bytes, 0);
+}
+
+/// On GH200, GB200, MI300A and POWER9 a node without CPUs is a GPU's memory. It was taken for slow
+/// memory, to which cached files may go.
+#[test]
+fn memory_without_cpus_is_a_tier_only_if_something_names_it() {
+    const DAX_0: &str = "bus/cxl/devices/region0/dax_region0/dax0.0/target_node";
+    let kind = |machine: &Topology| (machine.nodes[2].memory, machine.nodes[2].tier.map(|tier| (tier.rank, tier.from)));
+    let told = |more: &[(&str, &str)]| sysfs::read(with("cxl-cpuless", more).path()).unwrap();
+    let slow = (MemoryKind::CpuLess, Some((1, TierSource::Cpus)));
+    assert_eq!(kind(&told(&[])), slow);
+    let nobodys = told(&[(DAX_0, "7\n")]);
+    assert_eq!(kind(&nobodys), (MemoryKind::Unknown, None));
+    assert_eq!((nobodys.of_unknown_kind(), nobodys.has_slow_memory()), (vec![NodeId(2)], false));
+    assert_eq!(nobodys.above_the_slowest(), []);
+    for file in ["bus/dax/devices/dax1.0/target_node", "bus/nd/devices/region3/target_node"] {
+        assert_eq!(kind(&told(&[(DAX_0, "7\n"), (file, "2\n")])), slow, "{file}");
+    }
+    // Firmware that promises it a latency does not name it.
+    let latency = |node: u32| format!("devices/system/node/node{node}/access1/initiators/read_latency");
+    let (zero, one, two) = (latency(0), latency(1), latency(2));
+    let more = [(DAX_0, "7\n"), (zero.as_str(), "80\n"), (one.as_str(), "85\n"), (two.as_str(), "400\n")];
+    assert_eq!(kind(&told(&more)), (MemoryKind::Unknown, None));
+    // The user names it, or names what a device names as not for files.
+    let says =
+        |file_data| BTreeMap::from([(NodeId(2), NodeConfig { file_data: Some(file_data), ..NodeConfig::default() })]);
+    let mut named = nobodys.clone();
+    named.configure(&says(true)).unwrap();
+    assert_eq!(kind(&named), (MemoryKind::CpuLess, Some((1, TierSource::Configuration))));
+    assert!(named.has_slow_memory());
+    named.configure(&says(false)).unwrap();
+    assert_eq!(named, nobodys);
+    let mut cpus = read("two-sockets");
+    cpus.configure(&BTreeMap::from([(NodeId(1), says(false).into_values().next().unwrap())])).unwrap();
+    assert_eq!(cpus, read("two-sockets"), "it says nothing of nodes with CPUs");
 }
 
 #[test]
@@ -495,7 +565,7 @@ fn the_outline_changes_when_cpus_or_nodes_come_or_go() {
 #[test]
 fn a_wrong_configuration_changes_nothing() {
     let before = read("sparse-ids");
-    let good = NodeConfig { read_bw_max: Some(1e9), write_bw_max: Some(1e9) };
+    let good = NodeConfig { read_bw_max: Some(1e9), write_bw_max: Some(1e9), ..NodeConfig::default() };
     for (node, config, expected) in [
         (1, good.clone(), "[node.1] in the configuration: this machine has no node 1, only node 0, 8"),
         (

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use topology::config::NodeConfig;
-use topology::{NodeId, Topology, sysfs};
+use topology::{MemoryKind, NodeId, Topology, sysfs};
 
 /// The topology that moves are made on.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub struct Machine {
     /// What sysfs said about CPUs and nodes when the topology was read; `None` if it cannot be
     /// read, or does not matter.
     outline: Option<String>,
-    /// The bandwidth of each node that was ever there: what is configured is not in sysfs.
+    /// What was known of each node that was ever there: what is configured is not in sysfs.
     bandwidths: BTreeMap<NodeId, NodeConfig>,
     /// A note about CPUs and nodes that came or went.
     changed: Option<String>,
@@ -82,8 +82,17 @@ fn shape(topology: &Topology) -> String {
     topology.nodes.iter().map(node).collect::<Vec<_>>().join(", ")
 }
 
-/// The bandwidth of each node, where it is known.
+/// The bandwidth of each node, where it is known, and whether it is for file data.
 fn bandwidths(topology: &Topology) -> BTreeMap<NodeId, NodeConfig> {
-    let of = |node: &topology::Node| NodeConfig { read_bw_max: node.read_bw_max, write_bw_max: node.write_bw_max };
+    let file_data = |node: &topology::Node| match node.memory {
+        MemoryKind::CpuLess => Some(true),
+        MemoryKind::Unknown => Some(false),
+        _ => None,
+    };
+    let of = |node: &topology::Node| NodeConfig {
+        read_bw_max: node.read_bw_max,
+        write_bw_max: node.write_bw_max,
+        file_data: file_data(node),
+    };
     topology.nodes.iter().map(|node| (node.id, of(node))).collect()
 }

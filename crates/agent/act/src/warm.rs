@@ -11,7 +11,8 @@
 //! **Limits.**
 //! - Pages that are cached stay where they are. [`Warm::drop_cached`] lets go of them first, except
 //!   dirty pages and those that a process has mapped: nothing that must be written is dropped.
-//! - The page cache is charged to the control group of the reader, this process.
+//! - The page cache is charged to the control group of the reader, this process. What that may not
+//!   have is refused.
 //! - A read from a file server that does not answer waits for it, as any read does.
 
 use std::collections::BTreeMap;
@@ -23,10 +24,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use linux::allocation::{self, Spread};
+use linux::memory;
 use linux::residency::ResidencyError;
 use linux::residency::cached;
 use linux::residency::open::{self, Opened};
-use topology::{NodeId, Topology};
+use topology::{MemoryKind, NodeId, Topology};
 
 use crate::copying::{Copied, Copying};
 use crate::pages;
@@ -63,13 +65,13 @@ pub enum WarmError {
     },
 }
 
-/// The nodes of a spread: those named, or all that have memory and that this process's cpuset
-/// allows.
+/// The nodes of a spread: those named, or those with CPUs that have memory and that this process's
+/// cpuset allows; with `all`, also those without CPUs.
 ///
 /// # Errors
 ///
 /// [`WarmError::Node`]: the machine has no such node, or the cpuset does not allow its memory.
-pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmError> {
+pub fn nodes(topology: &Topology, named: &[NodeId], all: bool) -> Result<Vec<NodeId>, WarmError> {
     // Unknown is no refusal: the kernel has the last word.
     let allowed = pages::allowed().ok().flatten();
     let refusal = |id: NodeId| match topology.node(id) {
@@ -83,7 +85,11 @@ pub fn nodes(topology: &Topology, named: &[NodeId]) -> Result<Vec<NodeId>, WarmE
     match named.iter().find_map(|node| Some((*node, refusal(*node)?))) {
         Some((node, why)) => Err(WarmError::Node { node, why }),
         None if !named.is_empty() => Ok(named.to_vec()),
-        None => Ok(topology.nodes.iter().map(|node| node.id).filter(|id| refusal(*id).is_none()).collect()),
+        None => {
+            // Slow memory, or a GPU's, is for those who name it.
+            let wanted = topology.nodes.iter().filter(|node| all || node.memory == MemoryKind::Dram);
+            Ok(wanted.map(|node| node.id).filter(|id| refusal(*id).is_none()).collect())
+        }
     }
 }
 
@@ -178,13 +184,14 @@ impl Warm {
         Ok(())
     }
 
-    /// Refuses what the nodes have no room for.
+    /// Refuses what the nodes, or the control group of this process, have no room for.
     ///
     /// # Errors
     ///
-    /// [`WarmError::Refused`] with the first node that is too full.
+    /// [`WarmError::Refused`] with the group, or the first node that is too full.
     pub fn fits(&self) -> Result<(), WarmError> {
         let missing = (self.range.end - self.range.start).saturating_sub(self.before.unwrap_or(0));
+        self.group_room(missing)?;
         // By weight, a node takes more or less than its part; then the kernel takes another.
         let part = missing / self.nodes.len().max(1) as u64;
         self.nodes.iter().try_for_each(|to| self.room(*to, part))
@@ -196,7 +203,9 @@ impl Warm {
     ///
     /// As [`fits`](Self::fits).
     pub fn parts_fit(&self, parts: &[(Range<u64>, NodeId)]) -> Result<(), WarmError> {
-        self.missing(parts).into_iter().try_for_each(|(to, bytes)| self.room(to, bytes))
+        let missing = self.missing(parts);
+        self.group_room(missing.values().sum())?;
+        missing.into_iter().try_for_each(|(to, bytes)| self.room(to, bytes))
     }
 
     /// Bytes of these parts that are not cached, by node.
@@ -207,6 +216,15 @@ impl Warm {
                 (range.end - range.start).saturating_sub(self.cached_of(range).unwrap_or(0));
         }
         missing
+    }
+
+    /// What is read in is charged to the control group of this process, which evicts it again
+    /// beyond its limit.
+    fn group_room(&self, bytes: u64) -> Result<(), WarmError> {
+        let Some(room) = memory::of_group(Path::new("/proc")).filter(|room| bytes > *room) else { return Ok(()) };
+        let (takes, has) = ((bytes >> 20).max(1), room >> 20);
+        let why = format!("it takes {takes} MiB, and the control group of homenode may have {has} MiB more");
+        Err(WarmError::Refused { path: self.file.path.clone(), why })
     }
 
     fn room(&self, to: NodeId, bytes: u64) -> Result<(), WarmError> {

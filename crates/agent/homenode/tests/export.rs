@@ -32,10 +32,13 @@ const PLAIN: &[Test] = &[
     ("a_daemon_that_is_gone_shows_as_stale", a_daemon_that_is_gone_shows_as_stale),
     ("only_loopback_addresses_are_served", only_loopback_addresses_are_served),
     ("slow_and_many_clients_keep_nobody_waiting", slow_and_many_clients_keep_nobody_waiting),
+    ("a_hundred_clients_share_one_text", a_hundred_clients_share_one_text),
     ("a_unix_socket_is_served_and_removed", a_unix_socket_is_served_and_removed),
     ("a_textfile_is_written_as_a_whole", a_textfile_is_written_as_a_whole),
     ("what_cannot_be_read_is_said", what_cannot_be_read_is_said),
 ];
+
+const NAMESPACES: &[Test] = &[("a_sidecar_sees_that_the_daemon_runs", a_sidecar_sees_that_the_daemon_runs)];
 
 const PROMTOOL: &[Test] = &[
     ("promtool_finds_nothing_wrong", promtool_finds_nothing_wrong),
@@ -47,7 +50,9 @@ const PROMETHEUS: &[Test] = &[("prometheus_answers_each_query", prometheus_answe
 fn main() {
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
-    for (tests, skip) in [(PLAIN, None), (PROMTOOL, lacks("promtool")), (PROMETHEUS, lacks("prometheus"))] {
+    for (tests, skip) in
+        [(PLAIN, None), (NAMESPACES, no_namespaces()), (PROMTOOL, lacks("promtool")), (PROMETHEUS, lacks("prometheus"))]
+    {
         for (name, test) in tests {
             trials.push(trial(name, skip.clone(), *test));
         }
@@ -66,6 +71,17 @@ fn lacks(name: &str) -> Option<String> {
     (!program(name).is_file()).then(|| format!("{name} is not here (tools/setup testers)"))
 }
 
+/// Programs in process and time namespaces of their own.
+fn unshare(program: &[&str]) -> std::process::Output {
+    let own = ["--pid", "--fork", "--mount-proc", "--time", "--boottime", "86400"];
+    Command::new("unshare").args(own).args(program).output().unwrap()
+}
+
+fn no_namespaces() -> Option<String> {
+    let there = program("unshare").is_file() && unshare(&["true"]).status.success();
+    (!there).then(|| "namespaces cannot be made here (unshare)".to_owned())
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
@@ -77,6 +93,7 @@ struct Machine {
     units: u32,
     files: u32,
     threads: u32,
+    nodes: u32,
     /// What the daemon took for its last window.
     took: Duration,
 }
@@ -99,14 +116,17 @@ impl Machine {
         let state = dir.path().join("state");
         fs::create_dir(&state).unwrap();
         let totals = Totals::new(&state, &dir.path().join("proc"), "nthread");
-        Self { dir, totals, units, files, threads, took: Duration::ZERO }
+        Self { dir, totals, units, files, threads, nodes: 2, took: Duration::ZERO }
     }
 
-    /// One window: each thread reads 1,000 bytes of its own node and 3,000 of the other one.
+    /// One window: each thread reads 1,000 bytes of its own node and 3,000 of each other one.
     fn window(&mut self) {
-        let read = |node: u32| -> NodeBytes { [(NodeId(node), 1000), (NodeId(1 - node), 3000)].into_iter().collect() };
+        let nodes = self.nodes;
+        let read = |node: u32| -> NodeBytes {
+            (0..nodes).map(|from| (NodeId(from), if from == node { 1000 } else { 3000 })).collect()
+        };
         let thread = |n: u32| {
-            let node = n % 2;
+            let node = if nodes > 2 { n / self.units % nodes } else { n % 2 };
             let uses = |k| FileUse {
                 file: testing::file(u64::from((n * 10 + k) % self.files)),
                 read_bytes: read(node),
@@ -264,10 +284,8 @@ fn a_daemon_that_is_gone_shows_as_stale() {
     assert!(body.contains("homenode_up 1\n") && body.contains("homenode_file_read_bytes_total{"), "{body}");
     // A daemon that was killed has left its file.
     let path = machine.path("state/totals.json");
-    let mut child = Command::new("true").spawn().unwrap();
-    child.wait().unwrap();
     let mut told: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    told["pid"] = child.id().into();
+    told["boot_s"] = (told["boot_s"].as_f64().unwrap() - 60.0).into();
     fs::write(&path, told.to_string()).unwrap();
     let (_, body) = get(&exporter.address, "/metrics");
     let left: BTreeSet<&str> =
@@ -326,6 +344,56 @@ fn slow_and_many_clients_keep_nobody_waiting() {
     let mut answer = String::new();
     long.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+}
+
+/// Each answer was made anew: 98 clients that did not read theirs took 120 MB on eight nodes.
+fn a_hundred_clients_share_one_text() {
+    let mut machine =
+        Machine::named(800, 800, (0..100).map(|n| format!("/system.slice/u{n}-{}.service", "x".repeat(80))));
+    machine.nodes = 8;
+    machine.window();
+    let exporter = exporter(&machine.state(), "127.0.0.1:0");
+    let (_, body) = get(&exporter.address, "/metrics");
+    assert!(body.len() > 1 << 20 && samples(&body, "homenode_file_read_bytes_total").len() >= 6400, "{}", body.len());
+    let mut all: Vec<TcpStream> = (0..98).map(|_| TcpStream::connect(&exporter.address).unwrap()).collect();
+    for (n, stream) in all.iter_mut().enumerate() {
+        let accept = if n % 2 == 0 { "text/plain" } else { "application/openmetrics-text" };
+        write!(stream, "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n").unwrap();
+    }
+    // Its answer comes, while nobody reads theirs.
+    let (head, _) = get(&exporter.address, "/metrics");
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    let status = fs::read_to_string(format!("/proc/{}/status", exporter.child.0.id())).unwrap();
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
+    assert!(most.parse::<u64>().unwrap() < 40 << 10, "{most} kB");
+    // All of them get theirs, those that ask for the same form the same.
+    let mut texts: Vec<BTreeSet<String>> = vec![BTreeSet::new(), BTreeSet::new()];
+    for (n, stream) in all.iter_mut().enumerate() {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        texts[n % 2].insert(answer.split_once("\r\n\r\n").unwrap().1.to_owned());
+    }
+    assert!(texts.iter().all(|texts| texts.len() == 1), "{:?}", texts.iter().map(BTreeSet::len).collect::<Vec<_>>());
+}
+
+/// It has process ids, and a time since boot, of its own.
+fn a_sidecar_sees_that_the_daemon_runs() {
+    let mut machine = Machine::new(3, 6, 6);
+    machine.window();
+    let path = machine.path("state/totals.json");
+    let mut told: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    // No process of this id is there, nor in the sidecar.
+    told["pid"] = i32::MAX.into();
+    fs::write(&path, told.to_string()).unwrap();
+    let program = env!("CARGO_BIN_EXE_homenode");
+    let output = unshare(&[program, "export", "--once", "--state-dir", &machine.state()]);
+    let (body, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(body.contains("homenode_up 1\n") && body.contains("homenode_file_read_bytes_total{"), "{error}{body}");
+    told["boot_s"] = (told["boot_s"].as_f64().unwrap() - 60.0).into();
+    fs::write(&path, told.to_string()).unwrap();
+    let output = unshare(&[program, "export", "--once", "--state-dir", &machine.state()]);
+    assert!(text(&output.stdout).contains("homenode_up 0\n"), "{}", text(&output.stdout));
 }
 
 fn a_unix_socket_is_served_and_removed() {

@@ -75,6 +75,7 @@ fn blocked(facts: &Capabilities) -> Option<(&'static str, String)> {
         ("BPF tracepoints with BTF (tp_btf)", &facts.tracepoints),
         ("the BPF task iterator (iter/task)", &facts.task_pass),
         ("the initial pid namespace", &facts.pid_namespace),
+        ("the initial time namespace", &facts.time_namespace),
         ("pages of 4 KiB", &facts.page_size),
     ];
     let layout = || Some(("the place of the node in a page's flags", facts.node_bits.as_ref().err()?.clone()));
@@ -384,12 +385,13 @@ mod tests {
     #[test]
     fn a_missing_necessity_is_named() {
         type Break = fn(&mut Capabilities) -> &mut Fact;
-        let breaks: [(Break, &str); 6] = [
+        let breaks: [(Break, &str); 7] = [
             (|f| &mut f.btf, "BTF"),
             (|f| &mut f.load, "CAP_BPF"),
             (|f| &mut f.tracepoints, "tp_btf"),
             (|f| &mut f.task_pass, "iter/task"),
             (|f| &mut f.pid_namespace, "pid namespace"),
+            (|f| &mut f.time_namespace, "time namespace"),
             (|f| &mut f.page_size, "4 KiB"),
         ];
         for (place, name) in breaks {

@@ -41,7 +41,7 @@ impl Inodes {
         let dev = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let shown = FileId { dev, ino: stat.st_ino, generation: 0 };
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        let Some(kernel) = self.0.as_mut().filter(|_| regular && leases::free(dev, stat.st_ino).is_ok()) else {
+        let Some(kernel) = self.0.as_mut().filter(|_| regular && leases::free(dev, stat.st_ino, true).is_ok()) else {
             return Ok(shown);
         };
         let below = open(path).and_then(|file| below(kernel, &file));

@@ -95,6 +95,18 @@ use placement::ranges::Ranges;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, ThreadId, Topology};
 
+/// Decodes bytes as each record of the BPF programs, for tests with any bytes.
+#[doc(hidden)]
+pub fn decode_any(bytes: &[u8]) {
+    let mut all = records::Pass::default();
+    let most = pass::Most { records: 1000, bytes: 1 << 20, cpu: Duration::from_secs(1) };
+    _ = pass::read(&mut &*bytes, most, records::Pass::first, |record| all.take(record));
+    let pass = all;
+    pass.tasks.iter().for_each(|task| _ = (pass.mask(task), task.comm(), task.key(), task.process(), task.parent()));
+    _ = (records::Key::decode(bytes), records::Usage::decode(bytes), records::Pending::decode(bytes));
+    _ = (records::Counters::decode(bytes), records::Watched::decode(bytes));
+}
+
 pub use choose::{Configuration, choose};
 pub use hooks::Hook;
 pub use page_nodes::{NodeBits, NodeSource};

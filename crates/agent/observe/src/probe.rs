@@ -100,6 +100,8 @@ pub struct Capabilities {
     pub asked_affinity: Fact,
     /// Whether this process sees the thread ids of the whole machine.
     pub pid_namespace: Fact,
+    /// Whether this process sees the start times of the machine.
+    pub time_namespace: Fact,
     /// Whether pages have the size that the programs assume.
     pub page_size: Fact,
     /// Where a page's flags hold its node, or why that is not known.
@@ -146,6 +148,7 @@ impl Capabilities {
                 }
             },
             pid_namespace: pid_namespace(),
+            time_namespace: time_namespace(),
             page_size: match rustix::param::page_size() {
                 4096 => Fact::Available,
                 other => Fact::missing(format!("this kernel has pages of {other} bytes")),
@@ -170,6 +173,7 @@ impl Capabilities {
             pos_advanced: Ok(true),
             asked_affinity: Fact::Available,
             pid_namespace: Fact::Available,
+            time_namespace: Fact::Available,
             page_size: Fact::Available,
             node_bits: Ok(NodeBits { bits: 10, source: NodeSource::CacheNode }),
             nohz_full: CpuSet::default(),
@@ -205,6 +209,17 @@ fn pid_namespace() -> Fact {
             link.display()
         )),
         Err(error) => Fact::missing(format!("/proc/self/ns/pid: {}", super::cause::of_io(&error))),
+    }
+}
+
+/// The times at which processes started are those of this process's time namespace, and BPF
+/// programs see those of the machine.
+fn time_namespace() -> Fact {
+    match linux::clock::time_namespace() {
+        None => Fact::Available,
+        Some(seconds) => Fact::missing(format!(
+            "this process is in a time namespace, {seconds} s off: processes would not be recognised by their start"
+        )),
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::{CpuSet, FileId, Node, NodeId, Topology};
+use topology::{CpuSet, FileId, MemoryKind, Node, NodeId, Topology};
 
 use crate::{NodeBytes, Outcome, Pace};
 
@@ -97,7 +97,8 @@ pub struct NodeLoad {
     /// are then all that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredLoad>,
-    /// The tier of its memory: 0 is the fastest, and equal numbers are alike. Absent if unknown.
+    /// The tier of its memory: 0 is the fastest, and equal numbers are alike. Absent if unknown:
+    /// then nothing goes to a node without CPUs, whose memory can be a GPU's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tier: Option<u32>,
     /// Whether the kernel reclaims memory of the node. Absent if unknown, or if the policy does not
@@ -433,6 +434,12 @@ impl Snapshot {
             distance: n.distance.clone(),
             read_bw_max: n.read_bw_max,
             write_bw_max: n.write_bw_max,
+            // Slow memory has a tier.
+            memory: match (n.cpus.is_empty(), n.tier) {
+                (false, _) => MemoryKind::Dram,
+                (true, Some(_)) => MemoryKind::CpuLess,
+                (true, None) => MemoryKind::Unknown,
+            },
             ..Node::new(n.id, n.cpus.iter().copied().collect(), n.memory_free)
         };
         let mut nodes: BTreeMap<NodeId, Node> = self.nodes.iter().map(|n| (n.id, node(n))).collect();

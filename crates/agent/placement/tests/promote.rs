@@ -636,6 +636,9 @@ fn what_is_not_known_does_not_move() {
     // High-bandwidth memory has no CPUs either.
     snapshot.nodes.iter_mut().for_each(|node| node.tier = Some(u32::from(node.id != NodeId(2))));
     assert_eq!(moves(&snapshot), (None, vec![]));
+    // A GPU's memory has no tier.
+    snapshot.nodes[2].tier = None;
+    assert_eq!(moves(&snapshot), (None, vec![]));
     snapshot = heat(&mut world());
     snapshot.files[0].movable = Some(false);
     assert_eq!(moves(&snapshot), (None, vec![]));

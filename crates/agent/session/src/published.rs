@@ -12,11 +12,12 @@
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use command::exit::Failure;
+use linux::clock::boot_s;
 use serde::Serialize;
 
+use crate::totals::boot;
 use crate::window::{Mounted, Window};
 
 /// The last window of a mount, in its state directory.
@@ -31,8 +32,9 @@ impl Publisher {
     /// For the mount on `mount`, whose state directory is `dir`.
     pub fn new(dir: &Path, mount: &Path, policy: &str, emulated: Option<String>) -> Self {
         let mount = mount.canonicalize().unwrap_or_else(|_| mount.to_owned());
-        let (pid, policy, window) = (std::process::id(), policy.to_owned(), Window::default());
-        Self { dir: dir.to_owned(), mounted: Mounted { version: 1, mount, pid, policy, emulated, age_s: 0.0, window } }
+        let (version, pid, policy) = (1, std::process::id(), policy.to_owned());
+        let (age_s, written, window) = (0.0, None, Window::default());
+        Self { dir: dir.to_owned(), mounted: Mounted { version, mount, pid, policy, emulated, age_s, written, window } }
     }
 
     /// Label of emulated memory.
@@ -43,6 +45,7 @@ impl Publisher {
     /// Publishes a window. The mount goes on without: a failure is only logged.
     pub fn publish(&mut self, window: Window) {
         self.mounted.window = window;
+        self.mounted.written = Some((boot(), boot_s()));
         // It has paths of files in directories that not everybody may read.
         let written = std::fs::create_dir_all(&self.dir).and_then(|()| write(&self.dir, WINDOW, &self.mounted, 0o600));
         if let Err(error) = written {
@@ -72,14 +75,15 @@ impl Drop for Publisher {
 /// its server has ended.
 pub fn read(dir: &Path) -> Option<Mounted> {
     let path = dir.join(WINDOW);
-    let written = path.metadata().and_then(|meta| meta.modified()).ok()?;
     // What a later build wrote is left out.
     let mut mounted: Mounted = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
     let pid = i32::try_from(mounted.pid).ok().and_then(rustix::process::Pid::from_raw)?;
-    if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
+    // The wall clock may have been set since.
+    let (then, written_s) = mounted.written.take()?;
+    if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) || then != boot() {
         return None;
     }
-    mounted.age_s = SystemTime::now().duration_since(written).map_or(0.0, |age| age.as_secs_f64());
+    mounted.age_s = (boot_s() - written_s).max(0.0);
     Some(mounted)
 }
 
@@ -113,6 +117,8 @@ pub fn unescape(dir: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]
@@ -126,6 +132,20 @@ mod tests {
         assert_eq!(told_now.name(), "volume / · policy nthread");
         assert_eq!(Mounted { age_s: 10.0, ..told_now.clone() }.name(), "volume / · policy nthread · silent for 10.0 s");
         assert_eq!(state_dirs(dir.path()).unwrap(), [state.as_path()]);
+        // The age is no matter of the wall clock, which may be set: a server that had stopped
+        // looked alive.
+        let path = state.join(WINDOW);
+        let later = SystemTime::now() + std::time::Duration::from_secs(3600);
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(later).unwrap();
+        let mut told: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let before = told["written"][1].as_f64().unwrap() - 60.0;
+        told["written"][1] = before.into();
+        std::fs::write(&path, told.to_string()).unwrap();
+        assert!(read(&state).unwrap().name().contains("silent for"), "{}", read(&state).unwrap().name());
+        assert!(!serde_json::to_string(&read(&state).unwrap()).unwrap().contains("written"));
+        told["written"][0] = "another".into();
+        std::fs::write(&path, told.to_string()).unwrap();
+        assert_eq!(read(&state), None, "it was written before this boot");
         // A server that was killed has left its window.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();

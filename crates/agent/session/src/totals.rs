@@ -8,11 +8,12 @@
 //! **Approach.** After each window the daemon adds the bytes of each thread to its service and pair
 //! of nodes, and writes the sums to [`FILE`] in its state directory, as a whole and by rename. At
 //! most [`SHOWN`] services have a row of their own; the bytes of all others are in [`OTHER`]. A
-//! service that comes to read more than twice as much as the least of those takes its row. Bytes
-//! stay where they were counted, so no counter goes down: a service that loses its row and gets one
-//! again goes on where its own had stopped. The file has names of services, which systemd shows to
-//! everybody, and no paths of files, names of threads or ids. Whether it is up to date follows from
-//! the clock that counts from boot, and from the daemon's process.
+//! service that comes to read more than twice as much as the least of those takes its row, first
+//! the rows of those whose control group is gone. Bytes stay where they were counted, so no counter
+//! goes down: a service that loses its row and gets one again goes on where its own had stopped.
+//! The file has names of services, which systemd shows to everybody, and no paths of files, names
+//! of threads or ids. Whether it is up to date follows from the clock that counts from boot alone:
+//! a reader in a container sees other process ids.
 //!
 //! **Limits.** A restart of the daemon begins at 0. Rows that were idle for longest are forgotten
 //! beyond [`KEPT`] services; one of them that comes back begins at 0, too. The bytes of a window
@@ -27,13 +28,14 @@ use std::time::SystemTime;
 
 use command::exit::Failure;
 use engine::{Tally, WindowReport};
-use linux::clock::{self, ClockId};
+use linux::clock::boot_s;
+use linux::cpuset::Hierarchies;
 use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::map::Bytes;
 use crate::published;
-use crate::units::Groups;
+use crate::units::{self, Groups};
 
 /// The file in the state directory.
 pub const FILE: &str = "totals.json";
@@ -136,11 +138,16 @@ struct Unit {
     /// Bytes read and written, those of long ago counting less; as of this window.
     recent: f64,
     window: u64,
+    /// Its control group, as of the last process that was asked.
+    group: Option<Arc<str>>,
+    /// That was gone when rows last changed hands.
+    ended: bool,
 }
 
 impl Unit {
+    /// What it has read lately; nothing counts of a group that has ended: its row goes first.
     fn recent(&self, window: u64) -> f64 {
-        self.recent * 0.5f64.powf((window - self.window) as f64 / HALF_LIFE)
+        if self.ended { 0.0 } else { self.recent * 0.5f64.powf((window - self.window) as f64 / HALF_LIFE) }
     }
 }
 
@@ -149,6 +156,7 @@ impl Unit {
 pub struct Totals {
     dir: PathBuf,
     groups: Groups,
+    hierarchies: Hierarchies,
     told: Told,
     units: HashMap<Arc<str>, Unit>,
     shown: usize,
@@ -172,6 +180,7 @@ impl Totals {
         Self {
             dir: dir.to_owned(),
             groups: Groups::new(proc_root),
+            hierarchies: Hierarchies::new(proc_root),
             told,
             units: HashMap::new(),
             shown: 0,
@@ -226,8 +235,13 @@ impl Totals {
                     if unit.window != window && !unit.shown {
                         self.candidates.push(name);
                     }
+                    // One that was started again is the same service.
+                    unit.ended = false;
                     unit.recent = unit.recent(window) + thread.file_bytes() as f64;
                     unit.window = window;
+                    if unit.group.is_none() {
+                        unit.group = self.groups.group_of(thread.pid, thread.process_start_ns);
+                    }
                     if unit.shown { &mut unit.bytes } else { &mut self.other }
                 }
             };
@@ -246,6 +260,11 @@ impl Totals {
         let (window, mut candidates) = (self.told.windows, std::mem::take(&mut self.candidates));
         if candidates.is_empty() {
             return;
+        }
+        // Rows of groups that have ended go first.
+        for unit in self.units.values_mut().filter(|unit| unit.shown && unit.window < window) {
+            let there = unit.group.as_deref().and_then(|group| self.hierarchies.has(units::path(group)));
+            unit.ended = there == Some(false);
         }
         let recent = |name: &Arc<str>| self.units.get(name).map_or(0.0, |unit| unit.recent(window));
         let mut shown: Vec<Arc<str>> =
@@ -335,37 +354,28 @@ pub fn read(dir: &Path) -> Result<Found, Failure> {
         let why = format!("its version is {}, this homenode knows version 1", told.version);
         return Err(failure(&std::io::Error::new(ErrorKind::InvalidData, why)));
     }
-    let unix_s = Some(told.unix_s);
-    let (boot, age) = (boot(), boot_s() - told.boot_s);
-    let why = if !told.boot.is_empty() && !boot.is_empty() && told.boot != boot {
-        "it was written before this boot".to_owned()
-    } else if has_ended(told.pid) {
-        format!("homenode (pid {}) has ended", told.pid)
-    } else if !(-1.0..=told.window_s * LATE.0 + LATE.1).contains(&age) {
-        format!("homenode (pid {}) has written nothing for {age:.0} s", told.pid)
-    } else {
-        return Ok(Found::Now(Box::new(told)));
-    };
-    Ok(Found::Stale(why, unix_s))
+    Ok(match told.stale() {
+        None => Found::Now(Box::new(told)),
+        Some(why) => Found::Stale(why, Some(told.unix_s)),
+    })
 }
 
-/// Whether a process runs no more, also if nobody has waited for it yet.
-fn has_ended(pid: u32) -> bool {
-    let id = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    if id.is_none_or(|id| rustix::process::test_kill_process(id) == Err(rustix::io::Errno::SRCH)) {
-        return true;
+impl Told {
+    /// Why the daemon that wrote this runs no more, or hangs.
+    pub fn stale(&self) -> Option<String> {
+        let (boot, age) = (boot(), boot_s() - self.boot_s);
+        if !self.boot.is_empty() && !boot.is_empty() && self.boot != boot {
+            Some("it was written before this boot".to_owned())
+        } else if !(-1.0..=self.window_s * LATE.0 + LATE.1).contains(&age) {
+            Some(format!("homenode (pid {}) has ended or hangs: it has written nothing for {age:.0} s", self.pid))
+        } else {
+            None
+        }
     }
-    // Others' processes may be hidden from us.
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    linux::threads::field(&status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
 }
 
-/// Seconds since boot, suspended time included.
-fn boot_s() -> f64 {
-    clock::s(ClockId::Boottime)
-}
-
-fn boot() -> String {
+/// The id of this boot.
+pub(crate) fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
@@ -454,6 +464,40 @@ mod tests {
         assert_eq!(before.values().sum::<u64>(), read);
     }
 
+    /// Rows of services that had ended were 42 of 100, and a service that read little had none.
+    #[test]
+    fn services_that_have_ended_give_their_rows_back_first() {
+        let last = SHOWN as u32 + 1;
+        let root = processes(last + 2);
+        let groups = root.path().join("cg");
+        std::fs::create_dir(root.path().join("self")).unwrap();
+        let mounts = format!("30 23 0:28 / {} rw - cgroup2 cgroup2 rw\n", groups.display());
+        std::fs::write(root.path().join("self/mountinfo"), mounts).unwrap();
+        let group = |pid: u32| groups.join(format!("u{pid}.service"));
+        (2..=last + 2).for_each(|pid| std::fs::create_dir_all(group(pid)).unwrap());
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        totals.add(&snapshot((2..=last).map(|pid| thread(pid, 0, &[(1, 1_000_000)])).collect()));
+        let small = || snapshot(vec![thread(last + 1, 0, &[(1, 10)]), thread(last + 2, 0, &[(1, 5)])]);
+        for _ in 0..3 {
+            totals.add(&small());
+        }
+        assert_eq!(pairs(&totals, &format!("u{}.service", last + 1)), [], "all others are there and have read more");
+        std::fs::remove_dir(group(7)).unwrap();
+        let before = pairs(&totals, "u7.service");
+        for _ in 0..3 {
+            totals.add(&small());
+        }
+        assert!(!pairs(&totals, &format!("u{}.service", last + 1)).is_empty());
+        assert_eq!(pairs(&totals, &format!("u{}.service", last + 2)), []);
+        assert_eq!((totals.rows().len(), pairs(&totals, "u7.service")), (SHOWN + 2, vec![]));
+        // It was started again, and goes on where it was.
+        std::fs::create_dir(group(7)).unwrap();
+        for _ in 0..3 {
+            totals.add(&snapshot(vec![thread(7, 0, &[(1, 1_000)])]));
+        }
+        assert!(pairs(&totals, "u7.service")[0].2 > before[0].2);
+    }
+
     #[test]
     fn memory_is_bounded() {
         let last = KEPT as u32 * 2;
@@ -485,18 +529,10 @@ mod tests {
         totals.write().unwrap();
         assert!(why(root.path()).contains("nothing for 60 s"), "{}", why(root.path()));
         totals.told.boot_s += 60.0;
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        totals.told.pid = child.id();
+        // A reader in a container sees no process of this id, or another one.
+        totals.told.pid = u32::MAX;
         totals.write().unwrap();
         assert_eq!(why(root.path()), "runs");
-        child.kill().unwrap();
-        // It is dead before anybody has waited for it.
-        while why(root.path()) == "runs" {
-            std::thread::yield_now();
-        }
-        assert!(why(root.path()).contains("has ended"), "{}", why(root.path()));
-        child.wait().unwrap();
-        assert!(why(root.path()).contains("has ended"), "{}", why(root.path()));
         totals.told.pid = std::process::id();
         totals.told.boot = "another".to_owned();
         totals.write().unwrap();

@@ -62,6 +62,15 @@ pub fn name(cgroup: &str) -> String {
     shortened(name)
 }
 
+/// The control group of the unit that this group is, or is a part of.
+pub fn path(cgroup: &str) -> &str {
+    let name = name(cgroup);
+    let unit = format!("/{}", name.rsplit('/').next().unwrap_or_default());
+    let mut ends = cgroup.match_indices(&unit).map(|(at, _)| at + unit.len());
+    let end = ends.find(|end| matches!(cgroup.as_bytes().get(*end), None | Some(b'/')));
+    end.and_then(|end| cgroup.get(..end)).unwrap_or(cgroup)
+}
+
 /// The name, or its beginning and a hash of it.
 fn shortened(name: String) -> String {
     if name.len() <= LONGEST {
@@ -75,8 +84,9 @@ fn shortened(name: String) -> String {
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 
-/// A unit, the window in which it was asked for, and the last one in which it was looked for.
-type Asked = (Option<Arc<str>>, u32, u32);
+/// A unit and its control group, the window in which it was asked for, and the last one in which it
+/// was looked for.
+type Asked = (Option<(Arc<str>, Arc<str>)>, u32, u32);
 
 /// The units of processes, as last seen.
 #[derive(Debug)]
@@ -113,34 +123,39 @@ impl Groups {
     pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
         let id = (pid, start_ns.unwrap_or(0));
         let window = self.window;
+        let named = |group: String| (Arc::from(name(&group)), Arc::from(group));
         let known = self.processes.get_mut(&id);
         let left = if known.is_some() { &mut self.again } else { &mut self.new };
         match known {
             Some((unit, asked, seen)) => {
                 *seen = window;
                 // Those that were asked longest ago: all come round.
-                if window - *asked < self.turn || *left == 0 {
-                    return unit.clone();
-                }
-                *left -= 1;
-                *asked = window;
-                // One that has ended keeps its last.
-                if let Some(group) = group(&self.threads, pid, start_ns) {
-                    let now = name(&group);
-                    if unit.as_deref() != Some(&now) {
-                        *unit = Some(now.into());
+                if window - *asked >= self.turn && *left > 0 {
+                    *left -= 1;
+                    *asked = window;
+                    // One that has ended keeps its last.
+                    let now = group(&self.threads, pid, start_ns);
+                    if let Some(now) = now.filter(|now| unit.as_ref().is_none_or(|(_, group)| **group != **now)) {
+                        *unit = Some(named(now));
                     }
                 }
-                unit.clone()
+                unit.as_ref().map(|(unit, _)| unit.clone())
             }
             None if *left == 0 => None,
             None => {
                 *left -= 1;
-                let unit: Option<Arc<str>> = group(&self.threads, pid, start_ns).map(|group| name(&group).into());
-                self.processes.insert(id, (unit.clone(), window, window));
-                unit
+                let unit = group(&self.threads, pid, start_ns).map(named);
+                let name = unit.as_ref().map(|(unit, _)| unit.clone());
+                self.processes.insert(id, (unit, window, window));
+                name
             }
         }
+    }
+
+    /// The control group of a process that [`unit`](Self::unit) knows.
+    pub fn group_of(&self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
+        let (unit, _, _) = self.processes.get(&(pid, start_ns.unwrap_or(0)))?;
+        unit.as_ref().map(|(_, group)| group.clone())
     }
 }
 
@@ -164,6 +179,19 @@ mod tests {
             ("/", "/"),
         ] {
             assert_eq!(name(cgroup), called);
+        }
+        for (cgroup, unit) in [
+            ("/system.slice/a.service", "/system.slice/a.service"),
+            ("/system.slice/a.service/workers/1", "/system.slice/a.service"),
+            ("/system.slice/a.service-x/a.service", "/system.slice/a.service-x/a.service"),
+            (
+                "/user.slice/u.slice/user@1.service/app.slice/x.scope/y",
+                "/user.slice/u.slice/user@1.service/app.slice/x.scope",
+            ),
+            ("/kubepods/pod8c/3f2a", "/kubepods/pod8c/3f2a"),
+            ("/", "/"),
+        ] {
+            assert_eq!(path(cgroup), unit);
         }
     }
 

@@ -354,6 +354,9 @@ pub struct Mounted {
     /// Seconds since the window ended; 0 while it is written.
     #[serde(default)]
     pub age_s: f64,
+    /// The boot in which the window was written, and when, in seconds since then; only in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<(String, f64)>,
     /// The window.
     pub window: Window,
 }

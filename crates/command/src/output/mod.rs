@@ -18,10 +18,7 @@ pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            // Neither do formatting characters that reorder or hide text belong in a name.
-            c if c.is_control()
-                || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
-            {
+            c if is_hidden(c) => {
                 // Writing to a string cannot fail.
                 let _ = write!(safe, "{}", c.escape_default());
             }
@@ -31,18 +28,38 @@ pub fn escape(text: &str) -> String {
     safe
 }
 
+/// Control characters, and those that reorder or hide text: neither belong in a name.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// JSON text with such characters of strings written as `\u202e`: it has the same value.
+pub fn json_escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            // Between values.
+            '\n' => safe.push(c),
+            c if is_hidden(c) => {
+                let _ = write!(safe, "\\u{:04x}", u32::from(c));
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
 /// One JSON value and a newline on stdout, pretty for people.
 pub fn print_json(value: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(io::Error::from)?;
-    text.push(b'\n');
-    print_raw(&text)
+    let text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
+    print(&(json_escape(&text) + "\n"))
 }
 
 /// One JSON value on one line, at once: for streams.
 pub fn print_json_line(value: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value).map_err(io::Error::from)?;
-    line.push(b'\n');
-    print_raw(&line)
+    let line = serde_json::to_string(value).map_err(io::Error::from)?;
+    print(&(json_escape(&line) + "\n"))
 }
 
 /// A result on stdout: as JSON, or for people.
@@ -57,11 +74,7 @@ pub fn notes(notes: impl IntoIterator<Item = impl AsRef<str>>) -> String {
 
 /// Text on stdout, at once.
 pub fn print(text: &str) -> io::Result<()> {
-    print_raw(text.as_bytes())
-}
-
-fn print_raw(bytes: &[u8]) -> io::Result<()> {
-    background::OUT.put(bytes)
+    background::OUT.put(text.as_bytes())
 }
 
 /// From now on nobody waits for output: for programs that hold moves.
@@ -88,4 +101,22 @@ pub fn drain() -> io::Result<()> {
 /// Text on stderr. What cannot be written is lost.
 pub fn complain(text: &str) {
     let _ = background::ERR.put(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `--json` and `report --names` gave names as they were to the terminal.
+    #[test]
+    fn no_output_has_characters_that_reorder_or_hide_text() {
+        let name = "a\u{202e}b\u{7f}\u{9b}\u{feff}\u{2066}\u{61c}é\n\u{1b}[31m";
+        let value = serde_json::json!({ name: [name] });
+        let pretty = serde_json::to_string_pretty(&value).unwrap();
+        for text in [json_escape(&value.to_string()), json_escape(&pretty)] {
+            assert!(text.chars().all(|c| c == '\n' || !is_hidden(c)), "{text}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+        }
+        assert!(escape(name).chars().all(|c| !is_hidden(c)), "{}", escape(name));
+    }
 }

@@ -11,4 +11,4 @@ mod room;
 pub mod space;
 
 pub use resident::{own_bytes, resident};
-pub use room::{Room, room};
+pub use room::{Room, of_group, room};

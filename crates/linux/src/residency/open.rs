@@ -59,7 +59,7 @@ pub fn open(path: &Path) -> Result<Opened, ResidencyError> {
     let stat = rustix::fs::fstat(&open).map_err(look)?;
     regular(path, stat.st_mode)?;
     let dev = rustix::fs::major(stat.st_dev) << 20 | rustix::fs::minor(stat.st_dev);
-    crate::leases::free(dev, stat.st_ino).map_err(|e| ResidencyError::file("open", path, e))?;
+    crate::leases::free(dev, stat.st_ino, true).map_err(|e| ResidencyError::file("open", path, e))?;
     let same = format!("/proc/self/fd/{}", open.as_raw_fd());
     // NONBLOCK: opening a file under a lease would otherwise wait for the lease's holder.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;

@@ -90,7 +90,7 @@ fn ls(global: &Global, args: &LsArgs, volume: &Volume) -> Result<Exit, Failure> 
     let mut table = Table::new(&["kind", ">mode", ">links", ">size", "name"]);
     let mut names = Vec::new();
     for name in volume.names(dir, 0, usize::MAX).map_err(fail)? {
-        let text = String::from_utf8_lossy(&name.name).into_owned();
+        let text = linux::shown(std::os::unix::ffi::OsStrExt::from_bytes(&name.name));
         let stat = match volume.stat(name.named.ino) {
             // It can be removed, so it has to be seen.
             Err(Error::Damaged(_)) => {
@@ -255,7 +255,7 @@ fn where_on_mount(global: &Global, path: &Path) -> Result<Exit, Failure> {
     let (file, place) = on_mount(path)?;
     let known = place.nodes.iter().map(|(node, bytes)| (node_name(Some(node.0)), bytes));
     let unknown = Some((node_name(None), place.unknown)).filter(|(_, bytes)| *bytes > 0);
-    tell_place(global, (&path.to_string_lossy(), file.size), known.chain(unknown).collect())
+    tell_place(global, (&linux::shown(path.as_os_str()), file.size), known.chain(unknown).collect())
 }
 
 /// Says on which nodes a file is.
@@ -292,7 +292,7 @@ fn migrate(global: &Global, (path, args): (&str, &MigrateArgs), volume: &Volume,
 
 fn migrate_on_mount(global: &Global, args: &MigrateArgs, stop: &Stop) -> Result<Exit, Failure> {
     let (file, _) = on_mount(&args.file.file)?;
-    let path = file.path.to_string_lossy();
+    let path = linux::shown(file.path.as_os_str());
     mounted::start(&file, NodeId(args.to), args.rate)?;
     let bar = progress::bar(global.json, 0, OF_BYTES);
     let done = volume::follow(&file.fd, |now| {

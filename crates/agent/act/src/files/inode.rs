@@ -93,7 +93,7 @@ impl Inodes {
     /// somebody has a write lease on it; others as the kernel gives them, if a way could not be
     /// tried.
     pub fn open(&mut self, inode: FileId, readers: &[u32]) -> io::Result<Opened> {
-        leases::free(inode.dev, inode.ino)?;
+        leases::free(inode.dev, inode.ino, false)?;
         let mut untried = None;
         let mount = self.mount(inode.dev).cloned();
         if let Some(mount) = mount {
@@ -138,7 +138,7 @@ impl Inodes {
     ///
     /// `NotFound` if the path leads to another file or to none; others as the kernel gives them.
     pub fn by_path(&self, inode: FileId, path: &Path) -> io::Result<Opened> {
-        leases::free(inode.dev, inode.ino)?;
+        leases::free(inode.dev, inode.ino, false)?;
         through(path, inode, &self.mounts)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
@@ -230,7 +230,7 @@ fn through(link: &Path, inode: FileId, mounts: &Mounts) -> io::Result<Option<Ope
     if !kinds::kind(&mount.fs_type).is_some_and(|kind| kind.local) {
         return Err(foreign(&mount));
     }
-    leases::free(mount.dev, inode.ino)?;
+    leases::free(mount.dev, inode.ino, false)?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME | OFlags::CLOEXEC;
     let fd = rustix::fs::open(format!("/proc/self/fd/{}", open.as_raw_fd()), flags, Mode::empty())?;
     // Where the file system tells the generation, it must be that of the inode which was read.
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(lease(10, libc::SIGURG), 0);
         assert_eq!(lease(libc::F_SETLEASE, libc::F_WRLCK), 0);
         // The list may be a moment old.
-        while leases::free(inode.dev, inode.ino).is_ok() {
+        while leases::free(inode.dev, inode.ino, false).is_ok() {
             std::thread::yield_now();
         }
         let mut inodes = inodes();

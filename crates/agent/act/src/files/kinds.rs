@@ -3,6 +3,7 @@
 //! | file system | written bytes | data can be moved |
 //! |---|---|---|
 //! | ext2, ext3, ext4, XFS, btrfs, f2fs, FAT, NTFS: page cache | in place: new pages where the writer runs | yes, page by page |
+//! | squashfs, erofs, ISO 9660, UDF, bcachefs, JFS: page cache | the same, or nobody writes | yes, page by page |
 //! | tmpfs | the same; spread with `mpol=interleave` | yes |
 //! | ext4 on DAX | stay: on the device | no |
 //! | XFS on DAX | stay | by `homenode move`; by the daemon with `[moves] dax = true`, because it takes CAP_SYS_ADMIN |
@@ -42,9 +43,8 @@ pub(super) fn kind(fs_type: &str) -> Option<Kind> {
     let (handle, local) = match fs_type {
         "ext2" | "ext3" | "ext4" | "f2fs" => (Handle::Ino32, true),
         "xfs" => (Handle::Xfs, true),
-        "btrfs" | "tmpfs" | "devtmpfs" | "vfat" | "msdos" | "exfat" | "ntfs3" | "hugetlbfs" | "zfs" => {
-            (Handle::None, true)
-        }
+        "btrfs" | "tmpfs" | "devtmpfs" | "vfat" | "msdos" | "exfat" | "ntfs3" | "hugetlbfs" | "zfs" | "squashfs"
+        | "erofs" | "iso9660" | "udf" | "bcachefs" | "jfs" => (Handle::None, true),
         "nfs" | "nfs4" | "cifs" | "smb3" | "ceph" | "9p" | "virtiofs" | "fuse" | "fuseblk" => (Handle::None, false),
         other if other.starts_with("fuse.") => (Handle::None, false),
         _ => return None,
@@ -121,6 +121,8 @@ mod tests {
             ("tmpfs", "rw,mpol=interleave:0-1", Some(false), Some(Spread), yes),
             ("tmpfs", "rw,mpol=prefer:0", Some(false), Some(InPlace), yes),
             ("hugetlbfs", "rw,pagesize=2M", Some(false), Some(InPlace), Some(false)),
+            ("squashfs", "ro", Some(false), Some(InPlace), yes),
+            ("erofs", "ro", Some(false), Some(InPlace), yes),
             ("zfs", "rw", None, None, Some(false)),
             ("nfs4", "rw", None, Some(InPlace), yes),
             ("fuse.sshfs", "rw", None, Some(InPlace), yes),

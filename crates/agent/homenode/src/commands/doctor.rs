@@ -18,7 +18,7 @@ use serde::Serialize;
 use topology::{NodeId, Topology};
 
 use crate::cli::DoctorArgs;
-use crate::commands::plane;
+use crate::commands::{nodes, plane};
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
 use crate::machine::{self, Machine};
@@ -30,6 +30,8 @@ const CONFIGURATION: &str = "configuration";
 const STATE_DIRECTORY: &str = "state directory";
 
 const AS_ROOT: &str = "run it as root: sudo homenode doctor";
+
+const NOT_TO_ROOT: &str = "root may not do it here: give homenode its capabilities, or look for a container or a kernel lockdown that forbids it";
 
 /// Everything that `doctor` has to say.
 #[derive(Serialize)]
@@ -66,10 +68,21 @@ struct Finding {
 
 impl Finding {
     fn new(name: &str, cause: Option<String>, needed: bool, fix: &'static str) -> Self {
-        let available = cause.is_none();
         // A refusal says nothing about the kernel until root has asked.
         let refused = cause.as_ref().is_some_and(|cause| cause.contains("EPERM"));
-        let fix = if needed && refused && !rustix::process::geteuid().is_root() { AS_ROOT } else { fix };
+        Self::fixed(
+            name,
+            cause,
+            needed,
+            if needed && refused { AS_ROOT } else { fix },
+            rustix::process::geteuid().is_root(),
+        )
+    }
+
+    /// `root`: it is root who asks.
+    fn fixed(name: &str, cause: Option<String>, needed: bool, fix: &'static str, root: bool) -> Self {
+        let available = cause.is_none();
+        let fix = if fix == AS_ROOT && root { NOT_TO_ROOT } else { fix };
         Self {
             name: name.to_owned(),
             available,
@@ -173,7 +186,8 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
     let newer_kernel = "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF, 6.1 or later";
     let mut findings = vec![
         fact("BTF (the kernel describes its types)", &facts.btf, true, newer_kernel),
-        fact("loading BPF programs", &facts.load, true, AS_ROOT),
+        // Without BTF nobody can load them.
+        fact("loading BPF programs", &facts.load, true, if facts.btf.available() { AS_ROOT } else { newer_kernel }),
         fact("BPF at tracepoints", &facts.tracepoints, true, newer_kernel),
         fact("BPF task iterator", &facts.task_pass, true, newer_kernel),
         fact(
@@ -181,6 +195,12 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
             &facts.pid_namespace,
             true,
             "run it outside the container, or with --pid=host",
+        ),
+        fact(
+            "start times of the machine's processes",
+            &facts.time_namespace,
+            true,
+            "run it in the machine's own time namespace (without unshare --time)",
         ),
         fact("pages of 4 KiB", &facts.page_size, true, "use a kernel with pages of 4 KiB"),
         fact(
@@ -235,6 +255,7 @@ fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
             "run it as root, or name another with --state-dir",
         ),
         Finding::new("two nodes or more", one, false, ""),
+        Finding::new("the kind of each node's memory", nodes::of_unknown_kind(topology), false, ""),
         Finding {
             source,
             ..Finding::new(
@@ -349,6 +370,17 @@ pub fn text(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Root was told to be root.
+    #[test]
+    fn root_is_not_told_to_run_it_as_root() {
+        let fix = |cause: &str, root| Finding::fixed("x", Some(cause.to_owned()), true, AS_ROOT, root).fix.unwrap();
+        assert_eq!(fix("EPERM", false), AS_ROOT);
+        for cause in ["EPERM", "ESRCH"] {
+            assert!(!fix(cause, true).contains("as root"), "{}", fix(cause, true));
+        }
+        assert_eq!(Finding::fixed("x", None, true, AS_ROOT, true).fix, None);
+    }
 
     #[test]
     fn a_shared_cause_is_named_once() {

@@ -5,16 +5,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use command::args::Global;
+use engine::Plane;
 use linux::threads::Threads;
 use placement::Traits;
 use session::map::{Bytes, Map, Report};
 use session::units;
-use topology::NodeId;
+use topology::{NodeId, sysfs};
 
 use crate::cli::{MapArgs, ObserveArgs};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::machine::SYS;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::units::{bytes, count, percent, seconds, size};
@@ -41,6 +43,7 @@ pub fn observe(
     let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
     let mut plane = plane::open(config, args, None, Traits::default(), false)?;
+    let unknown = plane.topology().of_unknown_kind();
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
     let threads = Threads::new(Path::new(PROC));
@@ -54,7 +57,12 @@ pub fn observe(
         map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| units::group(&threads, pid, start_ns));
     }
     bar.finish_and_clear();
-    Ok((map.report(top), limits))
+    let mut report = map.report(top);
+    for node in unknown {
+        let cached = sysfs::cached_files(Path::new(SYS), node).map_or("unknown".to_owned(), bytes);
+        report.notes.push(format!("cached files on node {node}, whose memory is of unknown kind: {cached}"));
+    }
+    Ok((report, limits))
 }
 
 /// What a group is called in the tables.

@@ -88,7 +88,10 @@ fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
             cpus(node),
             memory(node),
             free.get(&node.id).map_or("unknown".to_owned(), |n| size(*n)),
-            node.tier.map_or("unknown".to_owned(), |tier| format!("{} ({})", tier.rank, tier.from)),
+            match (node.memory, node.tier) {
+                (MemoryKind::Unknown, _) => "none (of unknown kind)".to_owned(),
+                (_, tier) => tier.map_or("unknown".to_owned(), |tier| format!("{} ({})", tier.rank, tier.from)),
+            },
             bandwidth(node.read_bw_max, machine.source(node, false)),
             bandwidth(node.write_bw_max, machine.source(node, true)),
             distances(topology, node),
@@ -115,10 +118,25 @@ fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
     if machine.measured.as_ref().is_some_and(|measured| measured.emulated) {
         text.push_str("note: measured on an emulated processor: its times are those of the emulation\n");
     }
+    if let Some(note) = of_unknown_kind(topology) {
+        text.push_str(&format!("note: {note}\n"));
+    }
     if topology.nodes.len() == 1 {
         text.push_str("one node: every read is local, there is nothing to move\n");
     }
     text
+}
+
+/// What is to be said of memory of unknown kind.
+pub fn of_unknown_kind(topology: &Topology) -> Option<String> {
+    let nodes: Vec<String> = topology.of_unknown_kind().iter().map(NodeId::to_string).collect();
+    (!nodes.is_empty()).then(|| {
+        format!(
+            "the memory of node {} is of unknown kind, perhaps a GPU's: no policy puts file data there \
+             (`file_data = true` in [node.N] of homenode.toml)",
+            nodes.join(", ")
+        )
+    })
 }
 
 /// `0-3,8`, with CPUs that are offline.

@@ -86,16 +86,19 @@ pub fn scope(args: &ScopeArgs, root: Option<u32>) -> Scope {
 /// Refuses what is no control group of version 2: nothing would be found in it.
 fn control_group(path: &Path) -> Result<(), Failure> {
     let what = || format!("control group {}", path.display());
-    let kind = rustix::fs::statfs(path).map_err(|e| Failure::from_error(Exit::Io, what(), &io::Error::from(e)))?;
+    let kind = rustix::fs::statfs(path)
+        .map_err(|e| Failure::from_error(Exit::Io, what(), &io::Error::from(e)).hint(NAME_GROUP))?;
     let why = match kind.f_type {
         libc::CGROUP2_SUPER_MAGIC if path.is_dir() => return Ok(()),
         libc::CGROUP2_SUPER_MAGIC => "a control group is a directory",
         libc::CGROUP_SUPER_MAGIC => "this is a control group of version 1; homenode sees those of version 2",
         _ => "this is no control group",
     };
-    Err(Failure::new(Exit::Usage, what(), why)
-        .hint("name a directory of the cgroup2 file system, below /sys/fs/cgroup"))
+    Err(Failure::new(Exit::Usage, what(), why).hint(NAME_GROUP))
 }
+
+const NAME_GROUP: &str =
+    "name a directory of the cgroup2 file system, below /sys/fs/cgroup, or a service of it as `homenode map` does";
 
 /// Keeps only the capabilities that the moves of this policy need. Signalling a command that
 /// changed its user needs one more.

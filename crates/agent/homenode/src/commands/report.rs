@@ -129,6 +129,7 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     }
     let pretty = serde_json::to_string_pretty(&value)
         .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &std::io::Error::from(e)))?;
+    let pretty = output::json_escape(&pretty);
     let _ = write!(text, "\n## All of this as JSON\n\n```json\n{}\n```\n", pretty.replace("```", "'''"));
     let text = if global.json { pretty + "\n" } else { text };
     match &args.output {

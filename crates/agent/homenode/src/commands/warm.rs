@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use act::warm::{self, Warm, WarmError};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use command::args::Global;
 use linux::allocation::Spread;
 use linux::residency;
@@ -37,7 +37,7 @@ pub struct WarmArgs {
     /// Where the pages go.
     #[command(flatten)]
     pub place: Place,
-    /// Only these nodes [default: all with memory]
+    /// Only these nodes [default: those with CPUs and memory]
     #[arg(long, value_name = "NODES", value_delimiter = ',', conflicts_with = "to")]
     pub nodes: Vec<u32>,
     /// Only this part of each file: OFFSET+LENGTH, such as 1GiB+256MiB
@@ -65,17 +65,25 @@ pub struct Place {
     /// All on this node
     #[arg(long, value_name = "NODE")]
     pub to: Option<u32>,
-    /// On all nodes in turn
-    #[arg(long)]
-    pub interleave: bool,
-    /// On all nodes in turn, as often as the kernel's weights say, which it has from the firmware's
-    /// bandwidth or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
-    #[arg(long)]
-    pub weighted: bool,
+    /// On the nodes with CPUs in turn, or with `all` on every node with memory: on some machines a
+    /// node without CPUs is slow memory, on others a GPU's
+    #[arg(long, value_name = "all", num_args = 0..=1, require_equals = true)]
+    pub interleave: Option<Option<Which>>,
+    /// The same, as often as the kernel's weights say, which it has from the firmware's bandwidth
+    /// or from an administrator (/sys/kernel/mm/mempolicy/weighted_interleave; Linux 6.9)
+    #[arg(long, value_name = "all", num_args = 0..=1, require_equals = true)]
+    pub weighted: Option<Option<Which>>,
     /// Each part of 2 MiB on the node whose CPUs read most of it (they are watched first), what
     /// nobody reads on the node of most reads
     #[arg(long, conflicts_with = "nodes")]
     pub to_readers: bool,
+}
+
+/// The nodes of a spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Which {
+    /// All with memory
+    All,
 }
 
 /// Runs `homenode warm`.
@@ -83,11 +91,12 @@ pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     let topology = machine::read(Path::new(machine::SYS), &Config::default())?;
     let how = match args.place {
         Place { to: Some(_), .. } | Place { to_readers: true, .. } => Spread::Bind,
-        Place { weighted: true, .. } => Spread::Weighted,
+        Place { weighted: Some(_), .. } => Spread::Weighted,
         Place { .. } => Spread::Interleave,
     };
     let named: Vec<NodeId> = args.place.to.iter().chain(&args.nodes).map(|node| NodeId(*node)).collect();
-    let nodes = warm::nodes(&topology, &named).map_err(|e| Failure::from_error(Exit::Usage, "warm", &e))?;
+    let all = [args.place.interleave, args.place.weighted].contains(&Some(Some(Which::All)));
+    let nodes = warm::nodes(&topology, &named, all).map_err(|e| Failure::from_error(Exit::Usage, "warm", &e))?;
     // Tried once, before anything is dropped or read.
     drop(linux::allocation::spread(how, &nodes).map_err(|e| {
         let old = how == Spread::Weighted && e.raw_os_error() == Some(libc::EINVAL);
@@ -326,7 +335,7 @@ impl Done {
         let part = |(range, node): &(Range<u64>, NodeId)| json!({"offset": range.start, "bytes": range.end - range.start, "to": node});
         let parts: Option<Vec<Value>> = job.read.is_some().then(|| self.parts.iter().map(part).collect());
         json!({
-            "path": self.path.to_string_lossy(),
+            "path": linux::shown(self.path.as_os_str()),
             "policy": if parts.is_some() { "readers" } else { job.how.name() },
             "to": job.nodes,
             "parts": parts,

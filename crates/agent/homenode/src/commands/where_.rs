@@ -94,7 +94,7 @@ fn on_volume(file: &Opened, place: Place) -> Residency {
 fn file_json(file: &Residency) -> Value {
     let shown = file.hidden.is_none();
     json!({
-        "path": file.path.to_string_lossy(),
+        "path": linux::shown(file.path.as_os_str()),
         "size": file.size,
         "resident": shown.then_some(file.resident),
         "nodes": shown.then_some(&file.nodes),

@@ -14,7 +14,7 @@ use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::Signal;
 
-use crate::lab_bench::{Bench, Ends, Outcome, cpus, ends, windows_until};
+use crate::lab_bench::{Bench, Ends, Outcome, cpus, ends, homenode, windows_until};
 use crate::{Skip, Test, say};
 
 pub const TESTS: &[Test] = &[
@@ -23,6 +23,7 @@ pub const TESTS: &[Test] = &[
     Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
     Test { name: "promote::colder_cache_makes_room", nodes: &[2], run: cold_makes_room },
     Test { name: "promote::a_scan_moves_nothing", nodes: &[2], run: scan },
+    Test { name: "promote::memory_that_nobody_names_gets_nothing_unasked", nodes: &[2], run: unnamed },
     Test { name: "promote::what_the_load_left_makes_room_when_it_is_wanted", nodes: &[2], run: moving },
 ];
 
@@ -119,7 +120,8 @@ pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
 
 fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
     // In an emulated machine all memory is as fast: that a plan has not paid would be chance.
-    let config = bench.config(&format!("[moves]\ntrial = 0\n\n[promote]\n{settings}"))?;
+    let named = format!("[node.{SLOW}]\nfile_data = true");
+    let config = bench.config(&format!("{named}\n\n[moves]\ntrial = 0\n\n[promote]\n{settings}"))?;
     bench.daemon_of(&config, &[], options)
 }
 
@@ -165,6 +167,34 @@ fn served_near(policy: &str) -> Outcome {
     let seconds: f64 = windows.iter().map(|window| window.window_s).sum();
     say!("{near:.3} of the reads are near after {seconds:.0} s; {moved:.3} of the file has moved");
     ensure!(near >= 0.9 && moved <= 0.15, "{near} of the reads, {moved} of the file: {:?}", found(&file)?);
+    ends(daemon, Signal::INT)
+}
+
+/// A GPU's memory is a node without CPUs, too: `warm --interleave` put a third of each file there.
+fn unnamed() -> Outcome {
+    memory_node()?;
+    let bench = Bench::new()?;
+    let file = bench.dir().join("file");
+    cache::put(&file, 8 * RANGE, 0)?;
+    for (how, expected) in [("--interleave", 0..=0), ("--interleave=all", RANGE..=4 * RANGE), ("--interleave", 0..=0)] {
+        let done = Command::new(homenode()).args(["warm", "--drop-first", how]).arg(&file).output()?;
+        ensure!(done.status.code() == Some(0), "{how}: {}", String::from_utf8_lossy(&done.stdout));
+        // A third of eight ranges.
+        let slow = bytes_on(&found(&file)?, SLOW as usize);
+        ensure!(expected.contains(&slow), "{how}: {slow} bytes are there");
+    }
+    let config = bench.config("[moves]\ntrial = 0")?;
+    let nodes = Command::new(homenode()).arg("--config").arg(&config).arg("nodes").output()?;
+    let (nodes, error) = (String::from_utf8_lossy(&nodes.stdout), String::from_utf8_lossy(&nodes.stderr));
+    ensure!(nodes.contains(&format!("the memory of node {SLOW} is of unknown kind")), "{error}{nodes}");
+    // What is hot there stays there.
+    cache::put(&file, 8 * RANGE, SLOW as u32)?;
+    let _reader = Reader::start(&bench, 0, &file, [1, 2])?;
+    let mut daemon = bench.daemon_of(&config, &[], &["--policy", "promote"])?;
+    for _ in 0..8 {
+        daemon.window()?;
+    }
+    ensure!(bytes_on(&found(&file)?, SLOW as usize) == 8 * RANGE, "{:?}", found(&file)?);
     ends(daemon, Signal::INT)
 }
 

@@ -30,7 +30,7 @@ pub(super) struct FileFacts {
 impl FileFacts {
     /// Adds the facts to what the programs saw. Old counts are left out.
     pub fn fill(&self, age: u64, file: &mut ObservedFile) {
-        file.path = self.path.as_ref().map(|path| path.to_string_lossy().into_owned());
+        file.path = self.path.as_ref().map(|path| linux::shown(path.as_os_str()));
         file.size = self.size;
         if let Some((bytes, looked)) = self.bytes.as_ref().filter(|_| age <= MOST_AGE) {
             file.bytes = bytes.clone();

@@ -92,7 +92,11 @@ impl Hardware {
                     read_hop: if nvm { settings.remote_read } else { settings.remote_dram } - 1.0,
                     write_hop: if nvm { settings.remote_write } else { settings.remote_dram } - 1.0,
                     work_hop: if nvm { settings.remote_load - 1.0 } else { 0.0 },
-                    free: load.map_or(0.0, |l| l.memory_free as f64),
+                    free: match n.memory {
+                        // It is not for file data.
+                        MemoryKind::Unknown => 0.0,
+                        _ => load.map_or(0.0, |l| l.memory_free as f64),
+                    },
                 }
             })
             .collect();
@@ -101,7 +105,7 @@ impl Hardware {
             .map(|(from, to)| if from == to { 0.0 } else { memory_model::hops(topology.distance(from, to)) })
             .collect();
         let mut hardware = Self { nodes, hops, link_s: 1.0 / settings.link_bw.max(f64::MIN_POSITIVE) };
-        let has_memory = |n: &usize| topology.nodes[*n].memory != MemoryKind::None;
+        let has_memory = |n: &usize| !matches!(topology.nodes[*n].memory, MemoryKind::None | MemoryKind::Unknown);
         for n in (0..hardware.len()).filter(|n| !has_memory(n)) {
             let near = |a: &usize, b: &usize| hardware.hops(n, *a).total_cmp(&hardware.hops(n, *b));
             let nearest = (0..hardware.len()).filter(has_memory).min_by(near);

@@ -11,8 +11,8 @@ use crate::{NodeLoad, Snapshot};
 
 #[derive(Debug)]
 struct Place {
-    /// 0 is the fastest memory.
-    tier: u32,
+    /// 0 is the fastest memory. `None`: of a node without CPUs whose memory is of unknown kind.
+    tier: Option<u32>,
     has_cpus: bool,
     distance: BTreeMap<NodeId, u32>,
     /// Bytes that may still be promoted to it, or why none may be.
@@ -26,6 +26,11 @@ pub(super) struct Nodes {
     all: BTreeMap<NodeId, Place>,
     /// The fastest tier of a node with CPUs.
     best: u32,
+}
+
+/// Whether memory of a tier is known to be slower than that of another.
+fn is_slower(tier: Option<u32>, than: Option<u32>) -> bool {
+    tier.zip(than).is_some_and(|(tier, than)| tier > than)
 }
 
 impl Nodes {
@@ -45,17 +50,17 @@ impl Nodes {
             };
             let has_cpus = !node.cpus.is_empty();
             let kept = kept.unwrap_or(0);
-            let tier = node.tier.unwrap_or(u32::from(!has_cpus));
+            let tier = node.tier.or(has_cpus.then_some(0));
             (node.id, Place { tier, has_cpus, distance: node.distance.clone(), room, free, kept })
         };
         let all: BTreeMap<NodeId, Place> = snapshot.nodes.iter().map(place).collect();
-        let best = all.values().filter(|place| place.has_cpus).map(|place| place.tier).min().unwrap_or(0);
+        let best = all.values().filter(|place| place.has_cpus).filter_map(|place| place.tier).min().unwrap_or(0);
         Self { all, best }
     }
 
     /// Whether a node's memory is slower than that of some node with CPUs.
     pub(super) fn is_slow(&self, node: NodeId) -> bool {
-        self.all.get(&node).is_some_and(|place| place.tier > self.best)
+        self.all.get(&node).is_some_and(|place| is_slower(place.tier, Some(self.best)))
     }
 
     /// The nodes with CPUs that are faster than `from` and nearer to these readers, the nearest
@@ -68,7 +73,7 @@ impl Nodes {
             // Without distances, only their own node is known to be near.
             _ => *to == by,
         };
-        let fits = |(id, place): &(&NodeId, &Place)| place.has_cpus && place.tier < source.tier && nearer(id);
+        let fits = |(id, place): &(&NodeId, &Place)| place.has_cpus && is_slower(source.tier, place.tier) && nearer(id);
         let mut targets: Vec<(&NodeId, &Place)> = self.all.iter().filter(fits).collect();
         targets.sort_by_key(|(id, _)| (**id != by, distance(id), **id));
         targets
@@ -97,15 +102,16 @@ impl Nodes {
     /// The nearest node with slower memory and room for so many bytes of this node.
     pub(super) fn below(&self, node: NodeId, bytes: u64) -> Option<NodeId> {
         let own = self.all.get(&node)?;
-        let fits = |place: &Place| place.tier > own.tier && place.room.as_ref().is_ok_and(|room| *room >= bytes);
+        let fits =
+            |place: &Place| is_slower(place.tier, own.tier) && place.room.as_ref().is_ok_and(|room| *room >= bytes);
         let slower = self.all.iter().filter(|(_, place)| fits(place)).map(|(id, _)| *id);
         slower.min_by_key(|id| (own.distance.get(id).copied().unwrap_or(u32::MAX), *id))
     }
 
     /// Whether nothing goes below this node because the kernel makes room there itself.
     pub(super) fn below_is_pressed(&self, node: NodeId) -> bool {
-        let own = self.all.get(&node).map_or(u32::MAX, |place| place.tier);
-        self.all.values().any(|place| place.tier > own && matches!(place.room, Err(Left::Pressure)))
+        let own = self.all.get(&node).and_then(|place| place.tier);
+        self.all.values().any(|place| is_slower(place.tier, own) && matches!(place.room, Err(Left::Pressure)))
     }
 
     /// Bytes that must become free on a node until so many more can be promoted to it.

@@ -399,7 +399,7 @@ impl VolumePlane {
             let path = self.volume.path(ino, NAMES);
             if let (Some(path), Some(file)) = (path, files.iter_mut().find(|file| file.file == id)) {
                 let inside = Path::new(OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or_default()));
-                file.path = Some(self.settings.directory.join(inside).to_string_lossy().into_owned());
+                file.path = Some(linux::shown(self.settings.directory.join(inside).as_os_str()));
             }
         }
     }

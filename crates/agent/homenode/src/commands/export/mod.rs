@@ -17,7 +17,9 @@ mod serve;
 mod text;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -117,10 +119,40 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
                 true => output::print_json_line(&serde_json::json!({ "listen": server.address() }))?,
                 false => output::print(&format!("{}\n", server.address()))?,
             }
-            server.run(&|| stop.requested(), &|form| metrics(form).map_err(|failure| failure.line()))?;
+            let mut texts = Texts { dir: global.state_dir.clone(), made: None };
+            server.run(&|| stop.requested(), &mut |form| texts.of(form).map_err(|failure| failure.line()))?;
         }
     }
     Ok(Exit::Done)
+}
+
+/// The file of the daemon: device, inode, and when it was written.
+type Written = (u64, u64, i64, i64);
+
+/// The metrics of the last window: each text is made once.
+struct Texts {
+    dir: PathBuf,
+    made: Option<Made>,
+}
+
+/// What was found in which file, and its texts.
+type Made = (Option<Written>, Found, [Option<Arc<str>>; 2]);
+
+impl Texts {
+    fn of(&mut self, form: Form) -> Result<Arc<str>, Failure> {
+        let file = std::fs::metadata(self.dir.join(totals::FILE)).ok();
+        let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
+        // A daemon that has written nothing since may have ended.
+        let same =
+            |(then, found, _): &Made| *then == file && !matches!(found, Found::Now(told) if told.stale().is_some());
+        let (_, found, texts) = match self.made.take().filter(same) {
+            Some(made) => self.made.insert(made),
+            None => self.made.insert((file, totals::read(&self.dir)?, [None, None])),
+        };
+        let [prometheus, open] = texts;
+        let text = if form == Form::OpenMetrics { open } else { prometheus };
+        Ok(text.get_or_insert_with(|| text::metrics(found, form).into()).clone())
+    }
 }
 
 /// Root's rights are of no use here.

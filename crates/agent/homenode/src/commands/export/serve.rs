@@ -6,17 +6,19 @@
 //! **Approach.** One thread polls all connections, and none of them blocks. A connection has one
 //! request and one answer and is then closed. A request is at most [`LONGEST_REQUEST`] long and a
 //! connection lives for [`PATIENCE`]. There are at most [`MOST`]; one more takes the place of the
-//! oldest.
+//! oldest. All who ask in a window get the same text, so neither memory nor time depends on how
+//! many ask.
 //!
 //! **Limits.** HTTP/1.1 `GET` and `HEAD`, without keep-alive and without compression.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -39,15 +41,40 @@ const MOST_UNREAD: usize = 8 << 20;
 /// How soon a request to stop is noticed.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Makes the metrics, or says why there are none.
-type Metrics<'a> = dyn Fn(Form) -> Result<String, String> + 'a;
+/// The metrics, or why there are none. All who ask in a window share one text.
+type Metrics<'a> = dyn FnMut(Form) -> Result<Arc<str>, String> + 'a;
+
+/// An answer: its head, and its text if that is asked for.
+struct Answer {
+    head: Vec<u8>,
+    text: Arc<str>,
+}
+
+impl Answer {
+    fn new(status: &str, media_type: &str, text: Arc<str>, body: bool) -> Self {
+        let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+        let length = text.len();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n{allow}\
+             X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+        );
+        Self { head: head.into_bytes(), text: if body { text } else { Arc::from("") } }
+    }
+
+    /// What is left after so many bytes; empty at the end.
+    fn rest(&self, sent: usize) -> &[u8] {
+        let head = self.head.get(sent..).filter(|head| !head.is_empty());
+        let text = || self.text.as_bytes().get(sent - self.head.len()..).unwrap_or_default();
+        head.unwrap_or_else(text)
+    }
+}
 
 /// How far a connection is.
 enum State {
     /// So much of the request has come.
     Asks(Vec<u8>),
     /// The answer, and how much of it has gone.
-    Answered(Vec<u8>, usize),
+    Answered(Answer, usize),
     /// All was said. What is still to come is read and thrown away: closing before that would take
     /// the answer back.
     Ends,
@@ -68,13 +95,13 @@ impl Connection {
         if matches!(self.state, State::Answered(..)) { PollFlags::OUT } else { PollFlags::IN }
     }
 
-    /// Bytes of its answer that are kept for it.
-    fn unread(&self) -> usize {
-        if let State::Answered(answer, _) = &self.state { answer.len() } else { 0 }
+    /// The text that is kept for it.
+    fn unread(&self) -> Option<&Arc<str>> {
+        if let State::Answered(answer, _) = &self.state { Some(&answer.text) } else { None }
     }
 
     /// Goes on as far as it can without waiting; false once it is over.
-    fn go_on(&mut self, metrics: &Metrics<'_>) -> bool {
+    fn go_on(&mut self, metrics: &mut Metrics<'_>) -> bool {
         loop {
             match self.step(metrics) {
                 Ok(true) => {}
@@ -85,7 +112,7 @@ impl Connection {
         }
     }
 
-    fn step(&mut self, metrics: &Metrics<'_>) -> io::Result<bool> {
+    fn step(&mut self, metrics: &mut Metrics<'_>) -> io::Result<bool> {
         let mut buffer = [0; 2048];
         match &mut self.state {
             State::Asks(request) => {
@@ -98,9 +125,8 @@ impl Connection {
                 }
             }
             State::Answered(answer, sent) => {
-                let n = self.stream.write(answer.get(*sent..).unwrap_or_default())?;
-                *sent += n;
-                if *sent == answer.len() {
+                *sent += self.stream.write(answer.rest(*sent))?;
+                if answer.rest(*sent).is_empty() {
                     shutdown(&self.stream, Shutdown::Write)?;
                     self.state = State::Ends;
                 }
@@ -124,60 +150,69 @@ fn is_local(host: &str) -> bool {
 }
 
 /// The answer to a request, if that is complete or too long.
-fn answer(request: &[u8], any_host: bool, metrics: &Metrics<'_>) -> Option<Vec<u8>> {
-    let plain = |status, body: String| response(status, "text/plain; charset=utf-8", &body, true);
+fn answer(request: &[u8], any_host: bool, metrics: &mut Metrics<'_>) -> Option<Answer> {
+    let plain = |status, text: &str, body| Answer::new(status, "text/plain; charset=utf-8", text.into(), body);
     let complete = request.windows(4).any(|w| w == b"\r\n\r\n") || request.windows(2).any(|w| w == b"\n\n");
     if !complete {
         let long = request.len() > LONGEST_REQUEST;
-        return long.then(|| plain("431 Request Header Fields Too Large", "The request is too long.\n".to_owned()));
+        return long.then(|| plain("431 Request Header Fields Too Large", "The request is too long.\n", true));
     }
     let text = String::from_utf8_lossy(request);
     let mut lines = text.lines();
     let mut words = lines.next().unwrap_or_default().split(' ');
-    let (method, target, version) = (words.next(), words.next(), words.next());
+    let (method, target, version) = (words.next(), words.next().unwrap_or_default(), words.next());
     if !version.is_some_and(|version| version.starts_with("HTTP/1.")) {
-        return Some(plain("400 Bad Request", "Not a request of HTTP/1.1.\n".to_owned()));
+        return Some(plain("400 Bad Request", "Not a request of HTTP/1.1.\n", true));
     }
     let body = match method {
         Some("GET") => true,
         Some("HEAD") => false,
-        _ => return Some(plain("405 Method Not Allowed", "Only GET and HEAD.\n".to_owned())),
+        _ => return Some(plain("405 Method Not Allowed", "Only GET and HEAD.\n", true)),
     };
     let of = |line: &str, header: &str| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case(header).then(|| value.trim().to_owned())
     };
     let lines: Vec<&str> = lines.collect();
-    if !any_host && !lines.iter().filter_map(|line| of(line, "host")).all(|host| is_local(&host)) {
-        return Some(plain("403 Forbidden", "Only for this machine: ask for localhost.\n".to_owned()));
+    // To a proxy a client says the whole address, and what it says there counts.
+    let absolute = target.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("http://"));
+    let absolute = absolute.map(|(_, rest)| rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())));
+    let hosts: Vec<String> = match absolute {
+        Some((host, _)) => vec![host.to_owned()],
+        None => lines.iter().filter_map(|line| of(line, "host")).collect(),
+    };
+    if !any_host && !hosts.iter().all(|host| is_local(host)) {
+        return Some(plain("403 Forbidden", "Only for this machine: ask for localhost.\n", true));
     }
-    let path = target.unwrap_or_default();
+    let path = absolute.map_or(target, |(_, path)| path);
     Some(match path.split('?').next() {
         Some("/metrics") => {
-            let mut accepted = lines.iter().filter_map(|line| of(line, "accept"));
-            let open = accepted.any(|value| value.to_ascii_lowercase().contains(OPEN_METRICS));
-            let form = if open { Form::OpenMetrics } else { Form::Prometheus };
+            let accepted: Vec<String> = lines.iter().filter_map(|line| of(line, "accept")).collect();
+            let form = if wants_open_metrics(&accepted) { Form::OpenMetrics } else { Form::Prometheus };
             match metrics(form) {
-                Ok(text) => response("200 OK", form.media_type(), &text, body),
-                Err(why) => response("500 Internal Server Error", "text/plain; charset=utf-8", &(why + "\n"), body),
+                Ok(text) => Answer::new("200 OK", form.media_type(), text, body),
+                Err(why) => plain("500 Internal Server Error", &(why + "\n"), body),
             }
         }
-        Some("/") => response("200 OK", "text/plain; charset=utf-8", "homenode export: /metrics\n", body),
-        _ => response("404 Not Found", "text/plain; charset=utf-8", "There is /metrics only.\n", body),
+        Some("/" | "") => plain("200 OK", "homenode export: /metrics\n", body),
+        _ => plain("404 Not Found", "There is /metrics only.\n", body),
     })
 }
 
-fn response(status: &str, media_type: &str, text: &str, body: bool) -> Vec<u8> {
-    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
-    let length = text.len();
-    let mut response = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n{allow}\
-         X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-    );
-    if body {
-        response.push_str(text);
-    }
-    response.into_bytes()
+/// Whether a client accepts OpenMetrics, and does not like plain text more.
+fn wants_open_metrics(accepted: &[String]) -> bool {
+    let liked = |wanted: &str| {
+        let kinds = accepted.iter().flat_map(|value| value.split(','));
+        let of = |kind: &str| {
+            let mut parts = kind.split(';').map(str::trim);
+            let name = parts.next()?;
+            let q = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+            name.eq_ignore_ascii_case(wanted).then(|| q.map_or(1.0, |q| q.parse::<f64>().unwrap_or(0.0)))
+        };
+        kinds.filter_map(of).reduce(f64::max).unwrap_or(0.0)
+    };
+    let open = liked(OPEN_METRICS);
+    open > 0.0 && open >= liked("text/plain")
 }
 
 /// Listens.
@@ -231,7 +266,7 @@ impl Server {
     /// # Errors
     ///
     /// The kernel cannot wait for connections.
-    pub fn run(&self, stop: &dyn Fn() -> bool, metrics: &Metrics<'_>) -> Result<(), Failure> {
+    pub fn run(&self, stop: &dyn Fn() -> bool, metrics: &mut Metrics<'_>) -> Result<(), Failure> {
         // By rising age.
         let mut connections: VecDeque<Connection> = VecDeque::new();
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
@@ -253,7 +288,7 @@ impl Server {
                 !over && (!ready || connection.go_on(metrics))
             });
             // Those who do not read their answers must not make the exporter large.
-            while connections.iter().map(Connection::unread).sum::<usize>() > MOST_UNREAD {
+            while unread(&connections) > MOST_UNREAD {
                 connections.pop_front();
             }
             if knocks {
@@ -286,6 +321,13 @@ impl Server {
             }
         }
     }
+}
+
+/// Bytes of the texts that are kept for connections.
+fn unread(connections: &VecDeque<Connection>) -> usize {
+    let texts = connections.iter().filter_map(Connection::unread);
+    let texts: BTreeMap<*const u8, usize> = texts.map(|text| (text.as_ptr(), text.len())).collect();
+    texts.values().sum()
 }
 
 impl Drop for Server {
@@ -334,8 +376,8 @@ mod tests {
     use super::*;
 
     fn asked(request: &[u8]) -> Option<String> {
-        answer(request, false, &|form| Ok(format!("open {}\n", form == Form::OpenMetrics)))
-            .map(|answer| String::from_utf8(answer).unwrap())
+        answer(request, false, &mut |form| Ok(format!("open {}\n", form == Form::OpenMetrics).into()))
+            .map(|answer| String::from_utf8(answer.head).unwrap() + &answer.text)
     }
 
     /// The mode was set by path after the socket was made, where that may have led elsewhere.
@@ -365,6 +407,20 @@ mod tests {
             let request = format!("GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n");
             assert_eq!(first(request.as_bytes()), "HTTP/1.1 403 Forbidden", "{host}");
         }
+        // As a proxy asks; the host is that of the address.
+        for (target, status) in [
+            ("http://localhost:9951/metrics", "200 OK"),
+            ("HTTP://127.0.0.1/metrics?x=http://evil.example/", "200 OK"),
+            ("http://localhost", "200 OK"),
+            ("http://evil.example/metrics", "403 Forbidden"),
+            ("http://localhost@evil.example/metrics", "403 Forbidden"),
+            ("http:///metrics", "403 Forbidden"),
+            ("http://localhost/x", "404 Not Found"),
+            ("https://localhost/metrics", "404 Not Found"),
+        ] {
+            let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            assert_eq!(first(request.as_bytes()), format!("HTTP/1.1 {status}"), "{target}");
+        }
         assert_eq!(first(b"GET /etc/passwd HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
         assert_eq!(first(b"POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
         assert_eq!(first(b"\xff\xfe\r\n\r\n"), "HTTP/1.1 400 Bad Request");
@@ -382,6 +438,21 @@ mod tests {
         let open =
             asked(b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n").unwrap();
         assert!(open.contains("openmetrics-text; version=1.0.0") && open.ends_with("open true\n"), "{open}");
+        for (accept, open) in [
+            ("application/openmetrics-text;q=0", false),
+            ("application/openmetrics-text; version=1.0.0; q=0.0, text/plain", false),
+            ("application/openmetrics-text;q=0.2, text/plain;q=0.5", false),
+            (
+                "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+                true,
+            ),
+            ("text/plain;q=0.3, Application/OpenMetrics-Text;q=0.3", true),
+            ("*/*", false),
+            ("application/openmetrics-text;q=high", false),
+        ] {
+            let answer = asked(format!("GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n").as_bytes()).unwrap();
+            assert!(answer.ends_with(&format!("open {open}\n")), "{accept}: {answer}");
+        }
         let head = asked(b"HEAD /metrics HTTP/1.1\r\n\r\n").unwrap();
         assert!(head.contains("Content-Length: 11\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     }

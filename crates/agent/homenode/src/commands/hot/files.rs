@@ -80,7 +80,7 @@ impl Named {
     }
 
     fn json(&self) -> Value {
-        json!({"path": self.path.to_string_lossy(), "size": self.bytes, "ranges": self.heat().collect::<Vec<_>>()})
+        json!({"path": linux::shown(self.path.as_os_str()), "size": self.bytes, "ranges": self.heat().collect::<Vec<_>>()})
     }
 
     /// The node of most of the bytes read in each of so many parts of the file, and these bytes as
@@ -116,7 +116,7 @@ impl Named {
         let all = self.bytes.div_ceil(RANGE_BYTES);
         let mut text = format!(
             "\n{}   {}   {} of {all} ranges of 2 MiB were read\n  heat  {heat}\n  node  {}\n",
-            escape(&self.path.to_string_lossy()),
+            escape(&linux::shown(self.path.as_os_str())),
             size(self.bytes),
             starts.len(),
             node.trim_end()
@@ -175,7 +175,7 @@ pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let mut files = Named::all(&args.files)?;
     let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
     if let Some(plot) = &args.plot {
-        let name = |file: &Named| format!("{}   {}", escape(&file.path.to_string_lossy()), size(file.bytes));
+        let name = |file: &Named| format!("{}   {}", escape(&linux::shown(file.path.as_os_str())), size(file.bytes));
         let bands = files.iter().map(|file| Band { name: name(file), cells: file.cells(CELLS) }).collect();
         let title = format!("{}: reads in {}", count(files.len(), "file"), seconds(took_s));
         super::plot(plot, HeatMap { title, bands })?;

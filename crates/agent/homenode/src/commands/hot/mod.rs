@@ -209,7 +209,7 @@ fn path_of(pid: u32, region: &Region) -> String {
     let mapping = &region.mapping;
     let link = format!("{}/{pid}/map_files/{:x}-{:x}", plane::PROC, mapping.start, mapping.end);
     match fs::read_link(link) {
-        Ok(path) => path.to_string_lossy().into_owned(),
+        Ok(path) => linux::shown(path.as_os_str()),
         // The kernel's own form of device numbers: 20 bits for the minor.
         Err(_) => format!("device {}:{} inode {}", mapping.dev >> 20, mapping.dev & 0xf_ffff, mapping.ino),
     }

@@ -25,7 +25,7 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
     let mut done = Vec::new();
     for path in files {
         let name = path.display().to_string();
-        let subject = ("path", json!(path.to_string_lossy()));
+        let subject = ("path", json!(linux::shown(path.as_os_str())));
         if job.stop.requested() {
             done.push(Done::refused(subject, job.to, "stopped by a signal before its turn".to_owned()));
             continue;

@@ -285,7 +285,10 @@ mod tests {
         let emulated = Some("emulated optane, scale 200".to_owned());
         let window =
             Window { remote_share: Some(0.25), nodes: host.nodes.clone(), threads, files: vec![file], ..host.clone() };
-        Window { volumes: vec![Mounted { version: 1, mount, pid: 7, policy, emulated, age_s: 0.5, window }], ..host }
+        Window {
+            volumes: vec![Mounted { version: 1, mount, pid: 7, policy, emulated, age_s: 0.5, written: None, window }],
+            ..host
+        }
     }
 
     #[test]

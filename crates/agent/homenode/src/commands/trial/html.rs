@@ -119,7 +119,7 @@ pub fn page(report: &Report<'_>, judged: &[Judged], finished: &Finished, facts: 
         "stopped": facts.stopped,
         "results": judged.iter().map(|judged| report.result(judged)).collect::<Vec<_>>(),
     });
-    let data = serde_json::to_string(&data).unwrap_or_default();
+    let data = crate::output::json_escape(&serde_json::to_string(&data).unwrap_or_default());
     // Writing to a string cannot fail, here and below.
     let _ = write!(page, "<h2>Data</h2>\n<details><summary>As JSON</summary><pre>{}</pre></details>\n", text(&data));
     page + END

@@ -465,7 +465,9 @@ fn look(
     part: &AtomicUsize,
 ) -> Result<Run> {
     // Moves that do not pay are taken back by the load's speed, and an emulated machine has none.
-    let config = args.config(&format!("[promote]\nreserve_bytes = {RESERVE}.0\n\n[moves]\ntrial = 0\n"))?;
+    let config = args.config(&format!(
+        "[node.{slow}]\nfile_data = true\n\n[promote]\nreserve_bytes = {RESERVE}.0\n\n[moves]\ntrial = 0\n"
+    ))?;
     let mut mover = match way {
         Way::Homenode => {
             let options = ["--policy", "promote"].into_iter().chain(args.options.split_ascii_whitespace());
