@@ -108,7 +108,7 @@ impl Pinned {
     pub fn is_still(&self, id: ThreadId) -> io::Result<bool> {
         match self {
             // Looking up a file takes no lock of the thread, whatever reading it takes.
-            Self::Dir(dir) => match openat(dir, "comm", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Self::Dir(dir) => match openat(dir, "stat", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
                 Ok(_) => Ok(true),
                 Err(Errno::NOENT | Errno::SRCH) => Ok(false),
                 Err(error) => Err(error.into()),

@@ -137,8 +137,8 @@ pub trait Copies {
         Err(PlaneError::not_known(mv))
     }
 
-    /// Copies that were given up because the kernel does not return from them. If there are many, no
-    /// other one starts.
+    /// Copies that were given up because the kernel does not return from them. If there are many,
+    /// no other one starts.
     fn stuck(&self) -> usize {
         0
     }

@@ -145,7 +145,13 @@ pub fn gone() -> Tried {
     let undo = undos[0].clone();
     let Subject::Thread { tid, start } = undo.subject else { panic!() };
     let other = Undo { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..undo.clone() };
+    // Who does not have our value is not asked who he is.
+    assert_eq!(plane.undo(&other).unwrap(), Undone::ChangedByOthers);
+    let ours = undo.masks.clone().unwrap().ours;
+    affinity::set(tid, &ours).unwrap();
     assert_eq!(plane.undo(&other).unwrap(), Undone::Gone);
+    assert_eq!(mask(tid), ours);
+    affinity::set(tid, &all()).unwrap();
     assert!(!plane.ended(&undo) && plane.ended(&other));
     // Ends between decision and move, while it is still a zombie and when it is not.
     process.0.kill().unwrap();
