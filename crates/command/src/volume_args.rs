@@ -360,10 +360,15 @@ pub struct VolumeArgs {
 /// `homenode fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Finish what a crash interrupted; restore superblocks and a checkpoint; empty damaged files
-    /// and directories, and put what these named into lost+found
-    #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
+    /// Finish what a crash interrupted; restore superblocks and a checkpoint; write damaged logs
+    /// anew with all that can be read of them, and put what has lost its name into lost+found.
+    /// Where something is lost for good it says what, changes nothing, and asks for --yes
+    #[arg(long, short = 'p', short_alias = 'a')]
     pub repair: bool,
+    /// Repair, also where something is lost for good: lines of logs, with the names or the file
+    /// blocks that they told of, and all of what has no line left
+    #[arg(long, short = 'y')]
+    pub yes: bool,
     /// Which volume
     #[command(flatten)]
     pub volume: VolumeArgs,
@@ -462,6 +467,10 @@ pub struct GetArgs {
     /// Where to; `-` is stdout
     #[arg(value_name = "LOCAL|-")]
     pub local: PathBuf,
+    /// Also what is damaged: zeros for blocks that are lost; says which bytes are lost, or older
+    /// than they should be
+    #[arg(long)]
+    pub damaged: bool,
 }
 
 /// `homenode fs migrate`.

@@ -116,6 +116,16 @@ pub enum Damage {
         /// The fault.
         what: &'static str,
     },
+    /// Entries of an inode's log.
+    #[error("inode {ino}: {what}; what {slots} lines of its log said is lost, the rest is there")]
+    Lost {
+        /// The inode.
+        ino: Ino,
+        /// The first fault.
+        what: &'static str,
+        /// How many lines, at least.
+        slots: usize,
+    },
     /// A journal.
     #[error("journal at block {block}: {what}")]
     Journal {

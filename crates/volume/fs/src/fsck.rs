@@ -13,9 +13,12 @@ use crate::format::{BLOCK_BYTES, Block, Ino};
 use crate::medium::{At, Medium};
 use crate::mount;
 use crate::repair;
-pub use crate::repair::Repaired;
+pub use crate::repair::{Losses, Repaired};
 use crate::scan::{self, Found, Inodes, Use};
 use crate::store::Store;
+
+/// What a flipped bit is called.
+const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +59,10 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
             Use::Mounted
         }
     };
-    report.clean = state != Use::Mounted;
+    if state == Use::Repairing {
+        report.damage.push(Damage::State);
+    }
+    report.clean = !matches!(state, Use::Mounted | Use::Repairing);
     if scan::mount_numbers(&store)?.contains(&None) && !report.damage.contains(&Damage::State) {
         report.damage.push(Damage::State);
     }
@@ -75,6 +81,7 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
         }
     }
     report.damage.extend(tree.damage);
+    report.damage.extend(tree.flipped.iter().map(|ino| Damage::Inode { ino: *ino, what: FLIPPED }));
     let blocks = scan::blocks(&store, &found, &tree.orphans);
     report.damage.extend(blocks.damage);
     if let Use::Checkpoint(at) = state {
@@ -103,6 +110,12 @@ impl Report {
 /// damaged is empty afterwards. What only a damaged directory named is in `lost+found`, called `#`
 /// and its number. Names that stand for nothing go. File data stays as it is.
 pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
+    repair_if(medium, &mut |_| true)?.ok_or(Error::Interrupted)
+}
+
+/// The same, if `agree` says so to what will be lost; it is not asked where nothing is. `None`: it
+/// does not.
+pub fn repair_if(medium: Arc<dyn Medium>, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Option<Repaired>> {
     mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
     for region in 0..medium.regions() {
         let mut copies = Vec::new();
@@ -125,7 +138,7 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
             }
         }
     }
-    repair::repair(mount::open(Box::new(medium))?)
+    repair::repair(mount::open(Box::new(medium))?, agree)
 }
 
 /// Compares a checkpoint with what the logs say.

@@ -103,6 +103,7 @@ mod ops;
 mod placement;
 mod recent;
 mod repair;
+mod salvage;
 mod scan;
 mod store;
 mod sync;

@@ -21,10 +21,14 @@ use std::sync::atomic::Ordering;
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
+use crate::dir::Named;
 use crate::error::{Damage, Error, Result, UNREADABLE};
+use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
+use crate::inode::{Inode, State};
+use crate::log::{Log, NO_TAIL};
 use crate::medium::{At, Medium, Overlay};
 use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
@@ -93,6 +97,8 @@ pub(crate) struct Recovered {
     pub damage: Vec<Damage>,
     /// Inodes that are not to be used, and why.
     pub damaged: BTreeMap<Ino, Damage>,
+    /// What has lost its name, where the volume is only looked at.
+    pub lost: Vec<(Ino, Kind)>,
     /// Journals that nobody uses, as they cannot be read; nothing is under way in them.
     pub unused: Vec<Damage>,
 }
@@ -107,7 +113,7 @@ impl Volume {
         check_features(store.superblock())?;
         check_placement(store.superblock(), &options)?;
         let state = scan::state(&store)?;
-        if scan::mount_numbers(&store)?.contains(&None) {
+        if state == Use::Repairing || scan::mount_numbers(&store)?.contains(&None) {
             return Err(Damage::State.into());
         }
         scan::number_mount(&store, (options.clock)())?;
@@ -136,16 +142,43 @@ impl Volume {
         let store = open(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
         check_placement(store.superblock(), &options)?;
         let state = match scan::state(&store) {
-            Err(Error::Damaged(_)) => Use::Mounted,
+            Err(Error::Damaged(_)) | Ok(Use::Repairing) => Use::Mounted,
             state => state?,
         };
         let (journals, damage) = scan::journals(&store)?;
-        let found = match read_checkpoint(&store, state, &journals)? {
+        let mut found = match read_checkpoint(&store, state, &journals)? {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None => recover(&store, &journals, damage, false)?,
         };
         store.freeze();
-        Self::with(store, found, options)
+        let (lost, rootless) = (std::mem::take(&mut found.lost), found.damaged.contains_key(&Ino::ROOT));
+        let volume = Self::with(store, found, options)?;
+        if rootless || !lost.is_empty() {
+            volume.name_lost(&lost, rootless)?;
+        }
+        Ok(volume)
+    }
+
+    /// Names what has lost its name in the root, after its number, where the volume is only looked
+    /// at; in a root of its own where nothing of that can be read.
+    fn name_lost(&self, lost: &[(Ino, Kind)], rootless: bool) -> Result<()> {
+        if rootless {
+            let time = self.now();
+            let mode = Kind::Directory.mode_bits() | 0o755;
+            let (uid, gid, links, rdev) = (0, 0, 2, 0);
+            let attributes = Attributes { mode, uid, gid, links, atime: time, mtime: time, ctime: time, rdev };
+            let mut state = State::new(Log::none(NO_TAIL));
+            state.apply(&Entry::Attributes(attributes, 0), time, &mut Vec::new()).map_err(Error::Invalid)?;
+            self.add_inode(Inode::new(Ino::ROOT, 0, Kind::Directory, state));
+        }
+        let root = self.inode(Ino::ROOT)?;
+        let mut state = root.write();
+        let Some(names) = &mut state.dir else { return Ok(()) };
+        for (ino, kind) in lost {
+            let cookie = names.new_cookie()?;
+            names.insert(format!("#{ino}").as_bytes(), Named { ino: *ino, kind: *kind, cookie });
+        }
+        Ok(())
     }
 
     fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
@@ -235,7 +268,9 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
-    let tree = scan::walk(&mut inodes);
+    let tree = if changed { scan::walk(&mut inodes) } else { scan::walk_lost(&mut inodes, !damage.is_empty()) };
+    let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
+    let lost = tree.lost.iter().filter_map(|(ino, _)| kind(ino)).collect();
     let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
     if damage.is_empty() && !tree.names_lost {
         free_orphans(store, &mut inodes, &tree.orphans)?;
@@ -249,7 +284,7 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
             match damage {
                 // No more than that it is not freed with the last of these names.
                 Damage::Inode { what: scan::FEWER_NAMES, .. } => {}
-                Damage::Inode { ino, .. } | Damage::Block { ino, .. } => {
+                Damage::Inode { ino, .. } | Damage::Block { ino, .. } | Damage::Lost { ino, .. } => {
                     damaged.entry(*ino).or_insert_with(|| damage.clone());
                 }
                 _ => {}
@@ -266,7 +301,7 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = inodes.into_iter().filter_map(parent).collect();
     let checkpoint = Checkpoint { free, inodes: used, parents };
-    Ok(Recovered { checkpoint, damage: all, damaged, unused: Vec::new() })
+    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new() })
 }
 
 /// Frees the inodes that nobody names.

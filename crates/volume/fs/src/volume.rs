@@ -89,6 +89,8 @@ pub struct Volume {
     pub(crate) orphaned: AtomicBool,
     /// Damaged inodes that a kernel knows, and what it takes them for.
     pub(crate) stubs: Mutex<FxHashMap<Ino, Kind>>,
+    /// See [`Volume::take_doubtful`].
+    doubtful: AtomicBool,
 }
 
 /// Free slots of a region's inode table.
@@ -155,6 +157,7 @@ impl Volume {
             damage: found.damage,
             orphaned: AtomicBool::default(),
             stubs: Mutex::default(),
+            doubtful: AtomicBool::default(),
             store,
             allocator,
             options,
@@ -293,6 +296,12 @@ impl Volume {
         inode
     }
 
+    /// The same for an inode that is in use, and was not read as others are.
+    pub(crate) fn add_read(&self, inode: Inode) {
+        self.unread.was_read(inode.ino);
+        self.add_inode(inode);
+    }
+
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
             shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
@@ -341,6 +350,23 @@ impl Volume {
     /// is used.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
+    }
+
+    /// From here on a read also gives what may be lost or older than it should be, as entries of a
+    /// file's log cannot be read; otherwise it is an error (EIO).
+    pub fn take_doubtful(&self) {
+        self.doubtful.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn takes_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of a file that may be lost or older than it should be: from and to.
+    pub fn doubtful(&self, ino: Ino) -> Result<Vec<(u64, u64)>> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        Ok(state.gaps.as_ref().map_or_else(Vec::new, |gaps| gaps.ranges(state.size)))
     }
 
     /// The advisory locks of its users.

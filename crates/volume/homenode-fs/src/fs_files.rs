@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use ::fs::medium::Mapped;
@@ -209,28 +210,87 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     let ino = find(volume, &args.file.path)?;
     let fail = |e| failure(args.file.path.as_str(), e);
     let stat = volume.stat(ino).map_err(fail)?;
-    // Before a local file is made, or one that exists becomes empty.
-    let mut buffer = vec![0; CHUNK];
-    let mut len = match stat.kind {
-        Kind::Directory => return Err(fail(Error::IsDirectory)),
-        _ => volume.read(ino, 0, &mut buffer).map_err(fail)?,
-    };
-    let mut to: Box<dyn Write> = if args.local.as_os_str() == "-" {
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?)
-    };
-    let bar = progress::bar(global.json, stat.size, OF_BYTES);
-    let mut offset = 0;
-    while len > 0 {
+    if stat.kind == Kind::Directory {
+        return Err(fail(Error::IsDirectory));
+    }
+    if args.damaged {
+        volume.take_doubtful();
+    }
+    if args.local.as_os_str() == "-" {
+        let lost = copy_out(global, args, volume, (ino, stat.size), &mut io::stdout().lock())?;
+        return Ok(tell_lost(args, &lost));
+    }
+    // What is no file, such as a pipe, takes the bytes as they come.
+    if std::fs::metadata(&args.local).is_ok_and(|there| !there.is_file()) {
+        let mut to = File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?;
+        let lost = copy_out(global, args, volume, (ino, stat.size), &mut to)?;
+        return Ok(tell_lost(args, &lost));
+    }
+    // The file has its name when it is whole. A link leads to the file that gets another content.
+    let target = args.local.canonicalize().unwrap_or_else(|_| args.local.clone());
+    let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let create = |e| Failure::io("create a file in", dir, &e);
+    let mode = std::fs::Permissions::from_mode(0o666);
+    let new = tempfile::Builder::new().prefix(".homenode-get").permissions(mode).tempfile_in(dir);
+    let mut to = new.map_err(create)?;
+    let lost = copy_out(global, args, volume, (ino, stat.size), to.as_file_mut())?;
+    if let Ok(there) = std::fs::metadata(&target) {
+        let kept = to.as_file().set_permissions(there.permissions());
+        kept.map_err(|e| Failure::io("set the mode of", &args.local, &e))?;
+    }
+    to.persist(&target).map_err(|e| Failure::io("create", &args.local, &e.error))?;
+    Ok(tell_lost(args, &lost))
+}
+
+/// Copies a file out. Returns the ranges that are lost or may be older than they should be: with
+/// `--damaged`, else they are an error.
+fn copy_out(
+    global: &Global,
+    args: &GetArgs,
+    volume: &Volume,
+    (ino, size): (Ino, u64),
+    to: &mut dyn Write,
+) -> Result<Vec<(u64, u64)>, Failure> {
+    let fail = |e| failure(args.file.path.as_str(), e);
+    let mut lost = if args.damaged { volume.doubtful(ino).map_err(fail)? } else { Vec::new() };
+    let bar = progress::bar(global.json, size, OF_BYTES);
+    let (mut buffer, mut offset) = (vec![0; CHUNK], 0);
+    loop {
+        let len = match volume.read(ino, offset, &mut buffer) {
+            // Block by block, with zeros for those that cannot be read.
+            Err(error) if args.damaged && matches!(error, Error::Damaged(_) | Error::Io(_)) => {
+                let block = buffer.get_mut(..BLOCK as usize).unwrap_or_default();
+                match volume.read(ino, offset, block) {
+                    Ok(len) => len,
+                    Err(_) => {
+                        block.fill(0);
+                        let end = (offset + BLOCK).min(size);
+                        lost.push((offset, end));
+                        (end - offset) as usize
+                    }
+                }
+            }
+            read => read.map_err(fail)?,
+        };
+        if len == 0 {
+            break;
+        }
         to.write_all(buffer.get(..len).unwrap_or_default()).map_err(|e| Failure::io("write", &args.local, &e))?;
         offset += len as u64;
         bar.set_position(offset);
-        len = volume.read(ino, offset, &mut buffer).map_err(fail)?;
     }
     bar.finish_and_clear();
     to.flush()?;
-    Ok(Exit::Done)
+    Ok(lost)
+}
+
+/// Says which bytes are lost.
+fn tell_lost(args: &GetArgs, lost: &[(u64, u64)]) -> Exit {
+    for (from, to) in lost {
+        let path = output::escape(&args.file.path);
+        output::complain(&format!("homenode: {path}: bytes {from} to {to} are lost, or older than they should be\n"));
+    }
+    if lost.is_empty() { Exit::Done } else { Exit::Partly }
 }
 
 fn where_(global: &Global, path: &str, volume: &Volume) -> Result<Exit, Failure> {

@@ -192,12 +192,55 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     assert_eq!(code(&["fsck", &volume]), 0);
 }
 
-/// Flips a bit of the first entry of an inode's log.
+fn json_of(output: &std::process::Output, code: i32) -> serde_json::Value {
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// One lost line of a file's log: `get`, `-o ro` and `cat` gave nothing of the file. And a `get` that
+/// failed left half of the file under its name, in place of what was there.
+#[test]
+fn a_damaged_file_gives_all_that_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = dir.path().join("a").to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "8M", &volume]);
+    let local = dir.path().join("local");
+    let content: Vec<u8> = (0..3 << 20).map(|i: u32| (i >> 12) as u8 | 1).collect();
+    fs::write(&local, &content).unwrap();
+    stdout(&["fs", "put", &volume, local.to_str().unwrap(), "/f"]);
+    let ino = json(&["fs", "ls", &volume])["names"][0]["ino"].as_u64().unwrap();
+    // Attributes, then an entry for each MiB: the second.
+    let region = dir.path().join("a");
+    let mut bytes = fs::read(&region).unwrap();
+    let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
+    let at = bytes.chunks(4096).position(page).unwrap() * 4096;
+    let line = (2..64).filter(|slot| bytes[at + slot * 64 + 4] == 3).nth(1).unwrap();
+    bytes[at + line * 64..][..64].fill(0xa5);
+    fs::write(&region, bytes).unwrap();
+
+    let out = dir.path().join("out");
+    fs::write(&out, b"precious").unwrap();
+    assert_eq!(code(&["fs", "get", &volume, "/f", out.to_str().unwrap()]), 5);
+    assert_eq!(fs::read(&out).unwrap(), b"precious");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left half");
+    let got = homenode(&["fs", "get", "--damaged", &volume, "/f", out.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&got.stderr).into_owned();
+    assert_eq!(got.status.code(), Some(1), "{said}");
+    assert!(said.contains("/f: bytes 1048576 to 2097152 are lost"), "{said}");
+    let mut kept = content.clone();
+    kept[1 << 20..2 << 20].fill(0);
+    assert!(fs::read(&out).unwrap() == kept);
+    assert_eq!(code(&["fsck", "--repair", &volume]), 4);
+    assert_eq!(code(&["fsck", "--yes", &volume]), 1);
+    assert!(homenode(&["fs", "get", &volume, "/f", "-"]).stdout == kept);
+}
+
+/// Nothing of the log of an inode can be read any more.
 fn damage(region: &Path, ino: u64) {
     let mut bytes = fs::read(region).unwrap();
     let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
     let at = bytes.chunks(4096).position(page).unwrap() * 4096;
-    bytes[at + 70] ^= 1;
+    bytes[at..at + 4096].fill(0xa5);
     fs::write(region, bytes).unwrap();
 }
 
@@ -223,7 +266,12 @@ fn a_damaged_file_can_be_seen_and_removed_and_a_repair_ends_it() {
         assert_eq!(code(&["fs", "get", &volume, "/bad", "-"]), 5);
         assert_eq!(kinds(), ["damaged", "file"]);
         if repair {
-            assert_eq!(code(&["fsck", "--repair", &volume]), 1);
+            let before = fs::read(dir.path().join("a")).unwrap();
+            let asked = json_of(&homenode(&["fsck", "--repair", "--json", &volume]), 4);
+            assert_eq!((&asked["repaired"], &asked["lost"].as_array().unwrap().len()), (&false.into(), &1));
+            assert!(asked["hint"].as_str().unwrap().contains("--yes"), "{asked}");
+            assert!(fs::read(dir.path().join("a")).unwrap() == before, "it was not asked for");
+            assert_eq!(code(&["fsck", "--yes", &volume]), 1);
             assert_eq!(code(&["fsck", &volume]), 0);
             assert_eq!(kinds(), ["file", "file"]);
             assert_eq!(homenode(&["fs", "get", &volume, "/bad", "-"]).stdout, b"");

@@ -12,6 +12,7 @@
 
 use smallvec::SmallVec;
 
+use super::mend;
 use super::page::{SLOTS, Seal};
 use super::{Block, Ino, LINE, MAX_NAME, MAX_SIZE, get_i64, get_u16, get_u32, get_u64, put};
 
@@ -150,6 +151,13 @@ pub enum Entry<'a> {
     XattrGone(&'a [u8]),
 }
 
+/// Slots of a name of 255 bytes; only attributes with long values have more.
+const SHORT: usize = 5;
+
+fn get_u8(bytes: &[u8], at: usize) -> u8 {
+    bytes.get(at).copied().unwrap_or(0)
+}
+
 const UNWRITTEN: u8 = 1;
 const MIGRATED: u8 = 2;
 
@@ -250,6 +258,32 @@ impl<'a> Entry<'a> {
         let time = get_i64(bytes, 8);
         let entry = Self::decode_body(kind, flags, time, bytes.get(BODY..).unwrap_or_default())?;
         Ok((entry, slots, time))
+    }
+
+    /// The bytes of the entry in slot `slot`, of which one bit has flipped, as they were. `None`: the
+    /// damage is another.
+    pub fn mended(page: &[u8], seal: Seal, slot: usize) -> Option<Vec<u8>> {
+        let from = page.get(slot * LINE..)?;
+        // Its length may have flipped, too.
+        let said = usize::from(*from.get(6)?);
+        let lengths = (0..8).map(|bit| said ^ 1 << bit).filter(|slots| *slots <= SHORT);
+        for slots in std::iter::once(said).chain(lengths).filter(|slots| *slots > 0) {
+            let Some(mut bytes) = from.get(..slots * LINE).map(<[u8]>::to_vec) else { continue };
+            let whole = |bytes: &[u8]| {
+                usize::from(get_u8(bytes, 6)) == slots && checksum(seal, slot, bytes) == get_u32(bytes, 0)
+            };
+            if mend::flip(&mut bytes, whole).is_some() {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// Reads bytes that [`Entry::mended`] gave.
+    pub fn decode_mended(bytes: &'a [u8]) -> Result<(Self, usize, i64), &'static str> {
+        let time = get_i64(bytes, 8);
+        let entry = Self::decode_body(get_u8(bytes, 4), get_u8(bytes, 5), time, bytes.get(BODY..).unwrap_or_default())?;
+        Ok((entry, bytes.len() / LINE, time))
     }
 
     fn decode_body(kind: u8, flags: u8, time: i64, body: &'a [u8]) -> Result<Self, &'static str> {
@@ -389,6 +423,12 @@ mod tests {
             for at in LINE..page.len() {
                 page[at] ^= 1;
                 assert!(Entry::decode(&page, SEAL, 1).is_err(), "{entry:?}: byte {at}");
+                // A length that grew has nothing behind it here, and values are long.
+                if entry.slots() <= SHORT {
+                    let mended = Entry::mended(&page, SEAL, 1);
+                    let mended = mended.unwrap_or_else(|| panic!("{entry:?}: byte {at} is not mended"));
+                    assert_eq!(Entry::decode_mended(&mended), Ok((entry, entry.slots(), 1_000)));
+                }
                 page[at] ^= 1;
             }
         }

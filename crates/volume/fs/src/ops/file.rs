@@ -28,6 +28,12 @@ impl Volume {
         let len = state.size.saturating_sub(offset).min(out.len() as u64);
         let out = out.get_mut(..len as usize).unwrap_or_default();
         let (first, end) = (offset / BLOCK_BYTES, offset + len);
+        if let Some(gaps) = &state.gaps
+            && gaps.doubts(first, end.div_ceil(BLOCK_BYTES) - first)
+            && !self.takes_doubtful()
+        {
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
+        }
         let mut done = 0_usize;
         for run in state.extents.range(first, end.div_ceil(BLOCK_BYTES) - first) {
             let from = (run.file_block * BLOCK_BYTES).max(offset);
