@@ -13,7 +13,7 @@ use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
-use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
+use crate::format::{BLOCK_BYTES, Ino, LINE, MAX_SIZE};
 use crate::log::Log;
 use crate::store::Durable;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -77,6 +77,11 @@ impl Inode {
     /// For reading, together with other readers.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same if nobody changes it right now.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, State>> {
+        self.state.try_read().ok()
     }
 
     /// For changing, alone.
@@ -393,6 +398,17 @@ impl State {
         let more = self.more_entries(0).map(|(_, entry)| (entry, self.attributes.ctime));
         let again = (self.live_slots() > 1).then(|| self.attributes_entry());
         self.first_entries().chain(more).chain(again)
+    }
+
+    /// Bytes that it takes in memory, about.
+    pub fn memory(&self) -> u64 {
+        /// Of an inode, and of the pieces of memory that a name, an attribute or a run takes beside
+        /// its bytes.
+        const INODE: usize = 640;
+        const PIECE: usize = 64;
+        let xattrs: usize = self.xattrs.iter().map(|(name, value)| PIECE + name.len() + value.len()).sum();
+        let names = self.dir.as_ref().map_or(0, |dir| 2 * LINE * dir.slots());
+        (INODE + xattrs + names + PIECE * self.extents.len()) as u64
     }
 
     /// Slots that [`State::entries`] needs.

@@ -91,6 +91,8 @@ pub struct Volume {
     pub(crate) stubs: Mutex<FxHashMap<Ino, Kind>>,
     /// See [`Volume::take_doubtful`].
     doubtful: AtomicBool,
+    /// See [`Volume::released`].
+    released: AtomicU64,
 }
 
 /// Free slots of a region's inode table.
@@ -158,6 +160,7 @@ impl Volume {
             orphaned: AtomicBool::default(),
             stubs: Mutex::default(),
             doubtful: AtomicBool::default(),
+            released: AtomicU64::new(0),
             store,
             allocator,
             options,
@@ -220,6 +223,7 @@ impl Volume {
                 return None; // it goes with its last use
             }
             let parent = state.dir.as_ref().map(|dir| dir.parent);
+            self.released.fetch_add(state.memory(), Ordering::Relaxed);
             drop(state);
             known.remove(&inode.ino);
             // A table does not become smaller by itself.
@@ -304,8 +308,16 @@ impl Volume {
 
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
-            shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+            let gone = shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+            // Whoever holds its lock counts no memory.
+            let bytes = gone.and_then(|inode| Some(inode.try_read()?.memory()));
+            self.released.fetch_add(bytes.unwrap_or(0), Ordering::Relaxed);
         }
+    }
+
+    /// Bytes of memory that inodes had which are in memory no more, about.
+    pub fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
     }
 
     /// A free slot in the inode table of the first of `regions` that has one.
