@@ -74,7 +74,7 @@ impl Allocator {
     pub fn new(superblock: &Superblock, parts: usize, free: &[Vec<(u64, u64)>]) -> Self {
         let region = |(i, r): (usize, &crate::format::superblock::Region)| {
             let from = superblock.data_from(i).unwrap_or(r.blocks);
-            let total = r.blocks - from;
+            let total = superblock.data_end(i).saturating_sub(from);
             let part_len = total.div_ceil(parts.max(1) as u64).max(1);
             let runs = free.get(i).map_or(&[][..], Vec::as_slice);
             let cut = |part: u64| {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::format::{Block, Ino};
+use crate::scan::ELSEWHERE;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +194,7 @@ impl Error {
             Self::Deadlock => libc::EDEADLK,
             Self::Interrupted => libc::EINTR,
             Self::NoRegionOnNode(_) => libc::ENXIO,
-            Self::Damaged(Damage::Data { .. }) => libc::EIO,
+            Self::Damaged(Damage::Data { .. } | Damage::Name { what: ELSEWHERE, .. }) => libc::EIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,
             Self::Region(_, error) => error.errno(),

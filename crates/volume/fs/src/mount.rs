@@ -37,33 +37,43 @@ use crate::volume::{Options, Slots, Volume};
 
 /// The superblock of one region: the first copy that is valid.
 pub fn superblock_of(medium: &dyn Medium, region: usize) -> Result<Superblock> {
-    first_valid(|offset, block| medium.read(At { region, offset }, block).is_ok())
+    first_valid(medium.len(region), |offset, block| medium.read(At { region, offset }, block).is_ok())
         .map_err(|why| Error::NotAVolume(format!("region {region}: {why}")))
 }
 
-/// The first copy of a superblock that `read` finds at its offset and that is valid, or why there
-/// is none.
+/// The first copy of a superblock in so many bytes that `read` finds at its offset and that is
+/// valid, or why there is none.
 pub(crate) fn first_valid(
+    len: u64,
     read: impl Fn(u64, &mut [u8; BLOCK]) -> bool,
 ) -> std::result::Result<Superblock, &'static str> {
-    let mut why = "the region is too small";
-    for copy in superblock::COPIES {
+    let mut why = None;
+    for copy in superblock::copies(len / BLOCK_BYTES) {
         let mut block = [0; BLOCK];
         if read(copy * BLOCK_BYTES, &mut block) {
             match Superblock::decode(&block) {
                 Ok(found) => return Ok(found),
-                Err(what) => why = what,
+                // The first copy says most.
+                Err(what) => _ = why.get_or_insert(what),
             }
         }
     }
-    Err(why)
+    Err(why.unwrap_or("the region is too small, or cannot be read"))
 }
 
 /// Checks that the regions of `medium` are those of one volume, in order.
 pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
-    let first = superblock_of(&*medium, 0)?;
+    (0..medium.regions()).try_for_each(|region| superblock_of(&*medium, region).map(drop))?;
+    open_lacking(medium)
+}
+
+/// The same, but regions of which no superblock can be read are taken for what their places say, as
+/// long as there is one that can.
+pub fn open_lacking(medium: Box<dyn Medium>) -> Result<Store> {
+    let known = (0..medium.regions()).find_map(|region| superblock_of(&*medium, region).ok());
+    let first = known.map_or_else(|| superblock_of(&*medium, 0), Ok)?;
     for region in 0..medium.regions() {
-        let own = superblock_of(&*medium, region)?;
+        let Ok(own) = superblock_of(&*medium, region) else { continue };
         if own.volume != first.volume {
             return Err(Error::NotAVolume(format!("region {region} belongs to another volume than region 0")));
         }
@@ -83,10 +93,18 @@ pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
         let (given, all) = (medium.regions(), first.regions.len());
         return Err(Error::NotAVolume(format!("{given} of its {all} regions were given")));
     }
+    let unknown = (0..medium.regions()).filter(|region| !medium.is_missing(*region));
+    let unknown = unknown.map(|region| superblock_of(&*medium, region)).find_map(std::result::Result::err);
     let store = Store::new(medium, first);
-    scan::mount_numbers(&store)?;
-    Ok(store)
+    match scan::mount_numbers(&store) {
+        // It is another volume's, or nothing's.
+        Err(Error::NotAVolume(why)) => Err(unknown.unwrap_or(Error::NotAVolume(why))),
+        numbers => numbers.map(|_| store),
+    }
 }
+
+/// What is said of a region that is not there.
+pub(crate) const MISSING: &str = "the region is missing, or nothing of it can be read: what is there gives EIO";
 
 /// What a mount found.
 #[derive(Default)]
@@ -122,7 +140,9 @@ impl Volume {
         if state != Use::Mounted && !damage.is_empty() {
             clear_journals(&store, &damage)?;
         }
-        let mut found = match read_checkpoint(&store, state, &journals)? {
+        // Without a root, what it named has to be found.
+        let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
+        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None if state == Use::Mounted => recover(&store, &journals, damage.clone(), true)?,
             None => recover(&store, &journals, Vec::new(), true)?,
@@ -139,18 +159,23 @@ impl Volume {
     /// finds damage, [`Volume::damage`] says so, and everything that can be reached otherwise can
     /// be read.
     pub fn look(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
-        let store = open(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        let store = open_lacking(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        let missing: Vec<usize> = (0..store.superblock().regions.len()).filter(|r| store.is_missing(*r)).collect();
         check_placement(store.superblock(), &options)?;
         let state = match scan::state(&store) {
             Err(Error::Damaged(_)) | Ok(Use::Repairing) => Use::Mounted,
             state => state?,
         };
-        let (journals, damage) = scan::journals(&store)?;
-        let mut found = match read_checkpoint(&store, state, &journals)? {
+        let (journals, mut damage) = scan::journals(&store)?;
+        damage.retain(|damage| !matches!(damage, Damage::Journal { block, .. } if missing.contains(&block.region())));
+        // Without a root, what it named has to be found.
+        let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
+        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None => recover(&store, &journals, damage, false)?,
         };
         store.freeze();
+        found.damage.splice(..0, missing.iter().map(|region| Damage::Superblock { region: *region, what: MISSING }));
         let (lost, rootless) = (std::mem::take(&mut found.lost), found.damaged.contains_key(&Ino::ROOT));
         let volume = Self::with(store, found, options)?;
         if rootless || !lost.is_empty() {
@@ -268,7 +293,8 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
-    let tree = if changed { scan::walk(&mut inodes) } else { scan::walk_lost(&mut inodes, !damage.is_empty()) };
+    let tree =
+        if changed { scan::walk(store, &mut inodes) } else { scan::walk_lost(store, &mut inodes, !damage.is_empty()) };
     let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
     let lost = tree.lost.iter().filter_map(|(ino, _)| kind(ino)).collect();
     let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
@@ -301,6 +327,7 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = inodes.into_iter().filter_map(parent).collect();
     let checkpoint = Checkpoint { free, inodes: used, parents };
+    store.forget_log_pages();
     Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new() })
 }
 

@@ -192,7 +192,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
 /// Takes what cannot be for damaged, until the rest can.
 fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks) {
     loop {
-        let tree = scan::walk_lost(inodes, names_lost);
+        let tree = scan::walk_lost(store, inodes, names_lost);
         let blocks = scan::blocks(store, inodes, &tree.orphans);
         let mut losers: BTreeMap<Ino, Damage> = BTreeMap::new();
         for damage in &blocks.damage {

@@ -8,12 +8,14 @@
 //! that leads to the tail. Whoever applies the entries is told of each [gap](Item::Gap).
 //!
 //! **Limits.** Without the inode's line nobody knows which of its pages are history. To find pages
-//! takes a look at each block of the volume.
+//! takes a look at each block of the volume, once.
+
+use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 use crate::format::entry::Entry;
 use crate::format::page::{self, SLOTS, Seal};
-use crate::format::{BLOCK, Block, Ino, LINE, LogPos, get_u64};
+use crate::format::{BLOCK, Block, Ino, LINE, LogPos, get_u32, get_u64};
 use crate::log::Log;
 use crate::store::Store;
 
@@ -102,24 +104,41 @@ fn leads_to(store: &Store, (ino, generation): (Ino, u32), at: Block, known: Opti
     }
 }
 
-/// The first page after the `known` sequence from which pages lead to the tail.
-fn find(store: &Store, (ino, generation): (Ino, u32), known: Option<u32>, tail: Block) -> Result<Option<Block>> {
-    let mut found = Vec::new();
-    for (region, layout) in store.superblock().regions.iter().enumerate() {
-        let from = store.superblock().data_from(region).unwrap_or(layout.blocks);
-        for block in (from..layout.blocks).map(|index| Block::new(region, index)) {
+/// The pages of logs by inode: generation, sequence and place of each.
+pub type LogPages = FxHashMap<Ino, Vec<(u32, u32, Block)>>;
+
+/// Looks for them in each block of the volume.
+fn all_pages(store: &Store) -> Result<LogPages> {
+    let mut pages = LogPages::default();
+    for region in (0..store.superblock().regions.len()).filter(|region| !store.is_missing(*region)) {
+        let end = store.superblock().data_end(region);
+        let from = store.superblock().data_from(region).unwrap_or(end);
+        for block in (from..end).map(|index| Block::new(region, index)) {
             let mut header = [0; LINE];
             match store.read(block, 0, &mut header) {
                 Err(Error::Io(_)) => continue,
                 read => read?,
             }
-            if get_u64(&header, 8) != ino.raw() {
-                continue;
+            let (ino, generation) = (Ino::from_raw(get_u64(&header, 8)), get_u32(&header, 16));
+            if let Some(ino) = ino
+                && let Ok(sequence) = page::decode_whole(&header, ino, generation, block)
+            {
+                pages.entry(ino).or_default().push((generation, sequence, block));
             }
-            let own = page::decode_whole(&header, ino, generation, block).ok();
-            found.extend(own.filter(|own| known.is_none_or(|known| *own > known)).map(|own| (own, block)));
         }
     }
+    Ok(pages)
+}
+
+/// The first page after the `known` sequence from which pages lead to the tail.
+fn find(store: &Store, (ino, generation): (Ino, u32), known: Option<u32>, tail: Block) -> Result<Option<Block>> {
+    let pages = store.log_pages(|| all_pages(store))?;
+    let own = pages
+        .get(&ino)
+        .into_iter()
+        .flatten()
+        .filter(|(of, own, _)| *of == generation && known.is_none_or(|known| *own > known));
+    let mut found: Vec<(u32, Block)> = own.map(|(_, own, block)| (*own, *block)).collect();
     found.sort_unstable();
     let ends_at_tail = |first: &(u32, Block)| {
         let (mut own, mut at) = *first;

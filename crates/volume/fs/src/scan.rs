@@ -84,7 +84,7 @@ pub fn state(store: &Store) -> Result<Use> {
 }
 
 /// Offset of the number of the last mount.
-const MOUNT_NUMBER: u64 = 64;
+pub(crate) const MOUNT_NUMBER: u64 = 64;
 /// In region 0: the other regions do not have this number yet.
 const JOINING: u64 = 1;
 const MOUNT_BITS: u32 = 47;
@@ -306,6 +306,9 @@ fn read_table(
     (region, from, to): (usize, u64, u64),
     found: &mut Vec<(Ino, Found)>,
 ) -> Result<()> {
+    if store.is_missing(region) {
+        return Ok(()); // names say which of them are in use
+    }
     for first in (from..to).step_by(inode::PER_BLOCK as usize) {
         let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
         let (mut block, unreadable) = match store.read_block(at) {
@@ -432,6 +435,8 @@ pub struct Tree {
     /// Inodes that only a walk from those reaches, those among them.
     pub adopted: BTreeSet<Ino>,
     names: BTreeMap<Ino, u32>,
+    /// Regions that are not there.
+    missing: Vec<usize>,
 }
 
 /// A name that cannot be followed.
@@ -450,6 +455,9 @@ pub struct BadName {
 /// What is wrong with the name of a file that is damaged.
 pub const LOST_FILE: &str = "stands for a file that is damaged";
 
+/// What is wrong with the name of something in a region that is not there.
+pub const ELSEWHERE: &str = "stands for something in a region that is missing";
+
 /// What is wrong with a name that says what its inode does not say.
 pub const OTHER_KIND: &str = "stands for an inode of another kind";
 
@@ -458,8 +466,8 @@ pub const FEWER_NAMES: &str = "it has fewer names than it says";
 
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their
 /// parents.
-pub fn walk(found: &mut Inodes) -> Tree {
-    let mut tree = Tree::default();
+pub fn walk(store: &Store, found: &mut Inodes) -> Tree {
+    let mut tree = Tree::of(store);
     tree.walk_root(found);
     tree.count(found);
     tree
@@ -467,8 +475,8 @@ pub fn walk(found: &mut Inodes) -> Tree {
 
 /// The same. Where names are lost, whole inodes without any get the root for a parent: as few as
 /// lead to all of them.
-pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
-    let mut tree = Tree::default();
+pub fn walk_lost(store: &Store, found: &mut Inodes, names_lost: bool) -> Tree {
+    let mut tree = Tree::of(store);
     tree.walk_root(found);
     if tree.names_lost || names_lost {
         let whole: Vec<Ino> = found.iter().filter(|(_, f)| f.state.is_ok()).map(|(ino, _)| *ino).collect();
@@ -494,6 +502,11 @@ pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
 }
 
 impl Tree {
+    fn of(store: &Store) -> Self {
+        let regions = 0..store.superblock().regions.len();
+        Self { missing: regions.filter(|region| store.is_missing(*region)).collect(), ..Self::default() }
+    }
+
     fn walk_root(&mut self, found: &mut Inodes) {
         match found.get(&Ino::ROOT).map(|f| f.state.as_ref().map(|s| s.dir.is_some())) {
             Some(Ok(true)) => {}
@@ -522,7 +535,10 @@ impl Tree {
                     self.doubtful.push((ino, name.into(), named));
                 }
                 let seen = self.names.get(&named.ino).map_or(1, |seen| seen + 1);
-                let checked = check_name(found, named.ino, named.kind, seen);
+                let checked = match self.missing.contains(&named.ino.region()) {
+                    true => Err(ELSEWHERE),
+                    false => check_name(found, named.ino, named.kind, seen),
+                };
                 // What is whole and has another name, or should have, is not named by this one.
                 if checked.is_ok() || found.get(&named.ino).is_none_or(|target| target.state.is_err()) {
                     self.names.insert(named.ino, seen);
@@ -531,7 +547,7 @@ impl Tree {
                     Ok(()) if named.kind == Kind::Directory => todo.push((named.ino, ino)),
                     Ok(()) => {}
                     Err(what) => {
-                        self.names_lost |= what != LOST_FILE;
+                        self.names_lost |= what != LOST_FILE && what != ELSEWHERE || named.kind == Kind::Directory;
                         let is_damaged = |target: &Found| target.state.is_err() && !target.is_unreadable();
                         let damaged = found.get(&named.ino).is_some_and(is_damaged);
                         self.bad.push(BadName { dir: ino, name: name.into(), named, damaged });
@@ -684,7 +700,7 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         used.sort_unstable();
         let (mut runs, mut end) = (Vec::new(), superblock.data_from(region).unwrap_or(0));
         let mut owner = Ino::ROOT;
-        let all = superblock.regions.get(region).map_or(0, |r| r.blocks);
+        let all = superblock.data_end(region);
         for (start, count, ino) in used {
             if start < end {
                 let (block, what) = (Block::new(region, start), "has a second owner");

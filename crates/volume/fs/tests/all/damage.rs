@@ -545,10 +545,10 @@ fn repair_writes_a_wrong_checkpoint_anew() {
     let f = create(&volume, "f").unwrap();
     volume.write(f, 0, &[7; 40960]).unwrap();
     volume.unmount().unwrap();
-    // It is in the last block: the only free run gets eight blocks in front of it, which are the
+    // It is in the last block for data: the only free run gets eight blocks in front of it, which are the
     // file's.
     let mut image = ram.image();
-    let block = &mut image[0][1999 * 4096..];
+    let block = &mut image[0][1968 * 4096..][..4096];
     assert_eq!(&block[4..8], b"HCKP");
     for (at, change) in [(56, -8_i64), (64, 8)] {
         let word = u64::from_le_bytes(block[at..at + 8].try_into().unwrap());

@@ -173,6 +173,10 @@ fn a_damaged_root_is_made_anew() {
     damage(&ram, Ino::ROOT);
     is_damaged(mount(&ram).map(drop));
     assert_eq!(read(&look(&ram), &format!("/#{important}/data")).unwrap(), [1; 5000], "by its number");
+    let unmounted = example();
+    mount(&unmounted).unwrap().unmount().unwrap();
+    damage(&unmounted, Ino::ROOT);
+    assert_eq!(read(&look(&unmounted), &format!("/#{important}/data")).unwrap(), [1; 5000], "also with a checkpoint");
     let done = fs::fsck::repair(Arc::new(ram.clone())).unwrap();
     assert_eq!(done, Repaired { found: 2, emptied: 1, removed: 0, ..Repaired::default() }, "/both is in /junk, too");
     assert_eq!(report(&ram), (true, vec![], 0));
