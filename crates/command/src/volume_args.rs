@@ -337,6 +337,10 @@ pub struct MkfsArgs {
     /// Keep a checksum of every block of file data, and check it at each read
     #[arg(long)]
     pub data_checksums: bool,
+    /// Make an inode for so many bytes (4KiB or more): a volume of small files needs more of them,
+    /// each of 64 bytes
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "16KiB")]
+    pub bytes_per_inode: u64,
     /// Overwrite a volume, or whatever else is there (without --size, which only makes new files)
     #[arg(long)]
     pub force: bool,
@@ -453,7 +457,7 @@ pub struct PutArgs {
     #[arg(value_name = "LOCAL")]
     pub local: PathBuf,
     /// Path within the volume; a file that exists is replaced once the copy is complete, until then
-    /// the copy is called .homenode-put
+    /// the copy has no name
     #[arg(value_name = "PATH")]
     pub path: String,
 }

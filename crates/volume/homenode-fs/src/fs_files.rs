@@ -134,10 +134,6 @@ fn place<'a>(volume: &Volume, path: &'a str) -> Result<(Ino, &'a str), Failure> 
     Ok((find(volume, dir)?, name))
 }
 
-/// What `put` calls a copy that is not complete. One process at a time has a volume, so what is
-/// called so already was left by a crash.
-const UNFINISHED: &[u8] = b".homenode-put";
-
 fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     let mut from = File::open(&args.local).map_err(|e| Failure::io("open", &args.local, &e))?;
     let len = from.metadata().map_err(|e| Failure::io("look at", &args.local, &e))?.len();
@@ -153,14 +149,11 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Copies a file; `go_on` is told how many bytes were copied since it was asked last.
+/// Copies a file; `go_on` is told how many bytes were copied since it was asked last. Until it is
+/// complete the copy has no name, so a crash leaves nothing.
 fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let fail = |e| failure(args.path.as_str(), e);
     let (dir, name) = place(volume, &args.path)?;
-    match volume.unlink(dir, UNFINISHED) {
-        Ok(()) | Err(Error::NotFound) => {}
-        Err(e) => return Err(fail(e)),
-    }
     let mut new = NewFile { mode: 0o644, ..NewFile::default() };
     match volume.lookup(dir, name.as_bytes()) {
         Ok(old) if old.kind == Kind::File => {
@@ -170,7 +163,7 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
         Ok(_) | Err(Error::NotFound) => {}
         Err(e) => return Err(fail(e)),
     }
-    let ino = volume.create(dir, UNFINISHED, new).map_err(fail)?.ino;
+    let ino = volume.create_unnamed(dir, new).map_err(fail)?.ino;
     let mut buffer = vec![0; CHUNK];
     let mut done = 0;
     let copied = loop {
@@ -178,9 +171,7 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
             break Err(Failure::new(Exit::Partly, args.path.as_str(), "stopped by a signal, nothing was copied"));
         }
         match from.read(&mut buffer) {
-            Ok(0) => {
-                break volume.rename((dir, UNFINISHED), (dir, name.as_bytes()), Rename::Replace).map_err(fail);
-            }
+            Ok(0) => break name_it(volume, ino, dir, name.as_bytes()).map_err(fail),
             Ok(len) => {
                 if let Err(e) = volume.append(ino, buffer.get(..len).unwrap_or_default()) {
                     break Err(fail(e));
@@ -190,10 +181,30 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
             Err(e) => break Err(Failure::io("read", &args.local, &e)),
         }
     };
-    if copied.is_err() {
-        volume.unlink(dir, UNFINISHED).map_err(fail)?;
+    let closed = volume.close(ino).map_err(fail);
+    copied.and(closed)
+}
+
+/// Gives a file without a name one, in place of what has it.
+fn name_it(volume: &Volume, ino: Ino, dir: Ino, name: &[u8]) -> ::fs::Result<()> {
+    match volume.link(ino, dir, name) {
+        Err(Error::Exists) => {}
+        linked => return linked.map(drop),
     }
-    copied
+    // By another name, which nobody has: only a rename replaces a name.
+    let mut number = 0_u64;
+    let other = loop {
+        let other = format!(".homenode-put.{number}");
+        match volume.link(ino, dir, other.as_bytes()) {
+            Err(Error::Exists) => number += 1,
+            linked => break linked.map(|_| other)?,
+        }
+    };
+    let renamed = volume.rename((dir, other.as_bytes()), (dir, name), Rename::Replace);
+    if renamed.is_err() {
+        volume.unlink(dir, other.as_bytes())?;
+    }
+    renamed
 }
 
 fn rm(args: &PathArgs, volume: &Volume) -> Result<Exit, Failure> {

@@ -38,6 +38,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Makes a volume.
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
+    if args.bytes_per_inode < 4096 {
+        let why = "a file takes a block of 4 KiB at least";
+        return Err(Failure::new(Exit::Usage, format!("--bytes-per-inode {}", size(args.bytes_per_inode)), why));
+    }
     if let Some(bytes) = args.size.filter(|bytes| *bytes < SMALLEST) {
         let why = format!("a region has at least {}", size(SMALLEST));
         let hint = format!("--size {}KiB is the least; a number without a unit means bytes", SMALLEST >> 10);
@@ -104,8 +108,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         names,
         journals,
         data_checksums: args.data_checksums,
+        bytes_per_inode: args.bytes_per_inode,
         owner,
-        ..Layout::default()
     };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     new.0.clear();
@@ -219,7 +223,7 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
 fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     // Without --repair it only looks.
     let repairs = args.repair || args.yes;
-    let opened = if repairs { map(&args.volume) } else { map_to_look(&args.volume) };
+    let opened = if repairs { map_by(&args.volume, ::fs::open_files_to_repair) } else { map_to_look(&args.volume) };
     let medium = opened?;
     let stop = Stop::on_signals()?;
     let look = || {
@@ -339,11 +343,25 @@ pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
 
 /// The same for looking only: nothing is stored, and the regions need not be writable.
 pub fn map_to_look(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
-    map_by(args, ::fs::open_files_to_look)
+    let mapped = map_by(args, ::fs::open_files_to_look)?;
+    for why in mapped.missing() {
+        let line = format!("{why}; what is on it gives EIO (--region PATH says where a region is now)");
+        output::complain(&format!("homenode: {}\n", output::escape(&line)));
+    }
+    Ok(mapped)
 }
 
 fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
+    // Before: while they are mapped nobody else may look.
+    if ::fs::is_copied_while_mounted(&paths) {
+        let path = args.volume.display().to_string();
+        output::complain(&format!(
+            "homenode: {}: this volume was mounted when its regions were copied or moved here: a copy of a mounted \
+             volume mixes moments, and what was written meanwhile may be lost or damaged; homenode fsck checks it\n",
+            output::escape(&path)
+        ));
+    }
     let begin = Instant::now();
     loop {
         match open(&paths) {

@@ -138,7 +138,7 @@ pub(crate) fn notify(connection: &OwnedFd, answer: &mut Answer<'_>) {
 /// Says once for each process that something is missing.
 fn say(said: &AtomicBool, what: &str, error: &io::Error) {
     if !said.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
+        tracing::info!(
             "{what}: {error}: in a memory group with a limit the mount may hang with a program whose pages it writes \
              back, such as a loop device"
         );
