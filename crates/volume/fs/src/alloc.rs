@@ -115,8 +115,8 @@ impl Allocator {
         self.regions.iter().map(runs).collect()
     }
 
-    /// Up to `want` adjacent blocks of one region: from `goal` on if that is free, else of the first
-    /// part, beginning with `part`, that has any.
+    /// Up to `want` adjacent blocks of one region: from `goal` on if that is free, else of the
+    /// first part, beginning with `part`, that has any.
     fn take(
         &self,
         region: usize,

@@ -37,8 +37,8 @@ impl FreeMap {
         Some((start, count))
     }
 
-    /// The same from the smallest run that has room for more, for a file that grows: in the hole of a
-    /// block the next one would have no room behind it.
+    /// The same from the smallest run that has room for more, for a file that grows: in the hole of
+    /// a block the next one would have no room behind it.
     pub fn take_with_room(&mut self, want: u64) -> Option<(u64, u64)> {
         /// Blocks.
         const ROOM: u64 = 64;

@@ -201,8 +201,8 @@ fn json_of(output: &std::process::Output, code: i32) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// One lost line of a file's log: `get`, `-o ro` and `cat` gave nothing of the file. And a `get` that
-/// failed left half of the file under its name, in place of what was there.
+/// One lost line of a file's log: `get`, `-o ro` and `cat` gave nothing of the file. And a `get`
+/// that failed left half of the file under its name, in place of what was there.
 #[test]
 fn a_damaged_file_gives_all_that_is_there() {
     let dir = tempfile::tempdir().unwrap();
@@ -500,8 +500,8 @@ fn the_number_of_inodes_can_be_chosen() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
-/// A copy of regions that was made while they were mounted was opened without a word; and without one
-/// of its regions nothing of a volume could be read.
+/// A copy of regions that was made while they were mounted was opened without a word; and without
+/// one of its regions nothing of a volume could be read.
 #[test]
 fn copies_of_a_mounted_volume_are_told_and_a_missing_region_costs_its_own_files() {
     let dir = tempfile::tempdir().unwrap();

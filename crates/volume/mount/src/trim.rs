@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use fs::Volume;
 
-/// Bytes of forgotten inodes between two looks at the heaps: attributes of one file can take 64 KiB.
+/// Bytes of forgotten inodes between two looks at the heaps: attributes of one take up to 64 KiB.
 const MANY: u64 = 3 << 20;
 /// Time from the [`MANY`]th byte to the look.
 const REST: Duration = Duration::from_secs(1);

@@ -151,6 +151,8 @@ pub enum Entry<'a> {
     XattrGone(&'a [u8]),
 }
 
+/// The kind of an extended attribute.
+const XATTR: u8 = 8;
 /// Slots of a name of 255 bytes; only attributes with long values have more.
 const SHORT: usize = 5;
 
@@ -235,7 +237,7 @@ impl<'a> Entry<'a> {
                 put(out, 2, &(value.len() as u16).to_le_bytes());
                 put(out, 4, name);
                 put(out, 4 + name.len(), value);
-                (8, 0)
+                (XATTR, 0)
             }
             Self::XattrGone(name) => {
                 put(out, 0, &[name.len() as u8]);
@@ -260,14 +262,16 @@ impl<'a> Entry<'a> {
         Ok((entry, slots, time))
     }
 
-    /// The bytes of the entry in slot `slot`, of which one bit has flipped, as they were. `None`: the
-    /// damage is another.
+    /// The bytes of the entry in slot `slot`, of which one bit has flipped, as they were. `None`:
+    /// the damage is another.
     pub fn mended(page: &[u8], seal: Seal, slot: usize) -> Option<Vec<u8>> {
         let from = page.get(slot * LINE..)?;
         // Its length may have flipped, too.
         let said = usize::from(*from.get(6)?);
         let lengths = (0..8).map(|bit| said ^ 1 << bit).filter(|slots| *slots <= SHORT);
-        for slots in std::iter::once(said).chain(lengths).filter(|slots| *slots > 0) {
+        // In noise a try for each bit of a long piece would take long.
+        let own = Some(said).filter(|slots| *slots <= SHORT || get_u8(from, 4) == XATTR);
+        for slots in own.into_iter().chain(lengths).filter(|slots| *slots > 0) {
             let Some(mut bytes) = from.get(..slots * LINE).map(<[u8]>::to_vec) else { continue };
             let whole = |bytes: &[u8]| {
                 usize::from(get_u8(bytes, 6)) == slots && checksum(seal, slot, bytes) == get_u32(bytes, 0)
@@ -325,7 +329,7 @@ impl<'a> Entry<'a> {
                 ino: Ino::from_raw(get_u64(body, 0)).ok_or("a name has an impossible inode number")?,
                 name: name(body, 8, 9)?,
             },
-            8 => {
+            XATTR => {
                 let name = name(body, 0, 4)?;
                 let from = 4 + name.len();
                 let value = body.get(from..from + usize::from(get_u16(body, 2))).ok_or("an attribute is too long")?;

@@ -19,8 +19,8 @@
 use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, inode, put};
 
 /// Blocks of a region of so many blocks that hold its superblock. What is made on a region by
-/// mistake lies at its beginning, or at both ends, as a partition table does with 17 KiB each: behind
-/// the last copy there is nothing else of the volume.
+/// mistake lies at its beginning, or at both ends, as a partition table does with 17 KiB each:
+/// behind the last copy there is nothing else of the volume.
 pub fn copies(blocks: u64) -> [u64; 3] {
     [0, 1, data_end_of(blocks)]
 }

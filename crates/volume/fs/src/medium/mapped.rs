@@ -69,8 +69,8 @@ impl Mapped {
         Self::of(files.iter().map(Region::new).collect::<Result<_>>()?)
     }
 
-    /// The same, to look at what is there: a region without a file, for a reason, has so many bytes,
-    /// and each access to it is EIO.
+    /// The same, to look at what is there: a region without a file, for a reason, has so many
+    /// bytes, and each access to it is EIO.
     pub fn lacking(files: &[(std::result::Result<RegionFile, String>, u64)]) -> Result<Self> {
         let region = |(file, len): &(std::result::Result<RegionFile, String>, u64)| {
             let why = match file {

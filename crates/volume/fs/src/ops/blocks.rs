@@ -49,8 +49,8 @@ impl Volume {
         if lack > 0 { Err(Error::Lacks(lack)) } else { Ok(()) }
     }
 
-    /// Blocks for a range of a file: adjacent ones as far as there are, behind the block before it if
-    /// that is free, whichever CPU this is.
+    /// Blocks for a range of a file: adjacent ones as far as there are, behind the block before it
+    /// if that is free, whichever CPU this is.
     pub(super) fn new_runs<'a>(
         &'a self,
         state: &State,

@@ -545,8 +545,8 @@ fn repair_writes_a_wrong_checkpoint_anew() {
     let f = create(&volume, "f").unwrap();
     volume.write(f, 0, &[7; 40960]).unwrap();
     volume.unmount().unwrap();
-    // It is in the last block for data: the only free run gets eight blocks in front of it, which are the
-    // file's.
+    // It is in the last block for data. The only free run gets eight blocks in front of it, which
+    // are the file's.
     let mut image = ram.image();
     let block = &mut image[0][1968 * 4096..][..4096];
     assert_eq!(&block[4..8], b"HCKP");
