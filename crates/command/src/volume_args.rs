@@ -337,6 +337,10 @@ pub struct MkfsArgs {
     /// Keep a checksum of every block of file data, and check it at each read
     #[arg(long)]
     pub data_checksums: bool,
+    /// Make an inode for so many bytes (4KiB or more): a volume of small files needs more of them,
+    /// each of 64 bytes
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "16KiB")]
+    pub bytes_per_inode: u64,
     /// Overwrite a volume, or whatever else is there (without --size, which only makes new files)
     #[arg(long)]
     pub force: bool,
@@ -360,10 +364,15 @@ pub struct VolumeArgs {
 /// `homenode fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Finish what a crash interrupted; restore superblocks and a checkpoint; empty damaged files
-    /// and directories, and put what these named into lost+found
-    #[arg(long, short = 'y', short_aliases = ['a', 'p'])]
+    /// Finish what a crash interrupted; restore superblocks and a checkpoint; write damaged logs
+    /// anew with all that can be read of them, and put what has lost its name into lost+found.
+    /// Where something is lost for good it says what, changes nothing, and asks for --yes
+    #[arg(long, short = 'p', short_alias = 'a')]
     pub repair: bool,
+    /// Repair, also where something is lost for good: lines of logs, with the names or the file
+    /// blocks that they told of, and all of what has no line left
+    #[arg(long, short = 'y')]
+    pub yes: bool,
     /// Which volume
     #[command(flatten)]
     pub volume: VolumeArgs,
@@ -448,7 +457,7 @@ pub struct PutArgs {
     #[arg(value_name = "LOCAL")]
     pub local: PathBuf,
     /// Path within the volume; a file that exists is replaced once the copy is complete, until then
-    /// the copy is called .homenode-put
+    /// the copy has no name
     #[arg(value_name = "PATH")]
     pub path: String,
 }
@@ -462,6 +471,10 @@ pub struct GetArgs {
     /// Where to; `-` is stdout
     #[arg(value_name = "LOCAL|-")]
     pub local: PathBuf,
+    /// Also what is damaged: zeros for blocks that are lost; says which bytes are lost, or older
+    /// than they should be
+    #[arg(long)]
+    pub damaged: bool,
 }
 
 /// `homenode fs migrate`.

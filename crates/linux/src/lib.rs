@@ -32,6 +32,7 @@ pub mod processor;
 pub mod random;
 pub mod reclaim;
 pub mod residency;
+pub mod resident;
 pub mod threads;
 pub mod volume;
 pub mod watched;

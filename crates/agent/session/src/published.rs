@@ -9,7 +9,9 @@
 //!
 //! **Limits.** A mount without a policy observes nothing, so it publishes nothing.
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +34,7 @@ impl Publisher {
     /// For the mount on `mount`, whose state directory is `dir`.
     pub fn new(dir: &Path, mount: &Path, policy: &str, emulated: Option<String>) -> Self {
         let mount = mount.canonicalize().unwrap_or_else(|_| mount.to_owned());
+        let mount = PathBuf::from(linux::shown(mount.as_os_str())); // JSON has no others
         let (version, pid, policy) = (1, std::process::id(), policy.to_owned());
         let (age_s, written, window) = (0.0, None, Window::default());
         Self { dir: dir.to_owned(), mounted: Mounted { version, mount, pid, policy, emulated, age_s, written, window } }
@@ -102,17 +105,34 @@ pub fn state_dirs(state_dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(dirs)
 }
 
-/// The name of a mount's state directory, as systemd-escape(1) has it.
+/// The name of a mount's state directory, as `systemd-escape --path` has it.
 pub fn escape(dir: &Path) -> String {
-    let path = dir.to_string_lossy();
-    path.trim_matches('/').replace('\\', "\\x5c").replace('-', "\\x2d").replace('/', "-")
+    let bytes = dir.as_os_str().as_bytes();
+    let parts = bytes.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    let plain =
+        |at: usize, byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'_') || byte == b'.' && at > 0;
+    let path = parts.collect::<Vec<_>>().join(&b'/');
+    let escaped = path.iter().enumerate().map(|(at, byte)| match byte {
+        b'/' => "-".to_owned(),
+        byte if plain(at, *byte) => char::from(*byte).to_string(),
+        byte => format!("\\x{byte:02x}"),
+    });
+    if path.is_empty() { "-".to_owned() } else { escaped.collect() }
 }
 
 /// The mount point of this state directory, or its name if that was hashed.
 pub fn unescape(dir: &Path) -> String {
-    let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
-    let path = format!("/{}", name.replace('-', "/").replace("\\x2d", "-").replace("\\x5c", "\\"));
-    if Path::new(&path).exists() { path } else { name.into_owned() }
+    let name = dir.file_name().unwrap_or(dir.as_os_str()).as_bytes();
+    let (mut path, mut at) = (vec![b'/'], 0);
+    while let Some(byte) = name.get(at) {
+        let code = name.get(at + 2..at + 4).filter(|_| name.get(at..at + 2) == Some(b"\\x"));
+        let code = code.and_then(|code| u8::from_str_radix(str::from_utf8(code).ok()?, 16).ok());
+        at += if code.is_some() { 4 } else { 1 };
+        path.push(code.unwrap_or(if *byte == b'-' { b'/' } else { *byte }));
+    }
+    let path = Path::new(OsStr::from_bytes(&path));
+    let known = if path.exists() { path.as_os_str() } else { OsStr::from_bytes(name) };
+    linux::shown(known)
 }
 
 #[cfg(test)]
@@ -159,12 +179,24 @@ mod tests {
     #[test]
     fn a_mount_point_is_found_from_the_name_of_its_state_directory() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["a-b", "a\\b", "a\\x2db"] {
-            let mount = dir.path().join(name);
+        let names = [&b"a-b"[..], b"a\\b", b"a\\x2db", b"a b", b".a", b"\xc3\xa9", b"\xff", b"\xfe", b"a\nb"];
+        let mut states = std::collections::BTreeSet::new();
+        for name in names {
+            let mount = dir.path().join(OsStr::from_bytes(name));
             std::fs::create_dir(&mount).unwrap();
-            let state = Path::new("/run/homenode/volumes").join(escape(&mount));
-            assert_eq!(unescape(&state), mount.display().to_string());
+            let state = escape(&mount);
+            assert!(state.bytes().all(|byte| byte.is_ascii_graphic()), "{state}");
+            assert_eq!(unescape(&Path::new("/run/homenode/volumes").join(&state)), shown(&mount));
+            assert!(states.insert(state), "two mounts share a state directory");
+            // Nothing was published for a mount point that is no UTF-8, and nobody said so.
+            let mut publisher = Publisher::new(&dir.path().join("state"), &mount, "nthread", None);
+            publisher.publish(Window::default());
+            assert_eq!(read(&dir.path().join("state")).unwrap().mount, Path::new(&shown(&mount)));
         }
+        // As `systemd-escape --path` says.
+        let escaped =
+            ["/", "/a/b", "//a//b/", "/.a/.b", "/a b", "/a-b", "/x\u{e9}"].map(|path| escape(Path::new(path)));
+        assert_eq!(escaped, ["-", "a-b", "a-b", "\\x2ea-.b", "a\\x20b", "a\\x2db", "x\\xc3\\xa9"]);
         assert_eq!(unescape(Path::new("/run/homenode/volumes/0123456789abcdef")), "0123456789abcdef");
     }
 }

@@ -74,7 +74,7 @@ impl Allocator {
     pub fn new(superblock: &Superblock, parts: usize, free: &[Vec<(u64, u64)>]) -> Self {
         let region = |(i, r): (usize, &crate::format::superblock::Region)| {
             let from = superblock.data_from(i).unwrap_or(r.blocks);
-            let total = r.blocks - from;
+            let total = superblock.data_end(i).saturating_sub(from);
             let part_len = total.div_ceil(parts.max(1) as u64).max(1);
             let runs = free.get(i).map_or(&[][..], Vec::as_slice);
             let cut = |part: u64| {
@@ -115,8 +115,15 @@ impl Allocator {
         self.regions.iter().map(runs).collect()
     }
 
-    /// Up to `want` adjacent blocks of one region, beginning with part `part`.
-    fn take(&self, region: usize, want: u64, part: usize, purpose: Purpose) -> Option<(Block, u64)> {
+    /// Up to `want` adjacent blocks of one region: from `goal` on if that is free, else of the
+    /// first part, beginning with `part`, that has any.
+    fn take(
+        &self,
+        region: usize,
+        want: u64,
+        (part, goal): (usize, Option<Block>),
+        purpose: Purpose,
+    ) -> Option<(Block, u64)> {
         let r = self.regions.get(region)?;
         let reserve = match purpose {
             Purpose::Growth => r.reserve,
@@ -134,8 +141,18 @@ impl Allocator {
         }
         // What is promised is in some part, though others may fill and empty parts while this
         // thread goes round.
-        let (start, got) = (part % r.parts.len()..)
-            .find_map(|i| r.parts.get(i % r.parts.len()).and_then(|p| lock(p).take(promised)))?;
+        let at_goal = || {
+            let start = goal.filter(|goal| goal.region() == region)?.index();
+            let part = r.parts.get((start.checked_sub(r.from)? / r.part_len) as usize)?;
+            Some((start, lock(part).take_at(start, promised)?))
+        };
+        let anywhere = || {
+            (part % r.parts.len()..).find_map(|i| {
+                let mut part = lock(r.parts.get(i % r.parts.len())?);
+                if goal.is_some() { part.take_with_room(promised) } else { part.take(promised) }
+            })
+        };
+        let (start, got) = at_goal().or_else(anywhere)?;
         if got < promised {
             r.free.fetch_add(promised - got, Ordering::Relaxed);
         }
@@ -151,7 +168,19 @@ impl Allocator {
         purpose: Purpose,
         into: &mut Fresh<'a>,
     ) -> Result<(Block, u64)> {
-        let found = regions.iter().find_map(|region| self.take(*region, want, part, purpose)).ok_or(Error::NoSpace)?;
+        self.allocate_behind(regions, want, (part, None), purpose, into)
+    }
+
+    /// The same, from `goal` on if that is free and in the region that is tried.
+    pub fn allocate_behind<'a>(
+        &'a self,
+        regions: &[usize],
+        want: u64,
+        from: (usize, Option<Block>),
+        purpose: Purpose,
+        into: &mut Fresh<'a>,
+    ) -> Result<(Block, u64)> {
+        let found = regions.iter().find_map(|region| self.take(*region, want, from, purpose)).ok_or(Error::NoSpace)?;
         into.runs.push(found);
         Ok(found)
     }

@@ -63,7 +63,7 @@ impl Checkpoint {
             let mut end = superblock.data_from(i)?;
             for (start, count) in &free {
                 let next = start.checked_add(*count)?;
-                if *start < end || *count == 0 || next > region.blocks {
+                if *start < end || *count == 0 || next > superblock.data_end(i) {
                     return None;
                 }
                 end = next;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::format::{Block, Ino};
+use crate::scan::ELSEWHERE;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +117,16 @@ pub enum Damage {
         /// The fault.
         what: &'static str,
     },
+    /// Entries of an inode's log.
+    #[error("inode {ino}: {what}; what {slots} lines of its log said is lost, the rest is there")]
+    Lost {
+        /// The inode.
+        ino: Ino,
+        /// The first fault.
+        what: &'static str,
+        /// How many lines, at least.
+        slots: usize,
+    },
     /// A journal.
     #[error("journal at block {block}: {what}")]
     Journal {
@@ -183,7 +194,7 @@ impl Error {
             Self::Deadlock => libc::EDEADLK,
             Self::Interrupted => libc::EINTR,
             Self::NoRegionOnNode(_) => libc::ENXIO,
-            Self::Damaged(Damage::Data { .. }) => libc::EIO,
+            Self::Damaged(Damage::Data { .. } | Damage::Name { what: ELSEWHERE, .. }) => libc::EIO,
             Self::Damaged(_) | Self::OutOfRange(_) => libc::EUCLEAN,
             Self::ReadOnly => libc::EROFS,
             Self::Region(_, error) => error.errno(),

@@ -37,6 +37,41 @@ impl FreeMap {
         Some((start, count))
     }
 
+    /// The same from the smallest run that has room for more, for a file that grows: in the hole of
+    /// a block the next one would have no room behind it.
+    pub fn take_with_room(&mut self, want: u64) -> Option<(u64, u64)> {
+        /// Blocks.
+        const ROOM: u64 = 64;
+        let has = |(len, _): &(u64, u64)| *len >= want + ROOM;
+        let (len, start) = match self.by_len.range((want + ROOM, 0)..).next() {
+            Some(run) => self.open.filter(|open| has(open) && open < run).unwrap_or(*run),
+            None => match self.open.filter(has) {
+                Some(open) => open,
+                None => return self.take(want),
+            },
+        };
+        debug_assert!(len > want);
+        self.take_at(start, want).map(|count| (start, count))
+    }
+
+    /// Gives up to `want` blocks from `start` on, if that is free.
+    pub fn take_at(&mut self, start: u64, want: u64) -> Option<u64> {
+        if self.open.is_none_or(|(_, from)| from != start) {
+            let (from, len) = self.by_start.range(..=start).next_back().map(|(from, len)| (*from, *len))?;
+            let rest = (from + len).checked_sub(start).filter(|rest| *rest > 0)?;
+            self.close();
+            self.remove(from, len);
+            if from < start {
+                self.insert(from, start - from);
+            }
+            self.open = Some((rest, start));
+        }
+        let (len, from) = self.open.take()?;
+        let count = want.min(len);
+        self.open = (count < len).then_some((len - count, from + count));
+        Some(count)
+    }
+
     /// Takes back blocks and joins them with their neighbours. False: some of them were free
     /// already.
     pub fn give(&mut self, start: u64, count: u64) -> bool {
@@ -107,6 +142,22 @@ mod tests {
         let mut map = FreeMap::new(&[(10, 2), (15, 5)]);
         assert_eq!(map.take(2), Some((10, 2)), "the smallest run that is large enough");
         assert_eq!(map.runs().collect::<Vec<_>>(), [(15, 5)]);
+    }
+
+    #[test]
+    fn blocks_are_taken_where_they_are_asked_for() {
+        let mut map = FreeMap::new(&[(10, 10), (30, 5)]);
+        assert_eq!(map.take_at(9, 1), None);
+        assert_eq!(map.take_at(20, 1), None);
+        assert_eq!(map.take_at(13, 2), Some(2));
+        assert_eq!(map.take_at(15, 100), Some(5), "the open run, as far as it goes");
+        assert_eq!(map.take_at(30, 1), Some(1));
+        assert_eq!(map.take_at(33, 1), None, "within the open run it is not looked for");
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(10, 3), (31, 4)]);
+        assert_eq!((map.take_at(33, 1), map.take_at(12, 9)), (Some(1), Some(1)));
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(10, 2), (31, 2), (34, 1)]);
+        assert!(map.give(33, 1) && map.give(12, 8), "and come back");
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(10, 10), (31, 4)]);
     }
 
     /// The open run is one among others: which run serves a call does not depend on it, nor does

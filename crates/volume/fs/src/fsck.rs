@@ -8,14 +8,18 @@ use std::sync::Arc;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::BLOCK;
-use crate::format::superblock::{COPIES, Superblock};
-use crate::format::{BLOCK_BYTES, Block, Ino};
-use crate::medium::{At, Medium};
+use crate::format::superblock::{STATE_BLOCK, Superblock, copies as places};
+use crate::format::word::{self, Field, Owner};
+use crate::format::{BLOCK_BYTES, Block, Ino, LINE, get_u32, get_u64, page};
+use crate::medium::{At, Medium, Overlay};
 use crate::mount;
 use crate::repair;
-pub use crate::repair::Repaired;
+pub use crate::repair::{Losses, Repaired};
 use crate::scan::{self, Found, Inodes, Use};
 use crate::store::Store;
+
+/// What a flipped bit is called.
+const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +45,7 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
 /// [`Error::Interrupted`] when that says no.
 pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Report> {
     let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
-    let store = mount::open(medium)?;
+    let store = mount::open_lacking(medium)?;
     let note = |report: &mut Report, e: Error| match e {
         Error::Damaged(damage) => {
             report.damage.push(damage);
@@ -56,7 +60,10 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
             Use::Mounted
         }
     };
-    report.clean = state != Use::Mounted;
+    if state == Use::Repairing {
+        report.damage.push(Damage::State);
+    }
+    report.clean = !matches!(state, Use::Mounted | Use::Repairing);
     if scan::mount_numbers(&store)?.contains(&None) && !report.damage.contains(&Damage::State) {
         report.damage.push(Damage::State);
     }
@@ -65,7 +72,7 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
     report.journals = journals.len();
     let mut found = scan::inodes(&store, &journals, watch)?;
     report.inodes = found.len() as u64;
-    let tree = scan::walk(&mut found);
+    let tree = scan::walk(&store, &mut found);
     let broken = found.iter().filter(|(ino, _)| tree.orphans.binary_search(ino).is_err());
     for (_, inode) in broken {
         if let Err(Error::Damaged(damage)) = &inode.state
@@ -75,6 +82,7 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
         }
     }
     report.damage.extend(tree.damage);
+    report.damage.extend(tree.flipped.iter().map(|ino| Damage::Inode { ino: *ino, what: FLIPPED }));
     let blocks = scan::blocks(&store, &found, &tree.orphans);
     report.damage.extend(blocks.damage);
     if let Use::Checkpoint(at) = state {
@@ -103,10 +111,34 @@ impl Report {
 /// damaged is empty afterwards. What only a damaged directory named is in `lost+found`, called `#`
 /// and its number. Names that stand for nothing go. File data stays as it is.
 pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
-    mount::check_features(&mount::superblock_of(&*medium, 0)?)?;
+    repair_if(medium, &mut |_| true)?.ok_or(Error::Interrupted)
+}
+
+/// The same, if `agree` says so to what will be lost; it is not asked where nothing is. `None`: it
+/// does not, and nothing has changed.
+pub fn repair_if(medium: Arc<dyn Medium>, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Option<Repaired>> {
+    // First in memory.
+    let mut losses = None;
+    let tried = repair_to(Arc::new(Overlay::new(Arc::clone(&medium))), &mut |lost| {
+        losses = Some(lost.clone());
+        false
+    })?;
+    match losses {
+        Some(losses) if tried.is_none() && !agree(&losses) => Ok(None),
+        _ => repair_to(medium, &mut |_| true),
+    }
+}
+
+fn repair_to(medium: Arc<dyn Medium>, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Option<Repaired>> {
+    let known = |region| mount::superblock_of(&*medium, region);
+    let Some(from) = (0..medium.regions()).find(|region| known(*region).is_ok()) else {
+        return Err(known(0).map_or_else(|e| e, |_| Error::Interrupted));
+    };
+    mount::check_features(&known(from)?)?;
+    let other = good_copy(&*medium, from)?;
     for region in 0..medium.regions() {
         let mut copies = Vec::new();
-        for copy in COPIES {
+        for copy in places(medium.len(region) / BLOCK_BYTES) {
             let (at, mut block) = (At { region, offset: copy * BLOCK_BYTES }, [0; BLOCK]);
             match medium.read(at, &mut block) {
                 // Nor can it be stored to.
@@ -116,7 +148,15 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
         }
         // As it is: it may have bits that only a later version knows.
         let good = copies.iter().map(|(_, block)| *block).find(|block| Superblock::decode(block).is_ok());
-        let Some(good) = good else { continue };
+        let good = match (good, other) {
+            (Some(good), _) => good,
+            (None, Some(other)) if is_region(&*medium, region)? => Superblock::of_other(other, region),
+            _ => {
+                let why =
+                    format!("region {region} has no superblock, and nothing else on it says that it is that region");
+                return Err(Error::NotAVolume(why));
+            }
+        };
         for (at, block) in copies {
             if Superblock::decode(&block).is_err() {
                 medium.write(at, &good)?;
@@ -125,7 +165,43 @@ pub fn repair(medium: Arc<dyn Medium>) -> Result<Repaired> {
             }
         }
     }
-    repair::repair(mount::open(Box::new(medium))?)
+    repair::repair(mount::open(Box::new(medium))?, agree)
+}
+
+/// The first copy of a region's superblock that is valid, as it is.
+fn good_copy(medium: &dyn Medium, region: usize) -> Result<Option<[u8; BLOCK]>> {
+    for copy in places(medium.len(region) / BLOCK_BYTES) {
+        let mut block = [0; BLOCK];
+        match medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block) {
+            Err(Error::Io(_)) => continue,
+            read => read?,
+        }
+        if Superblock::decode(&block).is_ok() {
+            return Ok(Some(block));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether something that is sealed with its place says which region this is: the number of the
+/// last mount, or a page of a log.
+pub(crate) fn is_region(medium: &dyn Medium, region: usize) -> Result<bool> {
+    let state = Block::new(region, STATE_BLOCK);
+    let number = medium.load_u64(At { region, offset: state.index() * BLOCK_BYTES + scan::MOUNT_NUMBER })?;
+    if word::unseal(Owner { id: state.raw(), generation: 0 }, Field::Mount, number).is_some_and(|number| number != 0) {
+        return Ok(true);
+    }
+    for index in 0..medium.len(region) / BLOCK_BYTES {
+        let mut line = [0; LINE];
+        medium.read(At { region, offset: index * BLOCK_BYTES }, &mut line)?;
+        let owner = Ino::from_raw(get_u64(&line, 8)).filter(|_| line.get(4..8) == Some(b"HLOG"));
+        if let Some(ino) = owner
+            && page::decode_whole(&line, ino, get_u32(&line, 16), Block::new(region, index)).is_ok()
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Compares a checkpoint with what the logs say.
@@ -152,7 +228,7 @@ fn checkpoint(store: &Store, at: Block, found: &Inodes, free: Vec<Vec<(u64, u64)
 fn copies(medium: &dyn Medium) -> Result<Vec<Damage>> {
     let mut damage = Vec::new();
     for region in 0..medium.regions() {
-        for copy in COPIES {
+        for copy in places(medium.len(region) / BLOCK_BYTES) {
             let mut block = [0; BLOCK];
             let decoded = match medium.read(At { region, offset: copy * BLOCK_BYTES }, &mut block) {
                 Err(Error::Io(_)) => Err(UNREADABLE),

@@ -13,7 +13,7 @@ use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
-use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
+use crate::format::{BLOCK_BYTES, Ino, LINE, MAX_SIZE};
 use crate::log::Log;
 use crate::store::Durable;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -79,6 +79,11 @@ impl Inode {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same if nobody changes it right now.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, State>> {
+        self.state.try_read().ok()
+    }
+
     /// For changing, alone.
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
@@ -114,6 +119,48 @@ pub struct State {
     /// A new log is being written beside this one; see `clean`. None as soon as this one is
     /// replaced by another.
     pub rewriting: Option<Box<Mutex<Rewriting>>>,
+    /// Entries of its log cannot be read.
+    pub gaps: Option<Box<Gaps>>,
+}
+
+/// What is not known of an inode, as entries of its log cannot be read.
+#[derive(Clone, Debug, Default)]
+pub struct Gaps {
+    /// The first fault of its log.
+    pub what: &'static str,
+    /// Slots of its log that are lost, at least.
+    pub slots: usize,
+    /// Its kind was told from later entries.
+    pub kind_is_a_guess: bool,
+    /// Names with cookies below may have been removed.
+    pub names_below: u64,
+    /// File blocks, from and to, that no entry behind the last gap maps: in order.
+    doubt: Vec<(u64, u64)>,
+    /// The same before the last gap, and the end of the file then, if an entry that adds one extent
+    /// behind that would explain all that is lost.
+    before: Option<(Vec<(u64, u64)>, u64)>,
+}
+
+/// The file block after the last one that there can be.
+const END: u64 = MAX_SIZE / BLOCK_BYTES;
+
+impl Gaps {
+    /// Whether any of these file blocks may be lost, or older than it should be.
+    pub fn doubts(&self, file_block: u64, count: u64) -> bool {
+        self.doubt.iter().any(|(from, to)| *from < file_block.saturating_add(count) && file_block < *to)
+    }
+
+    /// What it doubts of so many bytes.
+    pub fn ranges(&self, size: u64) -> Vec<(u64, u64)> {
+        let bytes = |(from, to): &(u64, u64)| (from * BLOCK_BYTES, (to * BLOCK_BYTES).min(size));
+        self.doubt.iter().map(bytes).filter(|(from, to)| from < to).collect()
+    }
+
+    fn is_known(&mut self, file_block: u64, count: u64) {
+        let end = file_block.saturating_add(count);
+        let cut = |(from, to): (u64, u64)| [(from, to.min(file_block)), (from.max(end), to)];
+        self.doubt = self.doubt.drain(..).flat_map(cut).filter(|(from, to)| from < to).collect();
+    }
 }
 
 /// How much a new log has of an inode that is in use.
@@ -152,7 +199,75 @@ impl State {
             gone: false,
             moving: None,
             rewriting: None,
+            gaps: None,
         }
+    }
+
+    /// So many slots of its log are lost here.
+    pub fn gap(&mut self, slots: usize) {
+        let (end, names) = (self.extents.end(), self.dir.as_ref().map_or(0, Dir::next_cookie));
+        let gaps = self.gaps.get_or_insert_default();
+        gaps.slots += slots;
+        gaps.names_below = names;
+        let doubt = std::mem::replace(&mut gaps.doubt, vec![(0, END)]);
+        gaps.before = (slots == 1).then_some((doubt, end));
+    }
+
+    /// Takes in an entry behind a gap: what contradicts those before it comes from what is lost.
+    pub fn apply_past(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) {
+        let Some(gaps) = &mut self.gaps else {
+            // Those before a gap cannot contradict each other.
+            if self.apply(entry, time, freed).is_err() {
+                self.gap(entry.slots());
+            }
+            return;
+        };
+        if let Some((mut before, end)) = gaps.before.take()
+            && let Entry::Extent(run, Some(_)) = entry
+            && run.file_block > end
+        {
+            before.retain(|(from, _)| *from < end);
+            before.iter_mut().for_each(|(_, to)| *to = end.min(*to));
+            before.push((end, run.file_block));
+            gaps.doubt = before;
+        }
+        match entry {
+            Entry::Extent(run, _) => gaps.is_known(run.file_block, run.count),
+            Entry::Hole { file_block, count, .. } => gaps.is_known(*file_block, *count),
+            Entry::Size(size) => gaps.is_known(size.div_ceil(BLOCK_BYTES), END),
+            _ => {}
+        }
+        let guess = match entry {
+            Entry::Link { .. } | Entry::Unlink { .. } => Kind::Directory.mode_bits() | 0o700,
+            _ => Kind::File.mode_bits() | 0o600,
+        };
+        let is = Kind::of_mode(self.attributes.mode);
+        match entry {
+            Entry::Attributes(attributes, _) if is.is_some() && is != Kind::of_mode(attributes.mode) => {
+                gaps.kind_is_a_guess = false;
+                self.attributes = Attributes { mode: 0, ..self.attributes };
+            }
+            Entry::Attributes(..) => gaps.kind_is_a_guess = false,
+            Entry::Pad => {}
+            _ if is.is_none() => {
+                gaps.kind_is_a_guess = true;
+                let attributes = Attributes { mode: guess, links: 1, ..self.attributes };
+                self.attributes = Attributes { atime: time, mtime: time, ctime: time, ..attributes };
+                if guess & libc::S_IFMT == libc::S_IFDIR {
+                    self.dir.get_or_insert_with(|| Dir::new(Ino::ROOT));
+                }
+            }
+            _ => {}
+        }
+        if let (Entry::Link { cookie, name, .. }, Some(dir)) = (entry, &mut self.dir) {
+            let same: Option<Box<[u8]>> =
+                dir.after(cookie.saturating_sub(1)).next().filter(|(_, n)| n.cookie == *cookie).map(|(n, _)| n.into());
+            same.into_iter().chain([(*name).into()]).for_each(|name| {
+                dir.remove(&name);
+            });
+        }
+        // What is left are values that cannot be, names and attributes that are gone already.
+        let _ = self.apply(entry, time, freed);
     }
 
     /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the
@@ -283,6 +398,17 @@ impl State {
         let more = self.more_entries(0).map(|(_, entry)| (entry, self.attributes.ctime));
         let again = (self.live_slots() > 1).then(|| self.attributes_entry());
         self.first_entries().chain(more).chain(again)
+    }
+
+    /// Bytes that it takes in memory, about.
+    pub fn memory(&self) -> u64 {
+        /// Of an inode, and of the pieces of memory that a name, an attribute or a run takes beside
+        /// its bytes.
+        const INODE: usize = 640;
+        const PIECE: usize = 64;
+        let xattrs: usize = self.xattrs.iter().map(|(name, value)| PIECE + name.len() + value.len()).sum();
+        let names = self.dir.as_ref().map_or(0, |dir| 2 * LINE * dir.slots());
+        (INODE + xattrs + names + PIECE * self.extents.len()) as u64
     }
 
     /// Slots that [`State::entries`] needs.

@@ -103,6 +103,7 @@ mod ops;
 mod placement;
 mod recent;
 mod repair;
+mod salvage;
 mod scan;
 mod store;
 mod sync;
@@ -119,7 +120,7 @@ pub use format::{Block, Ino};
 pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
-pub use open::{open_files, open_files_to_look, reserve};
+pub use open::{is_copied_while_mounted, open_files, open_files_to_look, open_files_to_repair, reserve};
 pub use ops::{
     Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage,
 };

@@ -31,9 +31,16 @@ pub struct Log {
     /// Slots that were history when cleaning it for want of room was in vain, or long, and 1; 0 if
     /// there was no such time.
     pub looked: usize,
+    /// A bit of it has flipped; what it says is known.
+    pub flipped: bool,
 }
 
 impl Log {
+    /// No page, up to this tail.
+    pub fn none(tail: LogPos) -> Self {
+        Self { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0, flipped: false }
+    }
+
     /// Slots up to the tail.
     pub fn slots(&self) -> usize {
         self.pages.len().saturating_sub(1) * (SLOTS - 1) + self.tail.slot - 1
@@ -87,7 +94,7 @@ impl<'a> Appended<'a> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, tail: self.tail, cleaned: 0, looked: 0 }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, ..Log::none(self.tail) }
     }
 
     /// Where a log of its own begins.
@@ -174,7 +181,7 @@ pub fn replay(
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
     let mut advanced = 0_u32;
-    let mut log = Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0 };
+    let mut log = Log::none(tail);
     let mut at = head;
     loop {
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
@@ -186,7 +193,8 @@ pub fn replay(
         })?;
         let last = at.page == tail.page;
         let end = if last { tail.slot } else { SLOTS };
-        let sequence = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
+        let (sequence, flipped) = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
+        log.flipped |= flipped;
         // Pages between may have been dropped, so the sequence may jump, but never back.
         if log.pages.last().is_some() {
             let step = sequence.wrapping_sub(log.sequence);
@@ -205,18 +213,29 @@ pub fn replay(
     }
 }
 
-/// Hands the entries of a page from a slot to `end` to `take`; the page's sequence.
+/// Hands the entries of a page from a slot to `end` to `take`; the page's sequence, and whether a
+/// bit of it has flipped.
 pub fn read_page(
     page: &[u8],
     (ino, generation): (Ino, u32),
     from: LogPos,
     end: usize,
     mut take: impl FnMut(&Entry<'_>, i64) -> std::result::Result<(), &'static str>,
-) -> std::result::Result<u32, &'static str> {
+) -> std::result::Result<(u32, bool), &'static str> {
     let sequence = page::decode(page, ino, generation, from.page)?;
+    let mut flipped = page::decode_whole(page, ino, generation, from.page).is_err();
     let mut at = from.slot;
     while at < end {
-        let (entry, slots, time) = Entry::decode(page, Seal { ino, generation, sequence }, at)?;
+        let seal = Seal { ino, generation, sequence };
+        let mended;
+        let (entry, slots, time) = match Entry::decode(page, seal, at) {
+            Err(what) => {
+                mended = Entry::mended(page, seal, at).ok_or(what)?;
+                flipped = true;
+                Entry::decode_mended(&mended)?
+            }
+            decoded => decoded?,
+        };
         if at + slots > end {
             return Err("a log entry crosses the tail");
         }
@@ -227,5 +246,5 @@ pub fn read_page(
         take(&entry, time)?;
         at = if entry == Entry::Pad { SLOTS } else { at + slots };
     }
-    Ok(sequence)
+    Ok((sequence, flipped))
 }

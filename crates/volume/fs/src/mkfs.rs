@@ -90,7 +90,8 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
     let mut dirty = Dirty::default();
     for index in 0..store.superblock().regions.len() {
         let block = Superblock { index, ..store.superblock().clone() }.encode();
-        for copy in superblock::COPIES {
+        let blocks = store.superblock().regions.get(index).map_or(0, |region| region.blocks);
+        for copy in superblock::copies(blocks) {
             dirty.and(store.write(Block::new(index, copy), 0, &block)?);
         }
     }
@@ -100,8 +101,8 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
 
 fn make_root(store: &Store, layout: &Layout) -> Result<Dirty> {
     let from = store.superblock().data_from(0).unwrap_or(0);
-    let blocks = store.superblock().regions.first().map_or(0, |r| r.blocks);
-    let allocator = Allocator::new(store.superblock(), 1, &[vec![(from, blocks - from)]]);
+    let end = store.superblock().data_end(0);
+    let allocator = Allocator::new(store.superblock(), 1, &[vec![(from, end.saturating_sub(from))]]);
     let pages = Pages { allocator: &allocator, regions: &[0], part: 0, purpose: Purpose::Growth };
     let time = layout.created;
     let attributes = Attributes {

@@ -21,10 +21,14 @@ use std::sync::atomic::Ordering;
 use crate::alloc::Allocator;
 use crate::checkpoint::{self, Checkpoint};
 use crate::commit::finish_journal;
+use crate::dir::Named;
 use crate::error::{Damage, Error, Result, UNREADABLE};
+use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
+use crate::inode::{Inode, State};
+use crate::log::{Log, NO_TAIL};
 use crate::medium::{At, Medium, Overlay};
 use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
@@ -33,33 +37,43 @@ use crate::volume::{Options, Slots, Volume};
 
 /// The superblock of one region: the first copy that is valid.
 pub fn superblock_of(medium: &dyn Medium, region: usize) -> Result<Superblock> {
-    first_valid(|offset, block| medium.read(At { region, offset }, block).is_ok())
+    first_valid(medium.len(region), |offset, block| medium.read(At { region, offset }, block).is_ok())
         .map_err(|why| Error::NotAVolume(format!("region {region}: {why}")))
 }
 
-/// The first copy of a superblock that `read` finds at its offset and that is valid, or why there
-/// is none.
+/// The first copy of a superblock in so many bytes that `read` finds at its offset and that is
+/// valid, or why there is none.
 pub(crate) fn first_valid(
+    len: u64,
     read: impl Fn(u64, &mut [u8; BLOCK]) -> bool,
 ) -> std::result::Result<Superblock, &'static str> {
-    let mut why = "the region is too small";
-    for copy in superblock::COPIES {
+    let mut why = None;
+    for copy in superblock::copies(len / BLOCK_BYTES) {
         let mut block = [0; BLOCK];
         if read(copy * BLOCK_BYTES, &mut block) {
             match Superblock::decode(&block) {
                 Ok(found) => return Ok(found),
-                Err(what) => why = what,
+                // The first copy says most.
+                Err(what) => _ = why.get_or_insert(what),
             }
         }
     }
-    Err(why)
+    Err(why.unwrap_or("the region is too small, or cannot be read"))
 }
 
 /// Checks that the regions of `medium` are those of one volume, in order.
 pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
-    let first = superblock_of(&*medium, 0)?;
+    (0..medium.regions()).try_for_each(|region| superblock_of(&*medium, region).map(drop))?;
+    open_lacking(medium)
+}
+
+/// The same, but regions of which no superblock can be read are taken for what their places say, as
+/// long as there is one that can.
+pub fn open_lacking(medium: Box<dyn Medium>) -> Result<Store> {
+    let known = (0..medium.regions()).find_map(|region| superblock_of(&*medium, region).ok());
+    let first = known.map_or_else(|| superblock_of(&*medium, 0), Ok)?;
     for region in 0..medium.regions() {
-        let own = superblock_of(&*medium, region)?;
+        let Ok(own) = superblock_of(&*medium, region) else { continue };
         if own.volume != first.volume {
             return Err(Error::NotAVolume(format!("region {region} belongs to another volume than region 0")));
         }
@@ -79,10 +93,18 @@ pub fn open(medium: Box<dyn Medium>) -> Result<Store> {
         let (given, all) = (medium.regions(), first.regions.len());
         return Err(Error::NotAVolume(format!("{given} of its {all} regions were given")));
     }
+    let unknown = (0..medium.regions()).filter(|region| !medium.is_missing(*region));
+    let unknown = unknown.map(|region| superblock_of(&*medium, region)).find_map(std::result::Result::err);
     let store = Store::new(medium, first);
-    scan::mount_numbers(&store)?;
-    Ok(store)
+    match scan::mount_numbers(&store) {
+        // It is another volume's, or nothing's.
+        Err(Error::NotAVolume(why)) => Err(unknown.unwrap_or(Error::NotAVolume(why))),
+        numbers => numbers.map(|_| store),
+    }
 }
+
+/// What is said of a region that is not there.
+pub(crate) const MISSING: &str = "the region is missing, or nothing of it can be read: what is there gives EIO";
 
 /// What a mount found.
 #[derive(Default)]
@@ -93,6 +115,8 @@ pub(crate) struct Recovered {
     pub damage: Vec<Damage>,
     /// Inodes that are not to be used, and why.
     pub damaged: BTreeMap<Ino, Damage>,
+    /// What has lost its name, where the volume is only looked at.
+    pub lost: Vec<(Ino, Kind)>,
     /// Journals that nobody uses, as they cannot be read; nothing is under way in them.
     pub unused: Vec<Damage>,
 }
@@ -107,7 +131,7 @@ impl Volume {
         check_features(store.superblock())?;
         check_placement(store.superblock(), &options)?;
         let state = scan::state(&store)?;
-        if scan::mount_numbers(&store)?.contains(&None) {
+        if state == Use::Repairing || scan::mount_numbers(&store)?.contains(&None) {
             return Err(Damage::State.into());
         }
         scan::number_mount(&store, (options.clock)())?;
@@ -116,7 +140,9 @@ impl Volume {
         if state != Use::Mounted && !damage.is_empty() {
             clear_journals(&store, &damage)?;
         }
-        let mut found = match read_checkpoint(&store, state, &journals)? {
+        // Without a root, what it named has to be found.
+        let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
+        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None if state == Use::Mounted => recover(&store, &journals, damage.clone(), true)?,
             None => recover(&store, &journals, Vec::new(), true)?,
@@ -133,19 +159,51 @@ impl Volume {
     /// finds damage, [`Volume::damage`] says so, and everything that can be reached otherwise can
     /// be read.
     pub fn look(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
-        let store = open(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        let store = open_lacking(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        let missing: Vec<usize> = (0..store.superblock().regions.len()).filter(|r| store.is_missing(*r)).collect();
         check_placement(store.superblock(), &options)?;
         let state = match scan::state(&store) {
-            Err(Error::Damaged(_)) => Use::Mounted,
+            Err(Error::Damaged(_)) | Ok(Use::Repairing) => Use::Mounted,
             state => state?,
         };
-        let (journals, damage) = scan::journals(&store)?;
-        let found = match read_checkpoint(&store, state, &journals)? {
+        let (journals, mut damage) = scan::journals(&store)?;
+        damage.retain(|damage| !matches!(damage, Damage::Journal { block, .. } if missing.contains(&block.region())));
+        // Without a root, what it named has to be found.
+        let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
+        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None => recover(&store, &journals, damage, false)?,
         };
         store.freeze();
-        Self::with(store, found, options)
+        found.damage.splice(..0, missing.iter().map(|region| Damage::Superblock { region: *region, what: MISSING }));
+        let (lost, rootless) = (std::mem::take(&mut found.lost), found.damaged.contains_key(&Ino::ROOT));
+        let volume = Self::with(store, found, options)?;
+        if rootless || !lost.is_empty() {
+            volume.name_lost(&lost, rootless)?;
+        }
+        Ok(volume)
+    }
+
+    /// Names what has lost its name in the root, after its number, where the volume is only looked
+    /// at; in a root of its own where nothing of that can be read.
+    fn name_lost(&self, lost: &[(Ino, Kind)], rootless: bool) -> Result<()> {
+        if rootless {
+            let time = self.now();
+            let mode = Kind::Directory.mode_bits() | 0o755;
+            let (uid, gid, links, rdev) = (0, 0, 2, 0);
+            let attributes = Attributes { mode, uid, gid, links, atime: time, mtime: time, ctime: time, rdev };
+            let mut state = State::new(Log::none(NO_TAIL));
+            state.apply(&Entry::Attributes(attributes, 0), time, &mut Vec::new()).map_err(Error::Invalid)?;
+            self.add_inode(Inode::new(Ino::ROOT, 0, Kind::Directory, state));
+        }
+        let root = self.inode(Ino::ROOT)?;
+        let mut state = root.write();
+        let Some(names) = &mut state.dir else { return Ok(()) };
+        for (ino, kind) in lost {
+            let cookie = names.new_cookie()?;
+            names.insert(format!("#{ino}").as_bytes(), Named { ino: *ino, kind: *kind, cookie });
+        }
+        Ok(())
     }
 
     fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
@@ -235,7 +293,10 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
-    let tree = scan::walk(&mut inodes);
+    let tree =
+        if changed { scan::walk(store, &mut inodes) } else { scan::walk_lost(store, &mut inodes, !damage.is_empty()) };
+    let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
+    let lost = tree.lost.iter().filter_map(|(ino, _)| kind(ino)).collect();
     let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
     if damage.is_empty() && !tree.names_lost {
         free_orphans(store, &mut inodes, &tree.orphans)?;
@@ -249,7 +310,7 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
             match damage {
                 // No more than that it is not freed with the last of these names.
                 Damage::Inode { what: scan::FEWER_NAMES, .. } => {}
-                Damage::Inode { ino, .. } | Damage::Block { ino, .. } => {
+                Damage::Inode { ino, .. } | Damage::Block { ino, .. } | Damage::Lost { ino, .. } => {
                     damaged.entry(*ino).or_insert_with(|| damage.clone());
                 }
                 _ => {}
@@ -266,7 +327,8 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = inodes.into_iter().filter_map(parent).collect();
     let checkpoint = Checkpoint { free, inodes: used, parents };
-    Ok(Recovered { checkpoint, damage: all, damaged, unused: Vec::new() })
+    store.forget_log_pages();
+    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new() })
 }
 
 /// Frees the inodes that nobody names.

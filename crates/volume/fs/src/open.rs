@@ -8,73 +8,129 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::format::superblock::{self, NAMES_FROM, NAMES_PER_BLOCK, Superblock};
+use crate::format::superblock::{self, NAMES_FROM, NAMES_PER_BLOCK, STATE_BLOCK, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES};
+use crate::fsck::is_region;
 use crate::medium::{At, Mapped, Medium, RegionFile};
 use crate::mount::{first_valid, superblock_of};
+use crate::scan;
 
 /// Maps a volume. `paths` are one or more of its regions; the others are where their names say,
 /// unless one of `paths` is the region that moved from there. A copy of a region leads nowhere: the
 /// others would be those of the original.
 pub fn open_files(paths: &[PathBuf]) -> Result<Mapped> {
-    open_to(paths, true)
+    open_to(paths, To::Change)
+}
+
+/// The same for a repair: also regions that have no superblock any more.
+pub fn open_files_to_repair(paths: &[PathBuf]) -> Result<Mapped> {
+    open_to(paths, To::Repair)
 }
 
 /// The same for looking only: the files need not be writable, nothing can be stored, and others may
-/// look too.
+/// look too. What is missing gives EIO.
 pub fn open_files_to_look(paths: &[PathBuf]) -> Result<Mapped> {
-    open_to(paths, false)
+    open_to(paths, To::Look)
 }
 
-fn open_to(paths: &[PathBuf], change: bool) -> Result<Mapped> {
-    let Some(first) = paths.first() else { return Err(Error::Invalid("no region is given")) };
-    let found = Mapped::new(&[region_file(first, change)?])?;
-    let layout = superblock_of(&found, 0)?;
-    let names = names(&found, layout.regions.len())?;
-    drop(found);
+/// What the volume is mapped for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum To {
+    Change,
+    Repair,
+    Look,
+}
 
-    let mut files: Vec<Option<PathBuf>> = vec![None; layout.regions.len()];
+fn open_to(paths: &[PathBuf], to: To) -> Result<Mapped> {
+    let Some(first) = paths.first() else { return Err(Error::Invalid("no region is given")) };
+    let change = to != To::Look;
+    let mut known = None;
+    let mut owns = Vec::new();
     for path in paths {
-        let own = || superblock_of(&Mapped::new(&[region_file(path, change)?])?, 0);
-        let own = own().map_err(|e| Error::Region(path.clone(), Box::new(e)))?;
-        if own.volume != layout.volume {
-            let (path, first) = (path.display(), first.display());
-            return Err(Error::NotAVolume(format!("{path} and {first} belong to different volumes")));
+        let found = Mapped::new(&[region_file(path, change)?])?;
+        let own = superblock_of(&found, 0);
+        if let (Ok(own), None) = (&own, &known) {
+            known = Some((own.clone(), names(&found, own.regions.len())?));
         }
-        match files.get_mut(own.index) {
+        owns.push((path, own));
+    }
+    let Some((layout, names)) = known else {
+        let own = owns.into_iter().next().map(|(_, own)| own);
+        return Err(own.and_then(Result::err).unwrap_or(Error::Invalid("no region is given")));
+    };
+    let mut files: Vec<Option<PathBuf>> = vec![None; layout.regions.len()];
+    for (path, own) in owns {
+        let index = match own {
+            Err(e) if to == To::Change => return Err(Error::Region(path.clone(), Box::new(e))),
+            // Its name says which one it is.
+            Err(e) => {
+                let place = path.canonicalize().unwrap_or_else(|_| path.clone());
+                let index = names.iter().position(|name| name.as_ref() == Some(&place));
+                index.ok_or_else(|| Error::Region(path.clone(), Box::new(e)))?
+            }
+            Ok(own) if own.volume != layout.volume => {
+                let (path, first) = (path.display(), first.display());
+                return Err(Error::NotAVolume(format!("{path} and {first} belong to different volumes")));
+            }
+            Ok(own) => {
+                let original = names.get(own.index).and_then(Option::as_ref);
+                if let Some(original) = original.filter(|_| paths.len() < layout.regions.len())
+                    && is_copy(path, original, &own)
+                {
+                    let original = original.display();
+                    return Err(Error::NotAVolume(format!(
+                        "region {} of this volume is {original}, and {} is a copy of it: give all regions of the copy",
+                        own.index,
+                        path.display()
+                    )));
+                }
+                own.index
+            }
+        };
+        match files.get_mut(index) {
             Some(place @ None) => *place = Some(path.clone()),
-            _ => return Err(Error::NotAVolume(format!("region {} is given twice", own.index))),
-        }
-        let original = names.get(own.index).and_then(Option::as_ref);
-        if let Some(original) = original.filter(|_| paths.len() < layout.regions.len())
-            && is_copy(path, original, &own)
-        {
-            let original = original.display();
-            return Err(Error::NotAVolume(format!(
-                "region {} of this volume is {original}, and {} is a copy of it: give all regions of the copy",
-                own.index,
-                path.display()
-            )));
+            _ => return Err(Error::NotAVolume(format!("region {index} is given twice"))),
         }
     }
     let (mut at, mut regions) = (Vec::new(), Vec::new());
     for (index, (given, name)) in files.into_iter().zip(names).enumerate() {
-        let Some(path) = given.or(name) else {
-            return Err(Error::NotAVolume(format!("region {index} has no name: give its path")));
+        let path = given.or(name);
+        let unnamed = || Error::NotAVolume(format!("region {index} has no name: give its path"));
+        let file = path.as_ref().ok_or_else(unnamed).and_then(|path| {
+            let file = region_file(path, change).map_err(|e| unfit(index, path, e))?;
+            // One that is empty, or no medium of a volume.
+            match Mapped::new(std::slice::from_ref(&file)) {
+                Err(e @ Error::Io(_)) if to == To::Look => Err(unfit(index, path, e)),
+                _ => Ok(file),
+            }
+        });
+        let file = match file {
+            Err(e) if to == To::Look => Err(e.to_string()),
+            file => Ok(file?),
         };
-        regions.push(region_file(&path, change).map_err(|e| unfit(index, &path, e))?);
-        at.push(path);
+        let len = layout.regions.get(index).map_or(0, |region| region.blocks * BLOCK_BYTES);
+        regions.push((file, len));
+        at.push(path.unwrap_or_default());
     }
-    let mapped = Mapped::new(&regions)?;
+    let mut mapped = Mapped::lacking(&regions)?;
     // A name may lead anywhere. What is no region of the volume stays as it is.
     let fits = |index| superblock_of(&mapped, index).is_ok_and(|own| (own.volume, own.index) == (layout.volume, index));
-    for (index, (path, region)) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
-        reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
+    for (index, (path, (file, _))) in at.iter().zip(&regions).enumerate().filter(|(index, _)| change && fits(*index)) {
+        if let Ok(region) = file {
+            reserve(&region.file).map_err(|e| unfit(index, path, e.into()))?;
+        }
     }
     for (index, path) in at.iter().enumerate() {
-        if let Err(Error::NotAVolume(why)) = superblock_of(&mapped, index) {
+        let found = if mapped.is_missing(index) { continue } else { superblock_of(&mapped, index) };
+        if let Err(Error::NotAVolume(why)) = found
+            && (to == To::Change || !is_region(&mapped, index)?)
+        {
             let why = why.strip_prefix(&format!("region {index}: ")).unwrap_or(&why);
-            return Err(Error::NotAVolume(format!("region {index}, {}: {why}", path.display())));
+            let why = format!("region {index}, {}: {why}", path.display());
+            match to {
+                To::Look => mapped.give_up(index, why),
+                To::Change | To::Repair => return Err(Error::NotAVolume(why)),
+            }
         }
     }
     Ok(mapped)
@@ -120,13 +176,27 @@ fn is_copy(path: &Path, original: &Path, own: &Superblock) -> bool {
     !same && look_at(original).is_ok_and(|found| (found.volume, found.index) == (own.volume, own.index))
 }
 
+/// Whether region 0 is among these, not where it was when the volume was made, and says that it was
+/// mounted then: perhaps a copy of a volume in use. What cannot be read now is none.
+pub fn is_copied_while_mounted(paths: &[PathBuf]) -> bool {
+    let copied = |path: &PathBuf| {
+        let found = Mapped::new(&[region_file(path, false).ok()?]).ok()?;
+        let own = superblock_of(&found, 0).ok().filter(|own| own.index == 0)?;
+        let names = names(&found, own.regions.len()).ok()?;
+        let moved = names.first()?.as_ref()? != &path.canonicalize().ok()?;
+        let state = found.load_u64(At { region: 0, offset: STATE_BLOCK * BLOCK_BYTES }).ok()?;
+        Some(moved && state == scan::state_word(scan::Use::Mounted))
+    };
+    paths.iter().any(|path| copied(path).unwrap_or(false))
+}
+
 /// The superblock of a region that may be in use, without its lock where it is a file.
 fn look_at(path: &Path) -> Result<Superblock> {
     let region = region_file(path, false)?;
     if !region.file.metadata()?.is_file() {
         return superblock_of(&Mapped::new(&[region])?, 0);
     }
-    first_valid(|offset, block| region.file.read_exact_at(block, offset).is_ok())
+    first_valid(region.file.metadata()?.len(), |offset, block| region.file.read_exact_at(block, offset).is_ok())
         .map_err(|why| Error::NotAVolume(why.into()))
 }
 

@@ -21,13 +21,13 @@ use crate::checkpoint::Checkpoint;
 use crate::commit::finish_journal;
 use crate::dir::{FIRST_COOKIE, Named};
 use crate::error::{Damage, Error, Result, UNREADABLE};
-use crate::format::entry::{Attributes, Entry, Kind};
-use crate::format::{Ino, get_u64, inode as line};
+use crate::format::entry::{Attributes, Entry, Kind, Run};
+use crate::format::{Block, Ino, get_u64, inode as line};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::mount::{self, Recovered};
 use crate::ops::names_to_change;
-use crate::scan::{self, BadName, Blocks, Inodes, Tree};
+use crate::scan::{self, BadName, Blocks, Inodes, Tree, Use};
 use crate::store::{Flushed, Store};
 use crate::volume::{Locked, Options, Volume};
 
@@ -45,6 +45,29 @@ pub struct Repaired {
     pub emptied: usize,
     /// Names that stood for nothing, and went.
     pub removed: usize,
+    /// Files and directories that have lost entries of their logs, and keep the rest.
+    pub kept: usize,
+    /// Files and directories of which a flipped bit was put right.
+    pub mended: usize,
+}
+
+/// What a repair will drop.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Files and directories that become empty: nothing of their logs can be read.
+    pub emptied: Vec<Ino>,
+    /// Files and directories that lose what lines of their logs said, and how many lines.
+    pub lines: Vec<(Ino, usize)>,
+    /// Names that stand for nothing.
+    pub names: usize,
+    /// Blocks of file data that belong to another file by now.
+    pub blocks: u64,
+}
+
+impl Losses {
+    fn is_none(&self) -> bool {
+        self.emptied.is_empty() && self.lines.is_empty() && self.names == 0 && self.blocks == 0
+    }
 }
 
 /// A damaged inode that becomes empty.
@@ -55,15 +78,16 @@ struct Empty {
     parent: Ino,
 }
 
-/// Repairs a volume, and unmounts it.
-pub fn repair(store: Store) -> Result<Repaired> {
+/// Repairs a volume if `agree` says so to what will be lost, and unmounts it.
+pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Option<Repaired>> {
     let options = Options::default();
     scan::number_mount(&store, (options.clock)())?;
     let (journals, damage) = scan::journals(&store)?;
     for (at, records) in &journals {
         finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
     }
-    let names_lost = !damage.is_empty();
+    let under_way = matches!(scan::state(&store), Ok(Use::Repairing));
+    let names_lost = !damage.is_empty() || under_way;
     let superblock = store.superblock();
     let all = (0..superblock.regions.len()).flat_map(|region| superblock.journals_of(region)).count();
     // Nobody could change the volume afterwards.
@@ -77,10 +101,22 @@ pub fn repair(store: Store) -> Result<Repaired> {
         return Err(damage.clone().into());
     }
     let (empty, gone) = sort_out(&tree);
+    let slots = |ino: &Ino| inodes.get(ino)?.state.as_ref().ok()?.gaps.as_ref().map(|gaps| gaps.slots);
+    let losses = Losses {
+        emptied: empty.keys().copied().collect(),
+        lines: tree.gapped.iter().map(|ino| (*ino, slots(ino).unwrap_or(0))).collect(),
+        names: gone.len(),
+        blocks: blocks.others.iter().map(|(_, _, count)| count).sum(),
+    };
+    if !losses.is_none() && !agree(&losses) {
+        return Ok(None);
+    }
 
     // From here on no checkpoint is right, and logs of which the blocks go to others are never read
     // again.
-    let mut words = vec![(scan::state_block(), 0, scan::state_word(scan::Use::Mounted))];
+    // Until the end, what has no name may have lost it.
+    let state = if names_lost || tree.names_lost { Use::Repairing } else { Use::Mounted };
+    let mut words = vec![(scan::state_block(), 0, scan::state_word(state))];
     for ino in empty.keys() {
         let (block, at) = store.inode_at(*ino)?;
         words.extend([line::HEAD, line::TAIL].map(|place| (block, at + place, 0)));
@@ -97,16 +133,28 @@ pub fn repair(store: Store) -> Result<Repaired> {
         empty.keys().map(|ino| (*ino, inodes.get(ino).map_or(0, |found| found.generation))).collect();
     let used = scan::used_inodes(blocks.free.len(), inodes.keys().chain(empty.keys()));
     let parent = |(ino, found): (Ino, scan::Found)| Some((ino, found.state.ok()?.dir?.parent));
-    let parents = inodes.into_iter().filter_map(parent).collect();
+    let parents: Vec<(Ino, Ino)> = inodes.into_iter().filter_map(parent).collect();
+    let parent_of: BTreeMap<Ino, Ino> = parents.iter().copied().collect();
     let checkpoint = Checkpoint { free: blocks.free, inodes: used, parents };
     let mut volume = {
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = mount::slots(&store, &checkpoint.inodes);
-        let found = Recovered { checkpoint, damage: damage.clone(), damaged: BTreeMap::new(), unused: Vec::new() };
+        let found = Recovered { checkpoint, damage: damage.clone(), ..Recovered::default() };
         Volume::new(store, allocator, slots, found, options)
     };
 
-    let done = Repaired { found: tree.lost.len(), emptied: empty.len(), removed: gone.len() };
+    for ino in tree.gapped.iter().chain(&tree.flipped) {
+        let others = blocks.others.iter().filter(|(whose, ..)| whose == ino).map(|(_, block, count)| (*block, *count));
+        let others: Vec<(Block, u64)> = others.collect();
+        volume.write_anew(*ino, parent_of.get(ino).copied(), &others)?;
+    }
+    let done = Repaired {
+        found: tree.lost.len(),
+        emptied: empty.len(),
+        removed: gone.len(),
+        kept: tree.gapped.len(),
+        mended: tree.flipped.len(),
+    };
     let place = if tree.lost.is_empty() { None } else { Some(volume.lost_and_found(empty.contains_key(&Ino::ROOT))?) };
     for (ino, links) in &tree.lost {
         volume.name_again(place.unwrap_or(Ino::ROOT), *ino, *links)?;
@@ -138,13 +186,13 @@ pub fn repair(store: Store) -> Result<Repaired> {
     mount::clear_journals(&volume.store, &damage)?;
     volume.forget_damage();
     volume.unmount()?;
-    Ok(done)
+    Ok(Some(done))
 }
 
 /// Takes what cannot be for damaged, until the rest can.
 fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks) {
     loop {
-        let tree = scan::walk_lost(inodes, names_lost);
+        let tree = scan::walk_lost(store, inodes, names_lost);
         let blocks = scan::blocks(store, inodes, &tree.orphans);
         let mut losers: BTreeMap<Ino, Damage> = BTreeMap::new();
         for damage in &blocks.damage {
@@ -276,6 +324,50 @@ impl Volume {
         if let Some(names) = &mut locked.get_mut(ino)?.dir {
             names.parent = dir.ino;
         }
+        Ok(())
+    }
+
+    /// Writes a new log that says what can be read of the old one, but for blocks that are others'.
+    /// The new head is stored before the new tail: in between the log is damaged, but behind its
+    /// head there is all that it says, and nothing behind it leads to the old tail, as no sequence
+    /// is larger.
+    fn write_anew(&self, ino: Ino, parent: Option<Ino>, others: &[(Block, u64)]) -> Result<()> {
+        /// More than pages of one log can be apart.
+        const AHEAD: u32 = 1024;
+        let (generation, mut state) = scan::inode(&self.store, ino, true)?;
+        state.gaps = None;
+        if let (Some(dir), Some(parent)) = (&mut state.dir, parent) {
+            dir.parent = parent;
+        }
+        for (block, count) in others {
+            let apart = |run: &Run| {
+                run.block.region() != block.region()
+                    || run.block.index() >= block.index() + count
+                    || block.index() >= run.block.index() + run.count
+            };
+            let runs: Vec<Run> = state.extents.iter().filter(|run| !apart(run)).collect();
+            for run in runs {
+                let from = run.block.index().max(block.index());
+                let to = (run.block.index() + run.count).min(block.index() + count);
+                state.extents.remove(run.file_block + from - run.block.index(), to - from, &mut Vec::new());
+            }
+        }
+        let pages = self.log_pages(self.regions.nearest(ino.region()), Purpose::Cleaning);
+        let after = (state.log.sequence.saturating_add(AHEAD), NO_TAIL);
+        let mut new = log::Appended::after(&self.allocator, after);
+        state
+            .entries()
+            .try_for_each(|(entry, time)| new.push(&self.store, pages, (ino, generation), (&entry, time)))?;
+        let durable = std::mem::take(&mut new.dirty).flush(&self.store)?.fence(&self.store)?;
+        let (block, at) = self.store.inode_at(ino)?;
+        let line = line::encode(ino, generation, new.head(), new.tail);
+        let word = |place: u64| (block, at + place, get_u64(&line, place as usize));
+        let durable = self.store.commit(&[word(line::HEAD)], &durable)?;
+        let durable = self.store.commit(&[word(line::TAIL)], &durable)?;
+        self.store.commit(&[word(line::STATE)], &durable)?; // of which a bit may have flipped
+        let old = std::mem::replace(&mut state.log, new.into_log());
+        old.pages.iter().for_each(|page| self.allocator.free(*page, 1));
+        self.add_read(Inode::found(ino, generation, state)?);
         Ok(())
     }
 

@@ -19,21 +19,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result, UNREADABLE};
-use crate::format::entry::Kind;
+use crate::format::entry::{Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
 use crate::format::superblock::STATE_BLOCK;
 use crate::format::word::{self, Field, Owner};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
-use crate::inode::State;
+use crate::inode::{Gaps, State};
 use crate::log::{self, Log};
+use crate::salvage::{Item, salvage};
 use crate::store::{Flushed, Store};
 
 /// Most directories on the way to a file that is named.
 const MAX_DEPTH: usize = 4096;
 
+/// Bytes of an inode's line that say something.
+const WORDS: usize = 24;
+
 const CLEAN: u64 = 1;
 const MOUNTED: u64 = 2;
 const CHECKPOINT: u64 = 3;
+const REPAIRING: u64 = 4;
 const STATE_BITS: u32 = 7;
 
 /// The state word.
@@ -45,6 +50,8 @@ pub enum Use {
     Checkpoint(Block),
     /// It is mounted, or was when the machine stopped.
     Mounted,
+    /// A repair was under way: something may have lost its name.
+    Repairing,
 }
 
 /// The state word that says so.
@@ -52,6 +59,7 @@ pub fn state_word(state: Use) -> u64 {
     let payload = match state {
         Use::Clean => CLEAN,
         Use::Mounted => MOUNTED,
+        Use::Repairing => REPAIRING,
         Use::Checkpoint(block) => block.raw() << STATE_BITS | CHECKPOINT,
     };
     word::seal(Owner { id: STATE_BLOCK, generation: 0 }, Field::State, payload)
@@ -69,13 +77,14 @@ pub fn state(store: &Store) -> Result<Use> {
     match (payload & ((1 << STATE_BITS) - 1), Block::from_raw(payload >> STATE_BITS)) {
         (CLEAN, Some(Block::NONE)) => Ok(Use::Clean),
         (MOUNTED, Some(Block::NONE)) => Ok(Use::Mounted),
+        (REPAIRING, Some(Block::NONE)) => Ok(Use::Repairing),
         (CHECKPOINT, Some(block)) if block != Block::NONE => Ok(Use::Checkpoint(block)),
         _ => Err(Damage::State.into()),
     }
 }
 
 /// Offset of the number of the last mount.
-const MOUNT_NUMBER: u64 = 64;
+pub(crate) const MOUNT_NUMBER: u64 = 64;
 /// In region 0: the other regions do not have this number yet.
 const JOINING: u64 = 1;
 const MOUNT_BITS: u32 = 47;
@@ -154,6 +163,12 @@ pub struct Known {
     pages: u32,
     /// Runs of `owned` that are allocated only.
     unwritten: Box<[u32]>,
+    /// Runs of `owned` that it may have given up, as entries of its log are lost.
+    weak: Box<[u32]>,
+    /// What is not known of it.
+    pub gaps: Option<Box<Gaps>>,
+    /// A bit of its log has flipped: nothing is lost.
+    pub flipped: bool,
 }
 
 impl Found {
@@ -169,6 +184,8 @@ impl Known {
         let pages = state.log.pages.iter().map(|page| (*page, 1));
         let runs = state.extents.iter().map(|run| (run.block, run.count as u32));
         let written_to = state.extents.iter().filter(|run| !run.unwritten).last().map_or(0, |run| run.end());
+        let doubts = |run: &Run| state.gaps.as_ref().is_some_and(|gaps| gaps.doubts(run.file_block, run.count));
+        let weak = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| doubts(run));
         let unwritten = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| run.unwritten);
         Some(Self {
             kind: Kind::of_mode(state.attributes.mode)?,
@@ -177,6 +194,9 @@ impl Known {
             owned: pages.chain(runs).collect(),
             pages: state.log.pages.len() as u32,
             unwritten: unwritten.map(|(_, at)| at).collect(),
+            weak: weak.map(|(_, at)| at).collect(),
+            flipped: state.log.flipped && state.gaps.is_none(),
+            gaps: state.gaps.clone(),
             dir: state.dir.map(Box::new),
         })
     }
@@ -286,6 +306,9 @@ fn read_table(
     (region, from, to): (usize, u64, u64),
     found: &mut Vec<(Ino, Found)>,
 ) -> Result<()> {
+    if store.is_missing(region) {
+        return Ok(()); // names say which of them are in use
+    }
     for first in (from..to).step_by(inode::PER_BLOCK as usize) {
         let Some((at, _)) = store.superblock().inode_at(Ino::new(region, first.max(1) as u32)) else { continue };
         let (mut block, unreadable) = match store.read_block(at) {
@@ -301,8 +324,11 @@ fn read_table(
                 Ok(Line::Free(_)) => {}
                 Ok(Line::Used { generation, head, tail }) => {
                     let unknown = Damage::Inode { ino, what: "its mode has an unknown kind" };
-                    let state = replay(store, (ino, generation), head, tail);
-                    let state = state.and_then(|state| Known::new(state).ok_or(unknown.into()));
+                    let state = replay(store, (ino, generation), head, tail, true);
+                    let state = state.and_then(|mut state| {
+                        state.log.flipped |= !line.starts_with(&inode::encode(ino, generation, head, tail)[..WORDS]);
+                        Known::new(state).ok_or(unknown.into())
+                    });
                     found.push((ino, Found { generation, state }));
                 }
                 Err(what) => {
@@ -333,27 +359,48 @@ fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {
     Ok((block, unreadable))
 }
 
-/// Reads one inode, as a mount does that found a checkpoint.
-pub fn inode(store: &Store, ino: Ino) -> Result<(u32, State)> {
+/// Reads one inode, as a mount does that found a checkpoint; where the volume is only looked at, or
+/// repaired, also what stands `past` entries that cannot be read.
+pub fn inode(store: &Store, ino: Ino, past: bool) -> Result<(u32, State)> {
     let line = store.read_inode(ino)?;
     match inode::decode(ino, &line).map_err(|what| Damage::Inode { ino, what })? {
         Line::Free(_) => Err(Damage::Inode { ino, what: "it is free, and the checkpoint says that it is used" }.into()),
-        Line::Used { generation, head, tail } => Ok((generation, replay(store, (ino, generation), head, tail)?)),
+        Line::Used { generation, head, tail } => Ok((generation, replay(store, (ino, generation), head, tail, past)?)),
     }
 }
 
-fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Result<State> {
-    let mut state = State::new(Log { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0 });
-    let mut freed = Vec::new();
-    let log = log::replay(store, whose, head, tail, |entry, time| {
+/// What a log says. `past`: also what stands behind entries that cannot be read.
+fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bool) -> Result<State> {
+    let is_here =
+        |entry: &Entry<'_>| !matches!(entry, Entry::Extent(r, _) if !store.superblock().is_data(r.block, r.count));
+    let (mut state, mut freed) = (State::new(Log::none(tail)), Vec::new());
+    let strict = log::replay(store, whose, head, tail, |entry, time| {
         freed.clear();
-        if let crate::format::entry::Entry::Extent(run, _) = entry
-            && !store.superblock().is_data(run.block, run.count)
-        {
+        if !is_here(entry) {
             return Err("an extent is outside of its region");
         }
         state.apply(entry, time, &mut freed)
-    })?;
+    });
+    let log = match strict {
+        Err(Error::Damaged(damage)) if past => {
+            state = State::new(Log::none(tail));
+            let log = salvage(store, whose, head, tail, &mut |item| match item {
+                Item::Gap(slots) => state.gap(slots),
+                Item::Entry(entry, _) if !is_here(entry) => state.gap(entry.slots()),
+                Item::Entry(entry, time) => state.apply_past(entry, time, &mut Vec::new()),
+            })?;
+            if Kind::of_mode(state.attributes.mode).is_none() {
+                return Err(damage.into());
+            }
+            // It is another fault than one of an entry.
+            let gaps = state.gaps.get_or_insert_default();
+            if let Damage::Inode { what, .. } = damage {
+                gaps.what = what;
+            }
+            log
+        }
+        log => log?,
+    };
     if Kind::of_mode(state.attributes.mode).is_none() {
         return Err(Damage::Inode { ino: whose.0, what: "its log is empty" }.into());
     }
@@ -379,9 +426,17 @@ pub struct Tree {
     /// Inodes that [`walk_lost`] gave a parent, as what named them is gone; and how many names each
     /// has with that.
     pub lost: Vec<(Ino, u32)>,
+    /// Inodes with names of which a bit of the log has flipped.
+    pub flipped: Vec<Ino>,
+    /// Inodes with names of which entries of the log are lost.
+    pub gapped: Vec<Ino>,
+    /// Names that may have been removed.
+    doubtful: Vec<(Ino, Box<[u8]>, Named)>,
     /// Inodes that only a walk from those reaches, those among them.
     pub adopted: BTreeSet<Ino>,
     names: BTreeMap<Ino, u32>,
+    /// Regions that are not there.
+    missing: Vec<usize>,
 }
 
 /// A name that cannot be followed.
@@ -400,6 +455,9 @@ pub struct BadName {
 /// What is wrong with the name of a file that is damaged.
 pub const LOST_FILE: &str = "stands for a file that is damaged";
 
+/// What is wrong with the name of something in a region that is not there.
+pub const ELSEWHERE: &str = "stands for something in a region that is missing";
+
 /// What is wrong with a name that says what its inode does not say.
 pub const OTHER_KIND: &str = "stands for an inode of another kind";
 
@@ -408,8 +466,8 @@ pub const FEWER_NAMES: &str = "it has fewer names than it says";
 
 /// Walks from the root: finds the orphans, checks names against inodes, and tells directories their
 /// parents.
-pub fn walk(found: &mut Inodes) -> Tree {
-    let mut tree = Tree::default();
+pub fn walk(store: &Store, found: &mut Inodes) -> Tree {
+    let mut tree = Tree::of(store);
     tree.walk_root(found);
     tree.count(found);
     tree
@@ -417,8 +475,8 @@ pub fn walk(found: &mut Inodes) -> Tree {
 
 /// The same. Where names are lost, whole inodes without any get the root for a parent: as few as
 /// lead to all of them.
-pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
-    let mut tree = Tree::default();
+pub fn walk_lost(store: &Store, found: &mut Inodes, names_lost: bool) -> Tree {
+    let mut tree = Tree::of(store);
     tree.walk_root(found);
     if tree.names_lost || names_lost {
         let whole: Vec<Ino> = found.iter().filter(|(_, f)| f.state.is_ok()).map(|(ino, _)| *ino).collect();
@@ -444,6 +502,11 @@ pub fn walk_lost(found: &mut Inodes, names_lost: bool) -> Tree {
 }
 
 impl Tree {
+    fn of(store: &Store) -> Self {
+        let regions = 0..store.superblock().regions.len();
+        Self { missing: regions.filter(|region| store.is_missing(*region)).collect(), ..Self::default() }
+    }
+
     fn walk_root(&mut self, found: &mut Inodes) {
         match found.get(&Ino::ROOT).map(|f| f.state.as_ref().map(|s| s.dir.is_some())) {
             Some(Ok(true)) => {}
@@ -465,9 +528,17 @@ impl Tree {
             let Some(Ok(state)) = found.get_mut(&ino).map(|f| f.state.as_mut()) else { continue };
             let Some(mut dir) = state.dir.take() else { continue };
             dir.parent = parent;
+            let below = state.gaps.as_ref().map_or(0, |gaps| gaps.names_below);
+            self.names_lost |= state.gaps.is_some();
             for (name, named) in dir.after(0) {
+                if named.cookie < below {
+                    self.doubtful.push((ino, name.into(), named));
+                }
                 let seen = self.names.get(&named.ino).map_or(1, |seen| seen + 1);
-                let checked = check_name(found, named.ino, named.kind, seen);
+                let checked = match self.missing.contains(&named.ino.region()) {
+                    true => Err(ELSEWHERE),
+                    false => check_name(found, named.ino, named.kind, seen),
+                };
                 // What is whole and has another name, or should have, is not named by this one.
                 if checked.is_ok() || found.get(&named.ino).is_none_or(|target| target.state.is_err()) {
                     self.names.insert(named.ino, seen);
@@ -476,7 +547,7 @@ impl Tree {
                     Ok(()) if named.kind == Kind::Directory => todo.push((named.ino, ino)),
                     Ok(()) => {}
                     Err(what) => {
-                        self.names_lost |= what != LOST_FILE;
+                        self.names_lost |= what != LOST_FILE && what != ELSEWHERE || named.kind == Kind::Directory;
                         let is_damaged = |target: &Found| target.state.is_err() && !target.is_unreadable();
                         let damaged = found.get(&named.ino).is_some_and(is_damaged);
                         self.bad.push(BadName { dir: ino, name: name.into(), named, damaged });
@@ -492,6 +563,28 @@ impl Tree {
 
     fn count(&mut self, found: &Inodes) {
         let lost: BTreeSet<Ino> = self.lost.iter().map(|(ino, _)| *ino).collect();
+        for (ino, found) in found.iter().filter(|(ino, _)| self.names.contains_key(ino)) {
+            match &found.state {
+                Ok(Known { gaps: Some(gaps), .. }) => {
+                    self.gapped.push(*ino);
+                    self.names_lost |= gaps.kind_is_a_guess;
+                    self.damage.push(Damage::Lost { ino: *ino, what: gaps.what, slots: gaps.slots });
+                }
+                Ok(state) if state.flipped => self.flipped.push(*ino),
+                _ => {}
+            }
+        }
+        // Of too many names those go of which the removal may be lost.
+        for (dir, name, named) in std::mem::take(&mut self.doubtful) {
+            let links = found.get(&named.ino).and_then(|f| Some(f.state.as_ref().ok()?.links));
+            if let (Some(links), Some(seen)) = (links, self.names.get_mut(&named.ino))
+                && named.kind != Kind::Directory
+                && *seen > links.max(1)
+            {
+                *seen -= 1;
+                self.bad.push(BadName { dir, name, named, damaged: false });
+            }
+        }
         for (ino, found) in found.iter() {
             let (Some(seen), Ok(state)) = (self.names.get(ino), &found.state) else { continue };
             if state.dir.is_none() && state.links != *seen {
@@ -577,15 +670,23 @@ pub struct Blocks {
     pub damage: Vec<Damage>,
     /// Blocks of which each of two inodes says that it owns them.
     pub twice: Vec<(Block, Ino, Ino)>,
+    /// Blocks that others own, and inodes that do not know better, as entries of their logs are
+    /// lost.
+    pub others: Vec<(Ino, Block, u64)>,
 }
 
 /// Free blocks of each region: all but those of whole inodes that are no `orphans`.
 pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
     let superblock = store.superblock();
     let (mut used, mut out) = (vec![Vec::new(); superblock.regions.len()], Blocks::default());
+    let mut weak = Vec::new();
     for (ino, found) in found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err()) {
         let Ok(state) = &found.state else { continue };
-        for (block, count) in state.owned.iter().map(|(block, count)| (*block, u64::from(*count))) {
+        for (at, (block, count)) in state.owned.iter().map(|(block, count)| (*block, u64::from(*count))).enumerate() {
+            if state.weak.binary_search(&(at as u32)).is_ok() {
+                weak.push((*ino, block, count));
+                continue;
+            }
             match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
                 Some(used) => used.push((block.index(), count, *ino)),
                 None => out.damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
@@ -599,7 +700,7 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         used.sort_unstable();
         let (mut runs, mut end) = (Vec::new(), superblock.data_from(region).unwrap_or(0));
         let mut owner = Ino::ROOT;
-        let all = superblock.regions.get(region).map_or(0, |r| r.blocks);
+        let all = superblock.data_end(region);
         for (start, count, ino) in used {
             if start < end {
                 let (block, what) = (Block::new(region, start), "has a second owner");
@@ -617,7 +718,32 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         }
         out.free.push(runs);
     }
+    for (ino, block, count) in weak {
+        let Some(free) = out.free.get_mut(block.region()) else { continue };
+        take(free, block.index(), count, |index, count| {
+            out.others.push((ino, Block::new(block.region(), index), count))
+        });
+    }
     out
+}
+
+/// Takes what is free of a run out of the free runs, and tells `other` what is not.
+fn take(free: &mut Vec<(u64, u64)>, from: u64, count: u64, mut other: impl FnMut(u64, u64)) {
+    let (mut at, end) = (from, from + count);
+    let mut i = free.partition_point(|(start, count)| start + count <= at);
+    while let Some((start, count)) = free.get(i).copied().filter(|(start, _)| *start < end) {
+        if at < start {
+            other(at, start - at);
+        }
+        let (first, last) = (at.max(start), end.min(start + count));
+        let rest = [(start, first - start), (last, start + count - last)];
+        drop(free.splice(i..=i, rest.into_iter().filter(|(_, count)| *count > 0)));
+        i += usize::from(first > start);
+        at = last;
+    }
+    if at < end {
+        other(at, end - at);
+    }
 }
 
 /// The slots in use of each region's inode table, as a checkpoint has them.

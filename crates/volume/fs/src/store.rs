@@ -29,6 +29,7 @@ use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::superblock::{SUM, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
 use crate::medium::{At, Medium};
+use crate::salvage::LogPages;
 use crate::volume::lock;
 
 const LINE_BYTES: u64 = LINE as u64;
@@ -108,6 +109,8 @@ pub struct Store {
     in_doubt: AtomicBool,
     frozen: AtomicBool,
     failed: Arc<Failed>,
+    /// Where a damaged log was met.
+    pages: Mutex<Option<Arc<LogPages>>>,
 }
 
 /// Blocks whose memory has failed since the mount.
@@ -157,7 +160,7 @@ impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
         let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { medium, superblock, in_doubt, frozen, failed: Arc::default() }
+        Self { medium, superblock, in_doubt, frozen, failed: Arc::default(), pages: Mutex::default() }
     }
 
     /// Blocks whose memory has failed.
@@ -182,6 +185,25 @@ impl Store {
     /// The layout of the volume.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// The pages of all logs, which `look` finds the first time.
+    pub fn log_pages(&self, look: impl FnOnce() -> Result<LogPages>) -> Result<Arc<LogPages>> {
+        let mut pages = lock(&self.pages);
+        if let Some(pages) = &*pages {
+            return Ok(Arc::clone(pages));
+        }
+        Ok(Arc::clone(pages.insert(Arc::new(look()?))))
+    }
+
+    /// Gives back the memory for them.
+    pub fn forget_log_pages(&self) {
+        lock(&self.pages).take();
+    }
+
+    /// Whether a region is not there at all.
+    pub fn is_missing(&self, region: usize) -> bool {
+        self.medium.is_missing(region)
     }
 
     /// Fails when the volume is only looked at, or an earlier error left it in doubt.

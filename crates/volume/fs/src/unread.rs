@@ -86,16 +86,27 @@ impl Unread {
         }
         let _guard = self.reading.get(shard).map(lock);
         let Some((word, bit)) = self.word(ino).filter(|_| self.has(ino)) else { return Ok(known()) };
-        let (generation, mut state) = scan::inode(store, ino)?;
+        let (generation, mut state) = scan::inode(store, ino, store.is_frozen())?;
         if let Some(dir) = &mut state.dir {
             let parents = self.parents.read().unwrap_or_else(PoisonError::into_inner);
             let parent = parents.get(&ino).copied();
             dir.parent = parent.ok_or(Damage::Inode { ino, what: "the checkpoint does not have its parent" })?;
         }
         let inode = add(Inode::found(ino, generation, state)?);
+        self.in_memory(ino, (word, bit));
+        Ok(Some(inode))
+    }
+
+    fn in_memory(&self, ino: Ino, (word, bit): (&AtomicU64, u64)) {
         self.parents.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
         word.fetch_and(!bit, Ordering::AcqRel);
-        Ok(Some(inode))
+    }
+
+    /// Notes that an inode is in memory that was read otherwise.
+    pub fn was_read(&self, ino: Ino) {
+        if let Some(place) = self.word(ino) {
+            self.in_memory(ino, place);
+        }
     }
 
     /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if

@@ -89,6 +89,10 @@ pub struct Volume {
     pub(crate) orphaned: AtomicBool,
     /// Damaged inodes that a kernel knows, and what it takes them for.
     pub(crate) stubs: Mutex<FxHashMap<Ino, Kind>>,
+    /// See [`Volume::take_doubtful`].
+    doubtful: AtomicBool,
+    /// See [`Volume::released`].
+    released: AtomicU64,
 }
 
 /// Free slots of a region's inode table.
@@ -155,6 +159,8 @@ impl Volume {
             damage: found.damage,
             orphaned: AtomicBool::default(),
             stubs: Mutex::default(),
+            doubtful: AtomicBool::default(),
+            released: AtomicU64::new(0),
             store,
             allocator,
             options,
@@ -217,6 +223,7 @@ impl Volume {
                 return None; // it goes with its last use
             }
             let parent = state.dir.as_ref().map(|dir| dir.parent);
+            self.released.fetch_add(state.memory(), Ordering::Relaxed);
             drop(state);
             known.remove(&inode.ino);
             // A table does not become smaller by itself.
@@ -293,10 +300,24 @@ impl Volume {
         inode
     }
 
+    /// The same for an inode that is in use, and was not read as others are.
+    pub(crate) fn add_read(&self, inode: Inode) {
+        self.unread.was_read(inode.ino);
+        self.add_inode(inode);
+    }
+
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
-            shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+            let gone = shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+            // Whoever holds its lock counts no memory.
+            let bytes = gone.and_then(|inode| Some(inode.try_read()?.memory()));
+            self.released.fetch_add(bytes.unwrap_or(0), Ordering::Relaxed);
         }
+    }
+
+    /// Bytes of memory that inodes had which are in memory no more, about.
+    pub fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
     }
 
     /// A free slot in the inode table of the first of `regions` that has one.
@@ -341,6 +362,23 @@ impl Volume {
     /// is used.
     pub fn damage(&self) -> &[Damage] {
         &self.damage
+    }
+
+    /// From here on a read also gives what may be lost or older than it should be, as entries of a
+    /// file's log cannot be read; otherwise it is an error (EIO).
+    pub fn take_doubtful(&self) {
+        self.doubtful.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn takes_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of a file that may be lost or older than it should be: from and to.
+    pub fn doubtful(&self, ino: Ino) -> Result<Vec<(u64, u64)>> {
+        let inode = self.inode(ino)?;
+        let state = inode.read();
+        Ok(state.gaps.as_ref().map_or_else(Vec::new, |gaps| gaps.ranges(state.size)))
     }
 
     /// The advisory locks of its users.

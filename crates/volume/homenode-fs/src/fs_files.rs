@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use ::fs::medium::Mapped;
@@ -133,10 +134,6 @@ fn place<'a>(volume: &Volume, path: &'a str) -> Result<(Ino, &'a str), Failure> 
     Ok((find(volume, dir)?, name))
 }
 
-/// What `put` calls a copy that is not complete. One process at a time has a volume, so what is
-/// called so already was left by a crash.
-const UNFINISHED: &[u8] = b".homenode-put";
-
 fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     let mut from = File::open(&args.local).map_err(|e| Failure::io("open", &args.local, &e))?;
     let len = from.metadata().map_err(|e| Failure::io("look at", &args.local, &e))?.len();
@@ -152,14 +149,11 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Copies a file; `go_on` is told how many bytes were copied since it was asked last.
+/// Copies a file; `go_on` is told how many bytes were copied since it was asked last. Until it is
+/// complete the copy has no name, so a crash leaves nothing.
 fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let fail = |e| failure(args.path.as_str(), e);
     let (dir, name) = place(volume, &args.path)?;
-    match volume.unlink(dir, UNFINISHED) {
-        Ok(()) | Err(Error::NotFound) => {}
-        Err(e) => return Err(fail(e)),
-    }
     let mut new = NewFile { mode: 0o644, ..NewFile::default() };
     match volume.lookup(dir, name.as_bytes()) {
         Ok(old) if old.kind == Kind::File => {
@@ -169,7 +163,7 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
         Ok(_) | Err(Error::NotFound) => {}
         Err(e) => return Err(fail(e)),
     }
-    let ino = volume.create(dir, UNFINISHED, new).map_err(fail)?.ino;
+    let ino = volume.create_unnamed(dir, new).map_err(fail)?.ino;
     let mut buffer = vec![0; CHUNK];
     let mut done = 0;
     let copied = loop {
@@ -177,9 +171,7 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
             break Err(Failure::new(Exit::Partly, args.path.as_str(), "stopped by a signal, nothing was copied"));
         }
         match from.read(&mut buffer) {
-            Ok(0) => {
-                break volume.rename((dir, UNFINISHED), (dir, name.as_bytes()), Rename::Replace).map_err(fail);
-            }
+            Ok(0) => break name_it(volume, ino, dir, name.as_bytes()).map_err(fail),
             Ok(len) => {
                 if let Err(e) = volume.append(ino, buffer.get(..len).unwrap_or_default()) {
                     break Err(fail(e));
@@ -189,10 +181,30 @@ fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) 
             Err(e) => break Err(Failure::io("read", &args.local, &e)),
         }
     };
-    if copied.is_err() {
-        volume.unlink(dir, UNFINISHED).map_err(fail)?;
+    let closed = volume.close(ino).map_err(fail);
+    copied.and(closed)
+}
+
+/// Gives a file without a name one, in place of what has it.
+fn name_it(volume: &Volume, ino: Ino, dir: Ino, name: &[u8]) -> ::fs::Result<()> {
+    match volume.link(ino, dir, name) {
+        Err(Error::Exists) => {}
+        linked => return linked.map(drop),
     }
-    copied
+    // By another name, which nobody has: only a rename replaces a name.
+    let mut number = 0_u64;
+    let other = loop {
+        let other = format!(".homenode-put.{number}");
+        match volume.link(ino, dir, other.as_bytes()) {
+            Err(Error::Exists) => number += 1,
+            linked => break linked.map(|_| other)?,
+        }
+    };
+    let renamed = volume.rename((dir, other.as_bytes()), (dir, name), Rename::Replace);
+    if renamed.is_err() {
+        volume.unlink(dir, other.as_bytes())?;
+    }
+    renamed
 }
 
 fn rm(args: &PathArgs, volume: &Volume) -> Result<Exit, Failure> {
@@ -209,28 +221,87 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     let ino = find(volume, &args.file.path)?;
     let fail = |e| failure(args.file.path.as_str(), e);
     let stat = volume.stat(ino).map_err(fail)?;
-    // Before a local file is made, or one that exists becomes empty.
-    let mut buffer = vec![0; CHUNK];
-    let mut len = match stat.kind {
-        Kind::Directory => return Err(fail(Error::IsDirectory)),
-        _ => volume.read(ino, 0, &mut buffer).map_err(fail)?,
-    };
-    let mut to: Box<dyn Write> = if args.local.as_os_str() == "-" {
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?)
-    };
-    let bar = progress::bar(global.json, stat.size, OF_BYTES);
-    let mut offset = 0;
-    while len > 0 {
+    if stat.kind == Kind::Directory {
+        return Err(fail(Error::IsDirectory));
+    }
+    if args.damaged {
+        volume.take_doubtful();
+    }
+    if args.local.as_os_str() == "-" {
+        let lost = copy_out(global, args, volume, (ino, stat.size), &mut io::stdout().lock())?;
+        return Ok(tell_lost(args, &lost));
+    }
+    // What is no file, such as a pipe, takes the bytes as they come.
+    if std::fs::metadata(&args.local).is_ok_and(|there| !there.is_file()) {
+        let mut to = File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?;
+        let lost = copy_out(global, args, volume, (ino, stat.size), &mut to)?;
+        return Ok(tell_lost(args, &lost));
+    }
+    // The file has its name when it is whole. A link leads to the file that gets another content.
+    let target = args.local.canonicalize().unwrap_or_else(|_| args.local.clone());
+    let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let create = |e| Failure::io("create a file in", dir, &e);
+    let mode = std::fs::Permissions::from_mode(0o666);
+    let new = tempfile::Builder::new().prefix(".homenode-get").permissions(mode).tempfile_in(dir);
+    let mut to = new.map_err(create)?;
+    let lost = copy_out(global, args, volume, (ino, stat.size), to.as_file_mut())?;
+    if let Ok(there) = std::fs::metadata(&target) {
+        let kept = to.as_file().set_permissions(there.permissions());
+        kept.map_err(|e| Failure::io("set the mode of", &args.local, &e))?;
+    }
+    to.persist(&target).map_err(|e| Failure::io("create", &args.local, &e.error))?;
+    Ok(tell_lost(args, &lost))
+}
+
+/// Copies a file out. Returns the ranges that are lost or may be older than they should be: with
+/// `--damaged`, else they are an error.
+fn copy_out(
+    global: &Global,
+    args: &GetArgs,
+    volume: &Volume,
+    (ino, size): (Ino, u64),
+    to: &mut dyn Write,
+) -> Result<Vec<(u64, u64)>, Failure> {
+    let fail = |e| failure(args.file.path.as_str(), e);
+    let mut lost = if args.damaged { volume.doubtful(ino).map_err(fail)? } else { Vec::new() };
+    let bar = progress::bar(global.json, size, OF_BYTES);
+    let (mut buffer, mut offset) = (vec![0; CHUNK], 0);
+    loop {
+        let len = match volume.read(ino, offset, &mut buffer) {
+            // Block by block, with zeros for those that cannot be read.
+            Err(error) if args.damaged && matches!(error, Error::Damaged(_) | Error::Io(_)) => {
+                let block = buffer.get_mut(..BLOCK as usize).unwrap_or_default();
+                match volume.read(ino, offset, block) {
+                    Ok(len) => len,
+                    Err(_) => {
+                        block.fill(0);
+                        let end = (offset + BLOCK).min(size);
+                        lost.push((offset, end));
+                        (end - offset) as usize
+                    }
+                }
+            }
+            read => read.map_err(fail)?,
+        };
+        if len == 0 {
+            break;
+        }
         to.write_all(buffer.get(..len).unwrap_or_default()).map_err(|e| Failure::io("write", &args.local, &e))?;
         offset += len as u64;
         bar.set_position(offset);
-        len = volume.read(ino, offset, &mut buffer).map_err(fail)?;
     }
     bar.finish_and_clear();
     to.flush()?;
-    Ok(Exit::Done)
+    Ok(lost)
+}
+
+/// Says which bytes are lost.
+fn tell_lost(args: &GetArgs, lost: &[(u64, u64)]) -> Exit {
+    for (from, to) in lost {
+        let path = output::escape(&args.file.path);
+        output::complain(&format!("homenode: {path}: bytes {from} to {to} are lost, or older than they should be\n"));
+    }
+    if lost.is_empty() { Exit::Done } else { Exit::Partly }
 }
 
 fn where_(global: &Global, path: &str, volume: &Volume) -> Result<Exit, Failure> {

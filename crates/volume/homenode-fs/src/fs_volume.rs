@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ::fs::fsck::Losses;
 use ::fs::medium::{At, Mapped, Medium, Persistence, RegionFile};
 use ::fs::{Damage, Error, Layout, Options, Volume};
 use linux::locks;
@@ -29,11 +30,18 @@ const SMALLEST: u64 = 1 << 18;
 /// What to do about damaged file data.
 const DATA_HINT: &str = "--repair cannot bring file data back: restore these files from a backup, or remove them; \
     all other files can be used";
+/// What to do where a repair would lose something.
+const LOSS_HINT: &str = "nothing was changed; copy out what can be read first (mount -o ro, fs get --damaged); \
+    fsck --yes repairs, and loses that";
 /// How long to wait for a region: the server of a mount ends a little after umount(8) has returned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Makes a volume.
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
+    if args.bytes_per_inode < 4096 {
+        let why = "a file takes a block of 4 KiB at least";
+        return Err(Failure::new(Exit::Usage, format!("--bytes-per-inode {}", size(args.bytes_per_inode)), why));
+    }
     if let Some(bytes) = args.size.filter(|bytes| *bytes < SMALLEST) {
         let why = format!("a region has at least {}", size(SMALLEST));
         let hint = format!("--size {}KiB is the least; a number without a unit means bytes", SMALLEST >> 10);
@@ -100,8 +108,8 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         names,
         journals,
         data_checksums: args.data_checksums,
+        bytes_per_inode: args.bytes_per_inode,
         owner,
-        ..Layout::default()
     };
     ::fs::mkfs(Box::new(Arc::clone(&mapped)), &layout).map_err(|e| failure("mkfs", e))?;
     new.0.clear();
@@ -214,7 +222,8 @@ pub fn fsck(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
 
 fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     // Without --repair it only looks.
-    let opened = if args.repair { map(&args.volume) } else { map_to_look(&args.volume) };
+    let repairs = args.repair || args.yes;
+    let opened = if repairs { map_by(&args.volume, ::fs::open_files_to_repair) } else { map_to_look(&args.volume) };
     let medium = opened?;
     let stop = Stop::on_signals()?;
     let look = || {
@@ -232,9 +241,14 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     let crashed = before.as_ref().is_ok_and(|report| !report.clean);
     let mut repaired = None;
     let mut failed = None;
-    if args.repair && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
-        match ::fs::fsck::repair(Arc::<Mapped>::clone(&medium)) {
-            Ok(done) => repaired = Some(done),
+    let mut losses = Losses::default();
+    if repairs && !stop.requested() && before.as_ref().map_or(true, ::fs::fsck::Report::is_repairable) {
+        let agree = &mut |lost: &Losses| {
+            losses = lost.clone();
+            args.yes
+        };
+        match ::fs::fsck::repair_if(Arc::<Mapped>::clone(&medium), agree) {
+            Ok(done) => repaired = done,
             Err(e) => failed = Some(failure("repair", e)),
         }
     }
@@ -250,13 +264,16 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     };
     let damage: Vec<String> = report.damage.iter().map(ToString::to_string).collect();
     let of_data = report.damage.iter().any(|damage| matches!(damage, Damage::Data { .. }));
+    let unsure = repaired.is_none() && failed.is_none() && losses != Losses::default();
     if global.json {
         output::print_json(&json!({
             "clean": report.clean && damage.is_empty(), "unmounted": report.clean,
             "inodes": report.inodes, "orphans": report.orphans.len(),
             "journals": report.journals, "repaired": repaired.is_some(), "damage": damage,
             "found": repaired.map_or(0, |done| done.found), "emptied": repaired.map_or(0, |done| done.emptied),
-            "hint": of_data.then_some(DATA_HINT),
+            "kept": repaired.map_or(0, |done| done.kept), "mended": repaired.map_or(0, |done| done.mended),
+            "lost": told(&losses),
+            "hint": if unsure { Some(LOSS_HINT) } else { of_data.then_some(DATA_HINT) },
         }))?;
     } else {
         let mut text = String::new();
@@ -265,12 +282,16 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
             text.extend(mended.map(|damage| format!("mended: {}\n", output::escape(&damage.to_string()))));
             let did = [
                 (done.found, "in lost+found now"),
+                (done.mended, "a flipped bit put right, nothing lost"),
+                (done.kept, "damaged, and has all that could be read"),
                 (done.emptied, "damaged, and empty now"),
                 (done.removed, "named without being there, and not named any more"),
             ];
             let did = did.iter().filter(|(number, _)| *number > 0);
             text.extend(did.map(|(number, what)| format!("{}: {what}\n", count(*number, "file or directory"))));
         }
+        let verb = if unsure { "would lose" } else { "lost" };
+        text.extend(told(&losses).iter().map(|line| format!("{verb}: {line}\n")));
         text.extend(damage.iter().map(|line| format!("{}\n", output::escape(line))));
         let state = match (report.clean, crashed) {
             (true, true) => "was not unmounted, and is recovered",
@@ -284,7 +305,9 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
             count(report.journals, "unfinished journal"),
             if damage.is_empty() { "no damage".to_owned() } else { count(damage.len(), "fault") },
         );
-        if of_data {
+        if unsure {
+            text += &format!("  hint: {LOSS_HINT}\n");
+        } else if of_data {
             text += &format!("  hint: {DATA_HINT}\n");
         }
         output::print(&text)?;
@@ -300,6 +323,19 @@ fn check(global: &Global, args: &FsckArgs) -> Result<Exit, Failure> {
     })
 }
 
+/// Lines of what a repair loses.
+fn told(losses: &Losses) -> Vec<String> {
+    let lines = losses.lines.iter().map(|(ino, lines)| {
+        let lines = count(*lines, "line");
+        format!("inode {ino}: what {lines} of its log said, a name or some blocks each; the rest stays")
+    });
+    let emptied = losses.emptied.iter().map(|ino| format!("inode {ino}: all of it, as nothing of its log can be read"));
+    let names = (losses.names > 0).then(|| format!("{} that lead to nothing", count(losses.names, "name")));
+    let blocks =
+        (losses.blocks > 0).then(|| format!("{} that other files have by now", count(losses.blocks as usize, "block")));
+    lines.chain(emptied).chain(names).chain(blocks).collect()
+}
+
 /// The regions of a volume.
 pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
     map_by(args, ::fs::open_files)
@@ -307,11 +343,25 @@ pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
 
 /// The same for looking only: nothing is stored, and the regions need not be writable.
 pub fn map_to_look(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
-    map_by(args, ::fs::open_files_to_look)
+    let mapped = map_by(args, ::fs::open_files_to_look)?;
+    for why in mapped.missing() {
+        let line = format!("{why}; what is on it gives EIO (--region PATH says where a region is now)");
+        output::complain(&format!("homenode: {}\n", output::escape(&line)));
+    }
+    Ok(mapped)
 }
 
 fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
+    // Before: while they are mapped nobody else may look.
+    if ::fs::is_copied_while_mounted(&paths) {
+        let path = args.volume.display().to_string();
+        output::complain(&format!(
+            "homenode: {}: this volume was mounted when its regions were copied or moved here: a copy of a mounted \
+             volume mixes moments, and what was written meanwhile may be lost or damaged; homenode fsck checks it\n",
+            output::escape(&path)
+        ));
+    }
     let begin = Instant::now();
     loop {
         match open(&paths) {

@@ -62,6 +62,10 @@ fn a_region_that_is_elsewhere_is_named_with_what_to_do() {
     fs::rename(path("b"), path("c")).unwrap();
     let output = homenode(&["fs", "info", &path("a")]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let missing = format!(": region 1 is missing, {}; what is on it gives EIO (--region PATH says", path("b"));
+    assert!(output.status.code() == Some(0) && said.contains(&missing), "{said}");
+    let output = homenode(&["fs", "rm", &path("a"), "/f"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let missing = format!(": region 1 is missing, {} (ENOENT)\n  hint: --region PATH says", path("b"));
     assert!(output.status.code() == Some(2) && said.contains(&missing), "{said}");
     stdout(&["fs", "info", "--region", &path("c"), &path("a")]);
@@ -192,12 +196,55 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     assert_eq!(code(&["fsck", &volume]), 0);
 }
 
-/// Flips a bit of the first entry of an inode's log.
+fn json_of(output: &std::process::Output, code: i32) -> serde_json::Value {
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// One lost line of a file's log: `get`, `-o ro` and `cat` gave nothing of the file. And a `get`
+/// that failed left half of the file under its name, in place of what was there.
+#[test]
+fn a_damaged_file_gives_all_that_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = dir.path().join("a").to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "8M", &volume]);
+    let local = dir.path().join("local");
+    let content: Vec<u8> = (0..3 << 20).map(|i: u32| (i >> 12) as u8 | 1).collect();
+    fs::write(&local, &content).unwrap();
+    stdout(&["fs", "put", &volume, local.to_str().unwrap(), "/f"]);
+    let ino = json(&["fs", "ls", &volume])["names"][0]["ino"].as_u64().unwrap();
+    // Attributes, then an entry for each MiB: the second.
+    let region = dir.path().join("a");
+    let mut bytes = fs::read(&region).unwrap();
+    let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
+    let at = bytes.chunks(4096).position(page).unwrap() * 4096;
+    let line = (2..64).filter(|slot| bytes[at + slot * 64 + 4] == 3).nth(1).unwrap();
+    bytes[at + line * 64..][..64].fill(0xa5);
+    fs::write(&region, bytes).unwrap();
+
+    let out = dir.path().join("out");
+    fs::write(&out, b"precious").unwrap();
+    assert_eq!(code(&["fs", "get", &volume, "/f", out.to_str().unwrap()]), 5);
+    assert_eq!(fs::read(&out).unwrap(), b"precious");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is left half");
+    let got = homenode(&["fs", "get", "--damaged", &volume, "/f", out.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&got.stderr).into_owned();
+    assert_eq!(got.status.code(), Some(1), "{said}");
+    assert!(said.contains("/f: bytes 1048576 to 2097152 are lost"), "{said}");
+    let mut kept = content.clone();
+    kept[1 << 20..2 << 20].fill(0);
+    assert!(fs::read(&out).unwrap() == kept);
+    assert_eq!(code(&["fsck", "--repair", &volume]), 4);
+    assert_eq!(code(&["fsck", "--yes", &volume]), 1);
+    assert!(homenode(&["fs", "get", &volume, "/f", "-"]).stdout == kept);
+}
+
+/// Nothing of the log of an inode can be read any more.
 fn damage(region: &Path, ino: u64) {
     let mut bytes = fs::read(region).unwrap();
     let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.to_le_bytes();
     let at = bytes.chunks(4096).position(page).unwrap() * 4096;
-    bytes[at + 70] ^= 1;
+    bytes[at..at + 4096].fill(0xa5);
     fs::write(region, bytes).unwrap();
 }
 
@@ -223,7 +270,12 @@ fn a_damaged_file_can_be_seen_and_removed_and_a_repair_ends_it() {
         assert_eq!(code(&["fs", "get", &volume, "/bad", "-"]), 5);
         assert_eq!(kinds(), ["damaged", "file"]);
         if repair {
-            assert_eq!(code(&["fsck", "--repair", &volume]), 1);
+            let before = fs::read(dir.path().join("a")).unwrap();
+            let asked = json_of(&homenode(&["fsck", "--repair", "--json", &volume]), 4);
+            assert_eq!((&asked["repaired"], &asked["lost"].as_array().unwrap().len()), (&false.into(), &1));
+            assert!(asked["hint"].as_str().unwrap().contains("--yes"), "{asked}");
+            assert!(fs::read(dir.path().join("a")).unwrap() == before, "it was not asked for");
+            assert_eq!(code(&["fsck", "--yes", &volume]), 1);
             assert_eq!(code(&["fsck", &volume]), 0);
             assert_eq!(kinds(), ["file", "file"]);
             assert_eq!(homenode(&["fs", "get", &volume, "/bad", "-"]).stdout, b"");
@@ -416,4 +468,73 @@ fn thresholds_without_a_policy_are_refused() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && said.contains("--policy"), "{option}: {said}");
     }
+}
+
+/// `put` removed a user's file of the name that it used for its copy.
+#[test]
+fn putting_a_file_leaves_all_others_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = small_volume(dir.path());
+    let local = dir.path().join("local");
+    for (content, path) in [("mine", "/.homenode-put"), ("also", "/.homenode-put.0"), ("old", "/f"), ("new", "/f")] {
+        fs::write(&local, content).unwrap();
+        stdout(&["fs", "put", &volume, local.to_str().unwrap(), path]);
+    }
+    let get = |path| String::from_utf8(homenode(&["fs", "get", &volume, path, "-"]).stdout).unwrap();
+    assert_eq!([get("/.homenode-put"), get("/.homenode-put.0"), get("/f")], ["mine", "also", "new"]);
+    assert_eq!(json(&["fs", "ls", &volume])["names"].as_array().unwrap().len(), 3);
+    assert_eq!(code(&["fsck", &volume]), 0);
+}
+
+#[test]
+fn the_number_of_inodes_can_be_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    let free = |name: &str, ratio: &[&str]| {
+        let region = dir.path().join(name).to_str().unwrap().to_owned();
+        stdout(&[&["mkfs", "--size", "16MiB", &region], ratio].concat());
+        json(&["fs", "info", &region])["regions"][0]["free_inodes"].as_u64().unwrap()
+    };
+    assert_eq!((free("a", &[]), free("b", &["--bytes-per-inode", "4KiB"])), (1022, 4094));
+    let wrong =
+        homenode(&["mkfs", "--size", "1MiB", "--bytes-per-inode", "100", dir.path().join("c").to_str().unwrap()]);
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+/// A copy of regions that was made while they were mounted was opened without a word; and without
+/// one of its regions nothing of a volume could be read.
+#[test]
+fn copies_of_a_mounted_volume_are_told_and_a_missing_region_costs_its_own_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let volume = small_volume(dir.path());
+    let said = |args: &[&str]| {
+        let output = homenode(args);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    fs::write(path("local"), vec![7; 9000]).unwrap();
+    stdout(&["fs", "put", &volume, path("local").to_str().unwrap(), "/f"]);
+    let state = 2 * 4096;
+    let copy = |mounted: bool| {
+        for (from, to) in [("a", "c"), ("b", "d")] {
+            fs::copy(path(from), path(to)).unwrap();
+        }
+        if mounted {
+            // As a server that is there has it.
+            let mut bytes = fs::read(path("c")).unwrap();
+            let word = ::fs::format::word::Owner { id: 2, generation: 0 };
+            let word = ::fs::format::word::seal(word, ::fs::format::word::Field::State, 2);
+            bytes[state..state + 8].copy_from_slice(&word.to_le_bytes());
+            fs::write(path("c"), bytes).unwrap();
+        }
+        let (c, d) = (path("c"), path("d"));
+        said(&["fs", "ls", c.to_str().unwrap(), "--region", d.to_str().unwrap()])
+    };
+    assert_eq!(copy(false), (Some(0), String::new()));
+    let (code, told) = copy(true);
+    assert!(code == Some(0) && told.contains("was mounted when its regions were copied"), "{told}");
+
+    fs::rename(path("b"), path("gone")).unwrap();
+    assert_eq!(homenode(&["fsck", "--repair", &volume]).status.code(), Some(8));
+    let (code, told) = said(&["fs", "ls", &volume]);
+    assert!(code == Some(0) && told.contains("the region is missing"), "{told}");
 }

@@ -4,7 +4,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use linux::resident::{self, Resident};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
@@ -17,12 +20,6 @@ pub(crate) const DEVICE: &str = "/dev/fuse";
 
 /// Read-ahead and asynchronous requests under way, at most; and how many are many.
 pub(crate) const BACKGROUND: (u16, u16) = (64, 48);
-
-/// Bytes of each of a worker's two buffers that stay in memory: a request of 128 KiB with its
-/// header.
-const STAYS: usize = (128 << 10) + 4096;
-/// Requests after which a worker returns the rest. At most one new page for each request of 1 MiB.
-const PERIOD: u32 = 256;
 
 /// Wait of a worker for memory that the kernel lacks.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -138,6 +135,34 @@ pub(crate) fn notify(connection: &OwnedFd, answer: &mut Answer<'_>) {
     }
 }
 
+/// Says once for each process that something is missing.
+fn say(said: &AtomicBool, what: &str, error: &io::Error) {
+    if !said.swap(true, Ordering::Relaxed) {
+        tracing::info!(
+            "{what}: {error}: in a memory group with a limit the mount may hang with a program whose pages it writes \
+             back, such as a loop device"
+        );
+    }
+}
+
+/// Keeps the kernel from letting this worker wait for pages that only workers can write back.
+pub(crate) fn flush_for_others() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Err(error) = resident::write_back_for_others() {
+        say(&SAID, "the kernel does not take a worker for one that writes back (CAP_SYS_RESOURCE)", &error);
+    }
+}
+
+/// Memory for requests or answers, of which so many bytes are there before the first request.
+pub(crate) fn memory(len: usize, kept: usize) -> Resident {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let (memory, locked) = Resident::new(len, kept);
+    if let Err(error) = locked {
+        say(&SAID, "the memory of requests is not locked (CAP_IPC_LOCK)", &error);
+    }
+    memory
+}
+
 /// A file of `/dev/fuse`.
 pub(crate) struct Device(pub Arc<OwnedFd>);
 
@@ -148,14 +173,9 @@ impl Transport for Device {
 
     fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()> {
         let connection = &self.0;
-        let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
-        let mut number = 0_u32;
+        flush_for_others();
+        let (mut buffer, mut out) = (memory(BUFFER, BUFFER), memory(BUFFER, BUFFER));
         loop {
-            number = number.wrapping_add(1);
-            if number.is_multiple_of(PERIOD) {
-                give_back(&mut buffer);
-                give_back(&mut out);
-            }
             let mut answer = Answer::new(&mut out);
             let len = match rustix::io::read(connection, &mut *buffer) {
                 Ok(len) => len,
@@ -186,38 +206,5 @@ impl Transport for Device {
                 }
             }
         }
-    }
-}
-
-/// Returns what only large requests need to the kernel. Without it each worker would keep the
-/// memory of the largest request that it ever had, and that of a server of files of all sizes would
-/// grow for hours.
-fn give_back(buffer: &mut [u8]) {
-    let page = rustix::param::page_size();
-    let rest = buffer.get_mut(STAYS..).unwrap_or_default();
-    let skip = rest.as_ptr().align_offset(page);
-    let whole = rest.len().saturating_sub(skip) / page * page;
-    let Some(rest) = rest.get_mut(skip..skip + whole).filter(|rest| !rest.is_empty()) else { return };
-    // SAFETY: the pages are whole, private, and borrowed for us alone; they read as zeros
-    // afterwards, which any bytes may be.
-    if unsafe { libc::madvise(rest.as_mut_ptr().cast(), rest.len(), libc::MADV_DONTNEED) } != 0 {
-        tracing::debug!("memory of requests stays: {}", io::Error::last_os_error());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_large_request_leaves_no_memory_behind() {
-        let page = rustix::param::page_size();
-        let mut buffer = vec![1; BUFFER];
-        give_back(&mut buffer);
-        let (stays, rest) = buffer.split_at(STAYS);
-        assert!(stays.iter().all(|byte| *byte == 1));
-        // But for the parts of pages at both ends.
-        assert!(rest.iter().filter(|byte| **byte == 1).count() < 2 * page);
-        give_back(&mut []);
     }
 }

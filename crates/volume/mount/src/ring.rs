@@ -21,8 +21,9 @@ use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use linux::affinity;
+use linux::resident::Resident;
 
-use crate::connection::{Answers, Transport, notify};
+use crate::connection::{Answers, Transport, flush_for_others, memory, notify};
 use crate::stale::Stale;
 use crate::wire::{Answer, OUT_HEADER, REQUEST, Request};
 
@@ -30,6 +31,11 @@ use crate::wire::{Answer, OUT_HEADER, REQUEST, Request};
 const ENTRIES: u32 = 4;
 /// Wait before the kernel is asked again for what it had no memory for.
 const PAUSE: Duration = Duration::from_millis(1);
+/// With more CPUs than these, only the memory of requests of usual size stays: all of it is 5 MiB
+/// for each CPU.
+const WHOLE: usize = 32;
+/// A request of 128 KiB with its headers.
+const COMMON: usize = (128 << 10) + 2 * PAGE;
 /// Alignment of data.
 const PAGE: usize = 4096;
 
@@ -54,6 +60,8 @@ const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 /// The queue of a CPU.
 pub(crate) struct Queue {
     cpu: u16,
+    /// Bytes of the memory of each of its requests that are there before the first.
+    kept: usize,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
 }
 
@@ -67,28 +75,30 @@ pub(crate) struct Served {
 pub(crate) fn queues() -> io::Result<Vec<Queue>> {
     let text = std::fs::read_to_string(POSSIBLE)?;
     let possible: topology::CpuSet = text.trim().parse().map_err(io::Error::other)?;
+    let count = possible.iter().count();
+    let kept = if count > WHOLE { COMMON } else { usize::MAX };
     let queue = |cpu| {
         let mut builder = IoUring::builder();
         // Completions wait until the worker looks for them; it is the only thread that uses the
         // ring.
         builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled();
-        Ok(Queue { cpu, ring: builder.build(ENTRIES)? })
+        Ok(Queue { cpu, kept, ring: builder.build(ENTRIES)? })
     };
-    (0..possible.iter().count() as u16).map(queue).collect()
+    (0..count as u16).map(queue).collect()
 }
 
 /// Memory that a request comes in and its answer goes out by.
 struct Entry {
     headers: Box<[u8; HEADERS]>,
-    memory: Vec<u8>,
+    memory: Resident,
     /// Where names and data begin in `memory`: on a page, after room for an answer's header.
     data: usize,
     pieces: Box<[libc::iovec; PIECES as usize]>,
 }
 
 impl Entry {
-    fn new() -> Self {
-        let (mut headers, mut memory) = (Box::new([0; HEADERS]), vec![0_u8; REQUEST as usize + 2 * PAGE]);
+    fn new(kept: usize) -> Self {
+        let (mut headers, mut memory) = (Box::new([0; HEADERS]), memory(REQUEST as usize + 2 * PAGE, kept));
         let data = memory.as_ptr().align_offset(PAGE) + PAGE;
         let pieces = Box::new([
             libc::iovec { iov_base: headers.as_mut_ptr().cast(), iov_len: HEADERS },
@@ -176,6 +186,7 @@ impl Transport for Served {
     }
 
     fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()> {
+        flush_for_others();
         // A CPU that is not there now, or not ours, has no callers.
         const OWN: u32 = 0;
         if let Err(error) = affinity::set(OWN, &std::iter::once(u32::from(self.queue.cpu)).collect()) {
@@ -183,8 +194,9 @@ impl Transport for Served {
         }
         // The kernel has their addresses until the ring is gone: after an error or a panic they are
         // never freed.
-        let mut entries = ManuallyDrop::new((0..ENTRIES).map(|_| Entry::new()).collect::<Vec<_>>());
-        let mut spare = vec![0; OUT_HEADER + REQUEST as usize];
+        let kept = self.queue.kept;
+        let mut entries = ManuallyDrop::new((0..ENTRIES).map(|_| Entry::new(kept)).collect::<Vec<_>>());
+        let mut spare = memory(OUT_HEADER + REQUEST as usize, kept);
         self.entries(&mut entries, &mut spare, server, stale)?;
         drop(ManuallyDrop::into_inner(entries));
         Ok(())

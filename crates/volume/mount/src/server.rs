@@ -1,9 +1,10 @@
 //! Requests of the kernel, as operations of the volume.
 //!
 //! Locks are not asked for: the kernel keeps those of its own programs, and no other kernel uses
-//! the volume. Nor are `fsync`, `flush` and `opendir`: everything is durable when it is answered,
-//! so ENOSYS tells the kernel to not ask again (it still writes what programs changed in mapped
-//! pages). Nor is `open`, where an answer would say nothing and nobody counts: an inode lives as
+//! the volume. Nor are `flush` and `opendir`: everything is durable when it is answered, so ENOSYS
+//! tells the kernel to not ask again (it still writes what programs changed in mapped pages). But
+//! `fsync` is: the kernel drops what it cannot write to a server that has ended, and without this
+//! request nobody would tell the program. Nor is `open`, where an answer would say nothing and nobody counts: an inode lives as
 //! long as the kernel remembers it. Nor is where a file has holes: only the kernel knows the pages
 //! that a mapping has changed and that are not written back, and it does not look. It takes all for
 //! data then.
@@ -106,6 +107,7 @@ impl Answers for Server {
             opcode::FORGET | opcode::BATCH_FORGET => {
                 let forget = || {
                     caller::enter(self.callers.as_deref(), request.tid, || self.forget(request))?;
+                    self.trim.released(self.volume.released());
                     if self.volume.let_go_again(0) > 0 {
                         self.trim.left();
                     }
@@ -348,13 +350,19 @@ impl Server {
                     _ => return Err(refused(libc::EOPNOTSUPP)),
                 }
             }
-            opcode::COPY_FILE_RANGE => {
+            // What the kernel had to write came before, in requests of its own.
+            opcode::FSYNC | opcode::FSYNCDIR => {}
+            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => {
                 args.skip(8)?;
                 let (from, to) = (args.u64()?, number(args.u64()?)?);
                 args.skip(8)?;
                 let (at, len) = (args.u64()?, args.u64()?);
                 self.drop_privileges(to, request.uid != 0, answer)?;
-                answer.written(copy(volume, (ino, from), (to, at), len.min(COPY))?);
+                let copied = copy(volume, (ino, from), (to, at), len.min(COPY))?;
+                match request.opcode {
+                    opcode::COPY_FILE_RANGE => answer.written(copied),
+                    _ => answer.u64(copied),
+                }
             }
             _ => return Err(refused(libc::ENOSYS)),
         }
@@ -395,12 +403,10 @@ impl Server {
     fn forget(&self, request: &Request<'_>) -> Result<()> {
         let mut args = request.args;
         if request.opcode == opcode::FORGET {
-            self.trim.forgotten(1);
             return self.volume.forget(request.ino()?, args.u64()?);
         }
         let count = args.u32()?;
         args.skip(4)?;
-        self.trim.forgotten(count.into());
         let mut all = Ok(());
         for _ in 0..count {
             let (node, times) = (args.u64()?, args.u64()?);

@@ -4,7 +4,7 @@
 //! forgotten, in small pieces that lie between others. The C library keeps what is freed: a server
 //! that once knew many files would stay as large for good.
 //!
-//! **Approach.** After every [`MANY`] forgotten inodes a thread has the C library give back the
+//! **Approach.** After every [`MANY`] bytes of forgotten inodes a thread has the C library give back the
 //! free pages within its heaps (malloc_trim(3), the only call that does so for memory between
 //! pieces in use). It does so [`REST`] later, as the kernel forgets in bulk and one look at the
 //! heaps is enough. The thread also tries again to forget what somebody was at when the kernel
@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use fs::Volume;
 
-/// Forgotten inodes between two looks at the heaps: some MiB of metadata.
-const MANY: u64 = 4096;
-/// Time from the [`MANY`]th inode to the look.
+/// Bytes of forgotten inodes between two looks at the heaps: attributes of one take up to 64 KiB.
+const MANY: u64 = 3 << 20;
+/// Time from the [`MANY`]th byte to the look.
 const REST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -35,7 +35,8 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Shared {
-    forgotten: AtomicU64,
+    /// What the volume had released at the last look.
+    released: AtomicU64,
     state: Mutex<State>,
     more: Condvar,
 }
@@ -76,10 +77,12 @@ impl Trim {
         Self { shared, thread: begun.ok() }
     }
 
-    /// The server has forgotten so many inodes.
-    pub(crate) fn forgotten(&self, count: u64) {
-        let before = self.shared.forgotten.fetch_add(count, Ordering::Relaxed);
-        if before / MANY != (before + count) / MANY {
+    /// The volume has [released](Volume::released) so many bytes by now.
+    pub(crate) fn released(&self, bytes: u64) {
+        let last = self.shared.released.load(Ordering::Relaxed);
+        let due = bytes.saturating_sub(last) >= MANY;
+        let exchanged = || self.shared.released.compare_exchange(last, bytes, Ordering::Relaxed, Ordering::Relaxed);
+        if due && exchanged().is_ok() {
             self.shared.tell(|state| state.due = true);
         }
     }
@@ -106,7 +109,10 @@ fn serve(shared: &Shared, volume: &Volume) {
         if volume.let_go_again(usize::MAX) > 0 {
             lock().left = true;
         }
-        if due {
+        let last = shared.released.load(Ordering::Relaxed);
+        let more = volume.released().saturating_sub(last) >= MANY;
+        if due || more {
+            shared.released.store(volume.released(), Ordering::Relaxed);
             linux::heap::trim();
         }
     }

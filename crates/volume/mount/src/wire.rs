@@ -44,12 +44,14 @@ pub(crate) mod opcode {
     pub const WRITE: u32 = 16;
     pub const STATFS: u32 = 17;
     pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
     pub const SETXATTR: u32 = 21;
     pub const GETXATTR: u32 = 22;
     pub const LISTXATTR: u32 = 23;
     pub const REMOVEXATTR: u32 = 24;
     pub const INIT: u32 = 26;
     pub const READDIR: u32 = 28;
+    pub const FSYNCDIR: u32 = 30;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const BATCH_FORGET: u32 = 42;
@@ -58,6 +60,7 @@ pub(crate) mod opcode {
     pub const RENAME2: u32 = 45;
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
+    pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
 /// Features of both sides: bits of the first request and its answer.

@@ -56,7 +56,7 @@ pub fn cpus_come() -> Tried {
     // What the kernel would show while the others are offline.
     affinity::set(process.pid(), &half).unwrap();
     let mut topology = topology::sysfs::read(sys.path()).unwrap();
-    let configured = NodeConfig { read_bw_max: Some(3e9), write_bw_max: None };
+    let configured = NodeConfig { read_bw_max: Some(3e9), write_bw_max: None, ..NodeConfig::default() };
     topology.configure(&[(NodeId(0), configured)].into()).unwrap();
     let plane = plane(sys.path(), topology, process.pid());
     let settings = Settings { dwell_s: 0.0, ..settings() };

@@ -12,6 +12,7 @@
 
 use smallvec::SmallVec;
 
+use super::mend;
 use super::page::{SLOTS, Seal};
 use super::{Block, Ino, LINE, MAX_NAME, MAX_SIZE, get_i64, get_u16, get_u32, get_u64, put};
 
@@ -150,6 +151,15 @@ pub enum Entry<'a> {
     XattrGone(&'a [u8]),
 }
 
+/// The kind of an extended attribute.
+const XATTR: u8 = 8;
+/// Slots of a name of 255 bytes; only attributes with long values have more.
+const SHORT: usize = 5;
+
+fn get_u8(bytes: &[u8], at: usize) -> u8 {
+    bytes.get(at).copied().unwrap_or(0)
+}
+
 const UNWRITTEN: u8 = 1;
 const MIGRATED: u8 = 2;
 
@@ -227,7 +237,7 @@ impl<'a> Entry<'a> {
                 put(out, 2, &(value.len() as u16).to_le_bytes());
                 put(out, 4, name);
                 put(out, 4 + name.len(), value);
-                (8, 0)
+                (XATTR, 0)
             }
             Self::XattrGone(name) => {
                 put(out, 0, &[name.len() as u8]);
@@ -250,6 +260,34 @@ impl<'a> Entry<'a> {
         let time = get_i64(bytes, 8);
         let entry = Self::decode_body(kind, flags, time, bytes.get(BODY..).unwrap_or_default())?;
         Ok((entry, slots, time))
+    }
+
+    /// The bytes of the entry in slot `slot`, of which one bit has flipped, as they were. `None`:
+    /// the damage is another.
+    pub fn mended(page: &[u8], seal: Seal, slot: usize) -> Option<Vec<u8>> {
+        let from = page.get(slot * LINE..)?;
+        // Its length may have flipped, too.
+        let said = usize::from(*from.get(6)?);
+        let lengths = (0..8).map(|bit| said ^ 1 << bit).filter(|slots| *slots <= SHORT);
+        // In noise a try for each bit of a long piece would take long.
+        let own = Some(said).filter(|slots| *slots <= SHORT || get_u8(from, 4) == XATTR);
+        for slots in own.into_iter().chain(lengths).filter(|slots| *slots > 0) {
+            let Some(mut bytes) = from.get(..slots * LINE).map(<[u8]>::to_vec) else { continue };
+            let whole = |bytes: &[u8]| {
+                usize::from(get_u8(bytes, 6)) == slots && checksum(seal, slot, bytes) == get_u32(bytes, 0)
+            };
+            if mend::flip(&mut bytes, whole).is_some() {
+                return Some(bytes);
+            }
+        }
+        None
+    }
+
+    /// Reads bytes that [`Entry::mended`] gave.
+    pub fn decode_mended(bytes: &'a [u8]) -> Result<(Self, usize, i64), &'static str> {
+        let time = get_i64(bytes, 8);
+        let entry = Self::decode_body(get_u8(bytes, 4), get_u8(bytes, 5), time, bytes.get(BODY..).unwrap_or_default())?;
+        Ok((entry, bytes.len() / LINE, time))
     }
 
     fn decode_body(kind: u8, flags: u8, time: i64, body: &'a [u8]) -> Result<Self, &'static str> {
@@ -291,7 +329,7 @@ impl<'a> Entry<'a> {
                 ino: Ino::from_raw(get_u64(body, 0)).ok_or("a name has an impossible inode number")?,
                 name: name(body, 8, 9)?,
             },
-            8 => {
+            XATTR => {
                 let name = name(body, 0, 4)?;
                 let from = 4 + name.len();
                 let value = body.get(from..from + usize::from(get_u16(body, 2))).ok_or("an attribute is too long")?;
@@ -389,6 +427,12 @@ mod tests {
             for at in LINE..page.len() {
                 page[at] ^= 1;
                 assert!(Entry::decode(&page, SEAL, 1).is_err(), "{entry:?}: byte {at}");
+                // A length that grew has nothing behind it here, and values are long.
+                if entry.slots() <= SHORT {
+                    let mended = Entry::mended(&page, SEAL, 1);
+                    let mended = mended.unwrap_or_else(|| panic!("{entry:?}: byte {at} is not mended"));
+                    assert_eq!(Entry::decode_mended(&mended), Ok((entry, entry.slots(), 1_000)));
+                }
                 page[at] ^= 1;
             }
         }

@@ -47,18 +47,21 @@ pub fn pos_word(ino: Ino, generation: u32, field: Field, pos: LogPos) -> u64 {
     word::seal(Owner { id: ino.raw(), generation }, field, pos.raw())
 }
 
-/// Reads an inode's line. An error says what is wrong with it.
+/// Reads an inode's line, also where a bit of a word has flipped. An error says what is wrong with
+/// it.
 pub fn decode(ino: Ino, line: &[u8]) -> Result<Inode, &'static str> {
     let state = get_u64(line, STATE as usize);
-    let state =
-        word::unseal(Owner { id: ino.raw(), generation: 0 }, Field::State, state).ok_or("its state fails the check")?;
+    let state = word::unseal_mended(Owner { id: ino.raw(), generation: 0 }, Field::State, state)
+        .ok_or("its state fails the check")?;
     let generation = state as u32;
     if state >> 32 == 0 {
         return Ok(Inode::Free(generation));
     }
     let owner = Owner { id: ino.raw(), generation };
-    let head = word::unseal(owner, Field::Head, get_u64(line, HEAD as usize)).ok_or("its head fails the check")?;
-    let tail = word::unseal(owner, Field::Tail, get_u64(line, TAIL as usize)).ok_or("its tail fails the check")?;
+    let head =
+        word::unseal_mended(owner, Field::Head, get_u64(line, HEAD as usize)).ok_or("its head fails the check")?;
+    let tail =
+        word::unseal_mended(owner, Field::Tail, get_u64(line, TAIL as usize)).ok_or("its tail fails the check")?;
     let head = LogPos::from_raw(head).ok_or("its head is no position")?;
     let tail = LogPos::from_raw(tail).ok_or("its tail is no position")?;
     Ok(Inode::Used { generation, head, tail })

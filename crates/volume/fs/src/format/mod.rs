@@ -12,6 +12,7 @@ mod address;
 pub mod entry;
 pub mod inode;
 pub mod journal;
+pub mod mend;
 pub mod page;
 pub mod superblock;
 pub mod word;

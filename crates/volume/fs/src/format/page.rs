@@ -11,6 +11,7 @@
 //! 40  reserved, 0
 //! ```
 
+use super::mend;
 use super::word::{self, Field, Owner};
 use super::{Block, Ino, LINE, get_u32, get_u64, put};
 
@@ -45,8 +46,18 @@ pub fn encode(seal: Seal, at: Block) -> [u8; LINE] {
     line
 }
 
-/// The sequence of page `at` of this inode. An error says what is wrong with the header.
+/// The sequence of page `at` of this inode, also where a bit of its header has flipped. An error
+/// says what is wrong with the header.
 pub fn decode(page: &[u8], ino: Ino, generation: u32, at: Block) -> Result<u32, &'static str> {
+    decode_whole(page, ino, generation, at).or_else(|what| {
+        let mut header: [u8; 32] = super::bytes(page, 0);
+        mend::flip(&mut header, |header| decode_whole(header, ino, generation, at).is_ok()).ok_or(what)?;
+        decode_whole(&header, ino, generation, at)
+    })
+}
+
+/// The same of a header that is whole.
+pub fn decode_whole(page: &[u8], ino: Ino, generation: u32, at: Block) -> Result<u32, &'static str> {
     let body = page.get(4..32).ok_or("a log page is short")?;
     if crc32c::crc32c(body) != get_u32(page, 0) {
         return Err("a log page's checksum is wrong");
@@ -66,8 +77,8 @@ pub fn next_word(at: Block, generation: u32, next: Block) -> u64 {
 /// The page after `at`. An error says what is wrong.
 pub fn next(page: &[u8], at: Block, generation: u32) -> Result<Block, &'static str> {
     let owner = Owner { id: at.raw(), generation };
-    let raw =
-        word::unseal(owner, Field::Next, get_u64(page, NEXT as usize)).ok_or("a log's next page fails the check")?;
+    let raw = word::unseal_mended(owner, Field::Next, get_u64(page, NEXT as usize))
+        .ok_or("a log's next page fails the check")?;
     match Block::from_raw(raw) {
         Some(block) if block != Block::NONE => Ok(block),
         _ => Err("the log ends before its tail"),

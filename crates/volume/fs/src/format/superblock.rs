@@ -18,8 +18,16 @@
 
 use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, inode, put};
 
-/// Blocks of a region that hold its superblock.
-pub const COPIES: [u64; 2] = [0, 1];
+/// Blocks of a region of so many blocks that hold its superblock. What is made on a region by
+/// mistake lies at its beginning, or at both ends, as a partition table does with 17 KiB each:
+/// behind the last copy there is nothing else of the volume.
+pub fn copies(blocks: u64) -> [u64; 3] {
+    [0, 1, data_end_of(blocks)]
+}
+
+fn data_end_of(blocks: u64) -> u64 {
+    blocks.saturating_sub((blocks / 64).clamp(1, 32))
+}
 /// Block that holds the number of the last mount, and in region 0 the state word.
 pub const STATE_BLOCK: u64 = 2;
 /// First block of the names of the regions.
@@ -40,7 +48,7 @@ pub const SUM: u64 = 4;
 const SUMS_PER_BLOCK: u64 = super::BLOCK_BYTES / SUM;
 
 const MAGIC: &[u8; 8] = b"HOMENOD1";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const REGIONS_FROM: usize = 128;
 const REGION: usize = 32;
 
@@ -111,6 +119,15 @@ impl Superblock {
         out
     }
 
+    /// The superblock of another region of the same volume, from the block of this one as it is.
+    pub fn of_other(mut block: [u8; BLOCK], index: usize) -> [u8; BLOCK] {
+        put(&mut block, 56, &(index as u16).to_le_bytes());
+        put(&mut block, 12, &[0; 4]);
+        let crc = crc32c::crc32c(&block);
+        put(&mut block, 12, &crc.to_le_bytes());
+        block
+    }
+
     /// Reads a superblock. An error says why it is none.
     pub fn decode(block: &[u8; BLOCK]) -> Result<Self, &'static str> {
         if !block.starts_with(MAGIC) {
@@ -120,6 +137,9 @@ impl Superblock {
         put(&mut blank, 12, &[0; 4]);
         if crc32c::crc32c(&blank) != get_u32(block, 12) {
             return Err("the checksum is wrong");
+        }
+        if get_u32(block, 8) < VERSION {
+            return Err("made by an earlier version of homenode, as format 1: copy the files with that version");
         }
         if get_u32(block, 8) != VERSION || get_u64(block, 32) != 0 {
             return Err("made by a later version of homenode");
@@ -156,7 +176,7 @@ impl Superblock {
         let fits = |region: &Region| {
             region.blocks <= Block::MAX_IN_REGION
                 && (2..=u64::from(u32::MAX)).contains(&region.inodes)
-                && self.data_from_of(region) < region.blocks
+                && self.data_from_of(region) < data_end_of(region.blocks)
         };
         if self.regions.iter().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
     }
@@ -169,6 +189,11 @@ impl Superblock {
     /// First block of a region that may hold log pages and data.
     pub fn data_from(&self, region: usize) -> Option<u64> {
         self.regions.get(region).map(|r| self.data_from_of(r))
+    }
+
+    /// The block after the last one of a region that may hold them.
+    pub fn data_end(&self, region: usize) -> u64 {
+        self.regions.get(region).map_or(0, |region| data_end_of(region.blocks))
     }
 
     fn data_from_of(&self, region: &Region) -> u64 {
@@ -210,7 +235,9 @@ impl Superblock {
     pub fn is_data(&self, block: Block, count: u64) -> bool {
         let end = block.index().checked_add(count);
         match (self.regions.get(block.region()), end) {
-            (Some(region), Some(end)) => block.index() >= self.data_from_of(region) && end <= region.blocks,
+            (Some(region), Some(end)) => {
+                block.index() >= self.data_from_of(region) && end <= data_end_of(region.blocks)
+            }
             _ => false,
         }
     }

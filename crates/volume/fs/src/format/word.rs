@@ -5,6 +5,8 @@
 //! [   check   ][          payload              ]      0 = nothing
 //! ```
 
+use super::mend;
+
 const PAYLOAD_BITS: u32 = 48;
 
 /// Which word it is: part of the seal, so that no word passes for another.
@@ -49,6 +51,15 @@ pub fn unseal(owner: Owner, field: Field, word: u64) -> Option<u64> {
     (word >> PAYLOAD_BITS == u64::from(check(owner, field, payload))).then_some(payload)
 }
 
+/// The same, also of a word of which one bit has flipped.
+pub fn unseal_mended(owner: Owner, field: Field, word: u64) -> Option<u64> {
+    unseal(owner, field, word).or_else(|| {
+        let mut bytes = word.to_le_bytes();
+        mend::flip(&mut bytes, |bytes| unseal(owner, field, super::get_u64(bytes, 0)).is_some())?;
+        unseal(owner, field, u64::from_le_bytes(bytes))
+    })
+}
+
 fn check(owner: Owner, field: Field, payload: u64) -> u16 {
     /// Aligned, which the checksum is faster for.
     #[repr(align(8))]
@@ -76,6 +87,23 @@ mod tests {
         assert_eq!(unseal(Owner { generation: 4, ..owner }, Field::Tail, word), None);
         for bit in 0..64 {
             assert_eq!(unseal(owner, Field::Tail, word ^ 1 << bit), None, "bit {bit}");
+        }
+    }
+
+    /// Whatever the word says, the 64 flips of a bit change its check in 64 ways, as a checksum is
+    /// linear.
+    #[test]
+    fn one_flipped_bit_of_a_word_is_known_and_two_are_not_taken_for_one() {
+        for payload in [0x1234_5678_9abc, 1, (1 << 48) - 1] {
+            let owner = Owner { id: 7, generation: 3 };
+            let word = seal(owner, Field::Tail, payload);
+            for bit in 0..64 {
+                assert_eq!(unseal_mended(owner, Field::Tail, word ^ 1 << bit), Some(payload), "bit {bit}");
+                let second = (0..64).filter(|second| *second != bit);
+                let wrong =
+                    second.filter_map(|second| unseal_mended(owner, Field::Tail, word ^ 1 << bit ^ 1 << second));
+                assert_eq!(wrong.filter(|wrong| *wrong == payload).count(), 0);
+            }
         }
     }
 }

@@ -265,6 +265,10 @@ impl<M: Medium> Medium for Emulated<M> {
         self.inner.len(region)
     }
 
+    fn is_missing(&self, region: usize) -> bool {
+        self.inner.is_missing(region)
+    }
+
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         self.inner.read(at, out)?;
         self.charge(Direction::Read, at, out.len());

@@ -50,6 +50,8 @@ struct Region {
     durability: Durability,
     synced: Group,
     only_read: bool,
+    /// Why there is no such region.
+    missing: Option<String>,
     /// Keep the locks.
     _held: (File, Option<OwnedFd>),
 }
@@ -64,11 +66,44 @@ impl Mapped {
     /// Maps the regions in the given order. They are locked as long as they are mapped, a device by
     /// all of its nodes.
     pub fn new(files: &[RegionFile]) -> Result<Self> {
-        let regions = files.iter().map(Region::new).collect::<Result<Vec<_>>>()?;
+        Self::of(files.iter().map(Region::new).collect::<Result<_>>()?)
+    }
+
+    /// The same, to look at what is there: a region without a file, for a reason, has so many
+    /// bytes, and each access to it is EIO.
+    pub fn lacking(files: &[(std::result::Result<RegionFile, String>, u64)]) -> Result<Self> {
+        let region = |(file, len): &(std::result::Result<RegionFile, String>, u64)| {
+            let why = match file {
+                Ok(file) => return Region::new(file),
+                Err(why) => why.clone(),
+            };
+            let file = rustix::fs::memfd_create("missing", rustix::fs::MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+            let file = File::from(file);
+            file.set_len(*len)?;
+            let mut region = Region::map(&RegionFile { file, bind: None }, None)?;
+            region.missing = Some(why);
+            Ok(region)
+        };
+        Self::of(files.iter().map(region).collect::<Result<_>>()?)
+    }
+
+    fn of(regions: Vec<Region>) -> Result<Self> {
         for (index, region) in regions.iter().enumerate() {
             fault::watch(region.base.as_ptr(), region.len, index);
         }
         Ok(Self { regions })
+    }
+
+    /// Takes a region for missing: what is there is not of the volume.
+    pub(crate) fn give_up(&mut self, region: usize, why: String) {
+        if let Some(region) = self.regions.get_mut(region) {
+            region.missing = Some(why);
+        }
+    }
+
+    /// Why regions are missing.
+    pub fn missing(&self) -> impl Iterator<Item = &str> {
+        self.regions.iter().filter_map(|region| region.missing.as_deref())
     }
 
     /// How stores to a region become durable.
@@ -96,6 +131,9 @@ impl Mapped {
     fn place(&self, at: At, len: usize) -> Result<(&Region, *mut u8)> {
         let region = self.regions.get(at.region).ok_or_else(|| at.outside())?;
         let offset = at.within(len, region.len as u64)?;
+        if region.missing.is_some() {
+            return Err(io::Error::from_raw_os_error(libc::EIO).into());
+        }
         // SAFETY: offset ≤ len of the mapping, checked above.
         Ok((region, unsafe { region.base.as_ptr().add(offset) }))
     }
@@ -182,7 +220,8 @@ impl Region {
         let (persistence, durability) = primitive(durability, direct.then(Instruction::detect), device);
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
         let held = (region.file.try_clone()?, held);
-        let mapped = Self { base, len, persistence, durability, only_read, synced: Group::default(), _held: held };
+        let (synced, missing) = (Group::default(), None);
+        let mapped = Self { base, len, persistence, durability, only_read, missing, synced, _held: held };
         if let Some(node) = region.bind {
             mapped.bind(node)?;
         }
@@ -254,6 +293,10 @@ impl Medium for Mapped {
 
     fn len(&self, region: usize) -> u64 {
         self.regions.get(region).map_or(0, |r| r.len as u64)
+    }
+
+    fn is_missing(&self, region: usize) -> bool {
+        self.regions.get(region).is_some_and(|region| region.missing.is_some())
     }
 
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {

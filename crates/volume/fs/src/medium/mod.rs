@@ -72,6 +72,10 @@ pub trait Medium: Send + Sync {
     fn regions(&self) -> usize;
     /// Bytes of a region.
     fn len(&self, region: usize) -> u64;
+    /// Whether a region is not there: every access to it is an error.
+    fn is_missing(&self, _region: usize) -> bool {
+        false
+    }
     /// Copies from the medium.
     fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
     /// Copies to the medium.
@@ -100,6 +104,9 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
     }
     fn len(&self, region: usize) -> u64 {
         (**self).len(region)
+    }
+    fn is_missing(&self, region: usize) -> bool {
+        (**self).is_missing(region)
     }
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         (**self).read(at, out)

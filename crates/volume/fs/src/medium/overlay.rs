@@ -52,6 +52,10 @@ impl<M: Medium> Medium for Overlay<M> {
         self.below.len(region)
     }
 
+    fn is_missing(&self, region: usize) -> bool {
+        self.below.is_missing(region)
+    }
+
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         if !self.any.load(Ordering::Acquire) {
             return self.below.read(at, out);

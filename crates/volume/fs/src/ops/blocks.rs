@@ -49,9 +49,11 @@ impl Volume {
         if lack > 0 { Err(Error::Lacks(lack)) } else { Ok(()) }
     }
 
-    /// Blocks for a range of a file: adjacent ones as far as there are.
+    /// Blocks for a range of a file: adjacent ones as far as there are, behind the block before it
+    /// if that is free, whichever CPU this is.
     pub(super) fn new_runs<'a>(
         &'a self,
+        state: &State,
         ino: Ino,
         (file_block, count): (u64, u64),
         placement: Placement,
@@ -61,6 +63,8 @@ impl Volume {
         self.check_room(count)?;
         let cpu = self.cpu();
         let meant = self.regions.meant(placement, cpu);
+        let before = file_block.checked_sub(1).and_then(|before| state.extents.range(before, 1).next());
+        let mut goal = before.map(|run| run.block.offset(run.count));
         let (mut runs, mut at, end): (SmallVec<_>, _, _) = (SmallVec::new(), file_block, file_block + count);
         while at < end {
             let upto = if meant.len() > 1 { end.min((at / STRIPE + 1) * STRIPE) } else { end };
@@ -71,7 +75,8 @@ impl Volume {
                 Placement::Local | Placement::Node(_) => Regions::turn(meant, ino.slot().into(), at),
             };
             let regions = self.regions.nearest(region);
-            let (block, count) = self.allocator.allocate(regions, want, cpu, purpose, fresh)?;
+            let (block, count) = self.allocator.allocate_behind(regions, want, (cpu, goal), purpose, fresh)?;
+            goal = Some(block.offset(count));
             if !self.regions.together(block.region(), region) {
                 self.counters.fell_back(block.region(), count);
             }
@@ -96,7 +101,7 @@ impl Volume {
         };
         let first = offset / BLOCK_BYTES;
         let count = last / BLOCK_BYTES - first + 1;
-        let runs = self.new_runs(ino, (first, count), placement, draft.purpose, &mut draft.fresh)?;
+        let runs = self.new_runs(state, ino, (first, count), placement, draft.purpose, &mut draft.fresh)?;
         let (mut at, mut rest) = (offset, data);
         for run in runs {
             // Before the data: an atomic operation waits for the stores on their way, which the

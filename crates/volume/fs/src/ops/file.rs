@@ -28,6 +28,12 @@ impl Volume {
         let len = state.size.saturating_sub(offset).min(out.len() as u64);
         let out = out.get_mut(..len as usize).unwrap_or_default();
         let (first, end) = (offset / BLOCK_BYTES, offset + len);
+        if let Some(gaps) = &state.gaps
+            && gaps.doubts(first, end.div_ceil(BLOCK_BYTES) - first)
+            && !self.takes_doubtful()
+        {
+            return Err(Error::Io(std::io::Error::from_raw_os_error(libc::EIO)));
+        }
         let mut done = 0_usize;
         for run in state.extents.range(first, end.div_ceil(BLOCK_BYTES) - first) {
             let from = (run.file_block * BLOCK_BYTES).max(offset);
@@ -142,7 +148,7 @@ impl Volume {
             volume.check_room(last - first - mapped.iter().map(|run| run.count).sum::<u64>())?;
             let mut at = first;
             for (from, to) in mapped.iter().map(|run| (run.file_block, run.end())).chain([(last, last)]) {
-                volume.add_unwritten(ino, at, from - at, draft)?;
+                volume.add_unwritten(state, ino, (at, from - at), draft)?;
                 at = to;
             }
             Ok(())
@@ -165,7 +171,7 @@ impl Volume {
     pub fn zero_range(&self, ino: Ino, offset: u64, len: u64, keep_size: bool) -> Result<()> {
         self.change_range(ino, offset, len, keep_size, |volume, state, draft, end| {
             let (first, last) = volume.zero_edges(state, ino, (offset, end), draft)?;
-            volume.add_unwritten(ino, first, last.saturating_sub(first), draft)
+            volume.add_unwritten(state, ino, (first, last.saturating_sub(first)), draft)
         })
     }
 
@@ -224,8 +230,16 @@ impl Volume {
         Ok((first, last))
     }
 
-    fn add_unwritten<'a>(&'a self, ino: Ino, file_block: u64, count: u64, draft: &mut Draft<'a>) -> Result<()> {
-        for run in self.new_runs(ino, (file_block, count), self.options.placement, draft.purpose, &mut draft.fresh)? {
+    fn add_unwritten<'a>(
+        &'a self,
+        state: &State,
+        ino: Ino,
+        (file_block, count): (u64, u64),
+        draft: &mut Draft<'a>,
+    ) -> Result<()> {
+        for run in
+            self.new_runs(state, ino, (file_block, count), self.options.placement, draft.purpose, &mut draft.fresh)?
+        {
             draft.entries.push((ino, Entry::Extent(Run { unwritten: true, ..run }, Some(draft.size))));
         }
         Ok(())

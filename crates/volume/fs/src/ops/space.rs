@@ -111,6 +111,11 @@ impl Volume {
         Ok(here.map(|run| run.count * BLOCK_BYTES).sum())
     }
 
+    /// How many runs of adjacent blocks a file has.
+    pub fn extents(&self, ino: Ino) -> Result<usize> {
+        Ok(self.inode(ino)?.read().extents.len())
+    }
+
     /// Bytes of a file's blocks on each node; `None` for regions of which no node is known.
     pub fn bytes_by_node(&self, ino: Ino) -> Result<BTreeMap<Option<u32>, u64>> {
         let mut nodes = BTreeMap::new();

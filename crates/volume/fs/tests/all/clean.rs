@@ -54,7 +54,7 @@ fn damage(image: &mut Image, file: Ino) {
         bytes.chunks(4096).position(page).map(|index| (region, index * 4096))
     });
     let (region, at) = log.unwrap();
-    image[region][at + 70] ^= 1;
+    image[region][at + 64..at + 4096].iter_mut().for_each(|byte| *byte ^= 0xa5);
 }
 
 /// `repair` threw the checkpoint away and then could not read the logs: no mount succeeded ever

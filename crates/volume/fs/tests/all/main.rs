@@ -19,6 +19,7 @@ mod random;
 mod recovery;
 mod regions;
 mod rescue;
+mod salvage;
 mod semantics;
 mod unreadable;
 

@@ -10,8 +10,12 @@ use crate::{fresh, layout, options};
 
 /// A volume on unequal regions with a file over all of them.
 fn example(count: usize, id: u8) -> (Image, Ino, Vec<u8>) {
-    let sizes: Vec<u64> = (0..count as u64).map(|i| 40 + i * 7 % 23).collect();
-    let ram = Ram::new(blank(&sizes));
+    example_of(&(0..count as u64).map(|i| 40 + i * 7 % 23).collect::<Vec<_>>(), id)
+}
+
+fn example_of(sizes: &[u64], id: u8) -> (Image, Ino, Vec<u8>) {
+    let count = sizes.len();
+    let ram = Ram::new(blank(sizes));
     let nodes = (0..count as u32).map(Some).collect();
     let layout = Layout { volume: [id; 16], nodes, data_checksums: true, ..layout() };
     fs::mkfs(Box::new(ram.clone()), &layout).unwrap();
@@ -227,4 +231,110 @@ fn a_log_that_finds_no_room_on_the_new_node_stays_and_the_move_is_done() {
     assert_eq!(volume.migrate_file(file, 1, None, |_| true).unwrap().moved, 0);
     assert!(free()[0] > before[0] + 20, "the log went");
     use_and_empty(&volume).unwrap();
+}
+
+/// 8 KiB at the beginning of a region ended the volume: both copies of the superblock lay there.
+#[test]
+fn what_is_made_on_an_end_of_a_region_by_mistake_is_repaired() {
+    let wreck = |image: &mut Image, region: usize, head: usize, tail: usize| {
+        let end = image[region].len();
+        image[region][..head].fill(0x77);
+        image[region][end - tail..].fill(0x77);
+    };
+    // mkswap; a boot sector; a partition table has 17 KiB at each end; and all copies alone.
+    for (region, head, tail, mounts) in [
+        (0, 8192, 0, true),
+        (1, 4096, 0, true),
+        (1, 17 << 10, 17 << 10, false),
+        (0, 17 << 10, 17 << 10, false),
+        (2, 8192, 128 << 10, false),
+    ] {
+        let (mut image, file, data) = example_of(&[2100, 2100, 2100], 1);
+        wreck(&mut image, region, head, tail);
+        let ram = Ram::new(image);
+        let read = |volume: &Volume| {
+            let mut out = vec![0; data.len()];
+            volume.read(file, 0, &mut out).is_ok() && out == data
+        };
+        let what = format!("region {region}, {head} and {tail} bytes");
+        let mount = || Volume::mount(Box::new(Ram::new(ram.image())), options(1));
+        assert_eq!(mount().is_ok_and(|volume| read(&volume)), mounts, "{what}");
+        assert!(read(&Volume::look(Box::new(ram.clone()), options(1)).unwrap()), "{what}");
+        assert!(!fs::fsck::check(Box::new(ram.clone())).unwrap().damage.is_empty(), "{what}");
+        fs::fsck::repair(Arc::new(ram.clone())).unwrap();
+        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+        assert!(report.clean && report.damage.is_empty(), "{what}: {report:?}");
+        let volume = mount().unwrap();
+        assert!(read(&volume), "{what}");
+        use_and_empty(&volume).unwrap();
+    }
+    // What nothing says that it is a region of this volume stays as it is.
+    let (mut image, ..) = example(3, 1);
+    image[1].fill(0);
+    let ram = Ram::new(image.clone());
+    let refused = fs::fsck::repair(Arc::new(ram.clone())).unwrap_err().to_string();
+    assert!(refused.contains("nothing else on it says"), "{refused}");
+    assert!(ram.image()[1] == image[1]);
+}
+
+#[test]
+fn format_1_is_refused_by_one_line() {
+    let (mut image, ..) = example(1, 1);
+    let end = image[0].len();
+    for at in [0, 4096, end - 4096] {
+        let block = &mut image[0][at..at + 4096];
+        block[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        block[12..16].fill(0);
+        let crc = crc32c::crc32c(block);
+        block[12..16].copy_from_slice(&crc.to_le_bytes());
+    }
+    let said = refusal(image);
+    assert_eq!(said.lines().count(), 1);
+    assert!(said.contains("earlier version"), "{said}");
+}
+
+/// Two regions, a file wholly on one of them: without the other nothing could be reached.
+#[test]
+fn a_missing_region_costs_what_is_on_it() {
+    for (lost, clean) in [(1, true), (1, false), (0, true), (0, false)] {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let paths: Vec<_> = (0..2).map(|i| place.path().join(format!("r{i}"))).collect();
+        let open = |paths: &[std::path::PathBuf]| fs::open_files(paths);
+        let files = paths.iter().map(|path| {
+            let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(4 << 20).unwrap();
+            fs::medium::RegionFile { file, bind: None }
+        });
+        let mapped = fs::medium::Mapped::new(&files.collect::<Vec<_>>()).unwrap();
+        let names = paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect();
+        let layout = Layout { nodes: vec![Some(0), Some(1)], names, ..layout() };
+        fs::mkfs(Box::new(mapped), &layout).unwrap();
+        let volume = Volume::mount(Box::new(open(&paths).unwrap()), options(1)).unwrap();
+        let mut inos = Vec::new();
+        for node in [0, 1] {
+            let file = fs::on_node(node, || crate::create(&volume, &format!("f{node}")).unwrap());
+            volume.write_to(file, 0, &[7; 9000], Placement::Node(node)).unwrap();
+            inos.push(file);
+        }
+        if clean {
+            volume.unmount().unwrap()
+        } else {
+            drop(volume)
+        }
+
+        std::fs::rename(&paths[lost], place.path().join("gone")).unwrap();
+        let given = &paths[1 - lost..2 - lost];
+        assert!(matches!(open(given), Err(Error::RegionMissing(region, _)) if region == lost));
+        let volume = Volume::look(Box::new(fs::open_files_to_look(given).unwrap()), options(1)).unwrap();
+        let said = volume.damage().iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(said.iter().any(|line| line.contains("the region is missing")), "{said:?}");
+        let names: Vec<_> = volume.names(Ino::ROOT, 0, 9).unwrap();
+        let mut out = vec![0; 9000];
+        let whole = inos[1 - lost];
+        assert!(names.iter().any(|name| name.named.ino == whole), "lost {lost}, clean {clean}: {names:?}");
+        assert_eq!(volume.read(whole, 0, &mut out).unwrap(), 9000);
+        assert!(out == [7; 9000]);
+        let errno = volume.read(inos[lost], 0, &mut out).unwrap_err().errno();
+        assert!([libc::EIO, libc::EUCLEAN, libc::ENOENT].contains(&errno), "{errno}");
+    }
 }

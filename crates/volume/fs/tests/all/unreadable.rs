@@ -183,7 +183,7 @@ fn a_repair_removes_the_name_of_an_inode_that_cannot_be_read() {
         holed.fail_inode(lost);
         let done = fs::fsck::repair(Arc::new(holed.medium())).unwrap();
         let found = usize::from(directory);
-        assert_eq!(done, fs::fsck::Repaired { found, emptied: 0, removed: 1 });
+        assert_eq!(done, fs::fsck::Repaired { found, emptied: 0, removed: 1, ..fs::fsck::Repaired::default() });
         let report = fs::fsck::check(Box::new(holed.medium())).unwrap();
         assert_eq!(report.damage, [Damage::Inode { ino: lost, what: "cannot be read" }]);
         let volume = holed.mount().unwrap();
@@ -232,7 +232,7 @@ fn a_journal_that_names_an_inode_that_cannot_be_read_is_finished_without_it() {
     check(&Volume::look(Box::new(again().medium()), options(1)).unwrap());
     check(&again().mount().unwrap());
     let done = fs::fsck::repair(Arc::new(again().medium())).unwrap();
-    assert_eq!(done, fs::fsck::Repaired { found: 0, emptied: 0, removed: 2 });
+    assert_eq!(done, fs::fsck::Repaired { found: 0, emptied: 0, removed: 2, ..fs::fsck::Repaired::default() });
 }
 
 /// It was an error of the whole check, and of a repair.
