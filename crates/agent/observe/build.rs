@@ -55,8 +55,8 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// libelf is linked in, and from elfutils 0.189 on Debian's asks for zstd. All of it is taken, because the
-/// linker comes to libelf later; it drops what nobody uses.
+/// libelf is linked in, and from elfutils 0.189 on Debian's asks for zstd. All of it is taken,
+/// because the linker comes to libelf later; it drops what nobody uses.
 fn link_zstd() {
     println!("cargo::rerun-if-env-changed=LIBBPF_SYS_LIBRARY_PATH");
     let path = env::var("LIBBPF_SYS_LIBRARY_PATH").unwrap_or_default();

@@ -503,7 +503,7 @@ fn an_odd_optional_attribute_is_unknown() {
         fs::remove_dir(&path).unwrap();
         fs::write(&path, "1\n").unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o0)).unwrap();
         let root = dir.path().to_owned();
         unprivileged(move || sysfs::read(&root)).unwrap_or_else(|e| panic!("{file}: {e}"));
     }

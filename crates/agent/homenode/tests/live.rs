@@ -614,8 +614,8 @@ fn the_units_expose_little() {
     }
 }
 
-/// The system calls that a unit allows: systemd's groups, written out by systemd itself. A line adds,
-/// or with a tilde takes away.
+/// The system calls that a unit allows: systemd's groups, written out by systemd itself. A line
+/// adds, or with a tilde takes away.
 fn allowed(unit: &str) -> BTreeSet<String> {
     fn members(name: &str) -> Vec<String> {
         if !name.starts_with('@') {

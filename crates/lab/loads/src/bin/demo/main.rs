@@ -8,8 +8,8 @@
 //!
 //! The first act needs one node only; the others run in a virtual machine where there is no second
 //! one, so a run adds to the summary that is there. Each act is a process of its own, with a limit
-//! for its time that goes by the speed of the machine: how long `homenode doctor` takes, which loads
-//! BPF programs. An act that fails or does not end costs only itself.
+//! for its time that goes by the speed of the machine: how long `homenode doctor` takes, which
+//! loads BPF programs. An act that fails or does not end costs only itself.
 //!
 //! **Limits.** On an emulated machine the acts show where reads go, not how fast they are.
 

@@ -2,13 +2,14 @@
 //! emulated nodes.
 //!
 //! **Approach.** A volume with one region for each of two emulated nodes is mounted three times
-//! without a policy and three times with one, in turns. Four processes of fio read four files, two on
-//! each node. fio measures the throughput; `/proc` shows on which CPU, and so on which emulated node,
-//! each reader runs.
+//! without a policy and three times with one, in turns. Four processes of fio read four files, two
+//! on each node. fio measures the throughput; `/proc` shows on which CPU, and so on which emulated
+//! node, each reader runs.
 //!
 //! **Limits.** One pair of runs says little about throughput: on a busy machine it differs by half
-//! from pair to pair. So the median and the range of three are given. The nodes are emulated: the server delays each access as the profile says. What is
-//! shown is how the policy changes the delays, not how fast persistent memory is.
+//! from pair to pair. So the median and the range of three are given. The nodes are emulated: the
+//! server delays each access as the profile says. What is shown is how the policy changes the
+//! delays, not how fast persistent memory is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
