@@ -98,11 +98,18 @@ fn known() -> Arc<Leases> {
 
 /// A file server that runs here.
 fn server(proc_root: &Path) -> Option<String> {
-    let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();
+    // Of root's, as each of them is: anybody can call a process of his own so.
+    let roots =
+        |status: &str| status.lines().any(|line| line.strip_prefix("Uid:\t").is_some_and(|of| of.starts_with("0\t")));
+    let comm = |entry: std::fs::DirEntry| {
+        let of = |name: &str| std::fs::read_to_string(entry.path().join(name)).ok();
+        of("comm").filter(|name| {
+            SERVERS.iter().any(|server| name.starts_with(server)) && of("status").is_some_and(|s| roots(&s))
+        })
+    };
     let names = std::fs::read_dir(proc_root).ok()?.flatten().filter_map(comm);
     // Threads of the kernel have numbers: `ksmbd:eth0`, `ksmbd-io`.
-    let serves = |name: &String| SERVERS.iter().any(|server| name.trim_end().starts_with(server));
-    names.filter(serves).map(|name| name.trim_end().to_owned()).next()
+    names.map(|name| name.trim_end().to_owned()).next()
 }
 
 /// The inodes in a list; `None` if it is too long. One that cannot be read has none.
@@ -138,11 +145,16 @@ mod tests {
     #[test]
     fn what_may_be_leased_is_not_opened_by_the_daemon() {
         let proc_root = tempfile::tempdir().unwrap();
-        let process = |pid: &str, comm: &str| {
+        let owned = |pid: &str, comm: &str, uid: u32| {
             std::fs::create_dir(proc_root.path().join(pid)).unwrap();
             std::fs::write(proc_root.path().join(pid).join("comm"), comm).unwrap();
+            let status = format!("Name:\t{comm}Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+            std::fs::write(proc_root.path().join(pid).join("status"), status).unwrap();
         };
+        let process = |pid: &str, comm: &str| owned(pid, comm, 0);
         process("1", "init\n");
+        // Who calls his own process so would keep the daemon from every file.
+        owned("2", "smbd\n", 1000);
         std::fs::write(proc_root.path().join("locks"), "").unwrap();
         assert_eq!(server(proc_root.path()), None);
         assert!(refuse(&Leases::Unknown(None), 1, 2, false).is_ok(), "nobody here leases files");

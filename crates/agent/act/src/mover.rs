@@ -332,7 +332,8 @@ impl Mover {
             _ => {}
         }
         let who = match met {
-            Some(Ok(who)) => who.ok_or_else(|| gone(tid)),
+            // Found a while ago, he may be another by now.
+            Some(Ok(Some(who))) if who.1.id == key => Ok(who),
             Some(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Err(unreadable(tid, error)),
             _ => self.pin(tid),
         };

@@ -239,8 +239,9 @@ impl Totals {
                     unit.ended = false;
                     unit.recent = unit.recent(window) + thread.file_bytes() as f64;
                     unit.window = window;
-                    if unit.group.is_none() {
-                        unit.group = self.groups.group_of(thread.pid, thread.process_start_ns);
+                    // A service may go on in another group.
+                    if let Some(group) = self.groups.group_of(thread.pid, thread.process_start_ns) {
+                        unit.group = Some(group);
                     }
                     if unit.shown { &mut unit.bytes } else { &mut self.other }
                 }

@@ -169,8 +169,8 @@ fn has_locked(path: &Path, pid: u32) -> bool {
         .is_ok_and(|file| locks::flock(|lock| lock.ino == file.ino() && lock.pid as u32 == pid).is_some())
 }
 
-/// Whether a process was killed: none of its threads runs user code again, because each has exited,
-/// has SIGKILL pending or belongs to a process that dumps core. Unknown counts as no.
+/// Whether a process was killed: none of its threads runs user code again, because each exits or
+/// has exited, has SIGKILL pending or belongs to a process that dumps core. Unknown counts as no.
 fn is_killed(proc_root: &Path, pid: u32) -> bool {
     let killed = |path: &Path| std::fs::read_to_string(path).is_ok_and(|status| ends_by_kill(&status));
     let Ok(threads) = std::fs::read_dir(proc_root.join(pid.to_string()).join("task")) else { return false };
@@ -183,6 +183,8 @@ fn ends_by_kill(status: &str) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let pending = field(status, "SigPnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     field(status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
+        // A thread that exits gives up its memory first, and then may wait while it closes files.
+        || field(status, "VmSize").is_none() && field(status, "State").is_some()
         || pending.is_some_and(|mask| mask & SIGKILL != 0)
         // The thread that dumps waits for the others, which have SIGKILL pending, and has none.
         || field(status, "CoreDumping") == Some("1")
@@ -200,7 +202,9 @@ mod tests {
         let of = |tid: u32, state: &str, pending: &str| {
             let task = proc_root.path().join(format!("7/task/{tid}"));
             std::fs::create_dir_all(&task).unwrap();
-            let status = format!("Name:\tState: Z\nState:\t{state}\nSigPnd:\t{pending}\nShdPnd:\t0000000000000100\n");
+            let status = format!(
+                "Name:\tState: Z\nState:\t{state}\nVmSize:\t1 kB\nSigPnd:\t{pending}\nShdPnd:\t0000000000000100\n"
+            );
             std::fs::write(task.join("status"), &status).unwrap();
         };
         of(7, "Z (zombie)", "0000000000000000");
@@ -220,6 +224,10 @@ mod tests {
         of(7, "D (disk sleep)", "0000000000000000\nCoreDumping:\t0");
         assert!(!is_killed(proc_root.path(), 7), "it will come back");
         assert!(!is_killed(proc_root.path(), 9));
+        // It took the signal, and closes a file whose server does not answer.
+        let exits = "Name:\thomenode\nState:\tD (disk sleep)\nSigPnd:\t0000000000000000\n";
+        std::fs::write(proc_root.path().join("7/task/7/status"), exits).unwrap();
+        assert!(is_killed(proc_root.path(), 7), "it exits");
 
         let dir = tempfile::tempdir().unwrap();
         let first = StateDir::open(dir.path()).unwrap();

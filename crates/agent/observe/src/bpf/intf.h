@@ -107,6 +107,8 @@ struct open_request {
 	u64 weight;
 	u32 tid;
 	u32 slice;
+	u32 handed;
+	u32 unused;
 };
 /* Weights are in 1/1024ths, also that of a slice: what is read in it stands for this many times as much. */
 #define WEIGHT_SHIFT 10

@@ -16,7 +16,8 @@ static __always_inline int memory_read(struct address_space *mapping, u64 end, s
 	access_init(&walk.access, mapping->host, false, take(s, pages_of(bytes)));
 	walk.access.call = CALL_ENDS;
 	walk.access.slice = WEIGHT_ONE;
-	walk.access.handed = handed;
+	/* The kernel copies between two files on the caller's CPU. */
+	walk.access.handed = handed && syscall_of(bpf_get_current_task_btf()) != SYS_COPY_FILE_RANGE;
 	walk.kind = WALK_RANGE; /* a hole is read from the zero page, which has no node */
 	walk.folios = WALK_MAX;
 	walk_range(&walk, mapping, end - bytes, end);

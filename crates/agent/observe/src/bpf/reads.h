@@ -197,7 +197,7 @@ static __always_inline bool goes_on(struct open_request *open, struct address_sp
 				    u64 first, u64 last)
 {
 	return open->last == last && open->mapping == (u64)mapping && open->tid == (u32)task->pid &&
-	       open->syscalls == syscalls(task) && first > open->first && first < open->end;
+	       open->syscalls == syscalls(task) && open->handed == hands_on(task) && first > open->first && first < open->end;
 }
 
 /* Subtracts the pages that now come again. The caller lends the walk: two of them do not fit the stack. */
@@ -209,7 +209,7 @@ static __always_inline void take_back(struct open_request *open, struct address_
 		end = open->end_byte;
 	access_init(&walk->access, mapping->host, false, -(s64)open->weight);
 	walk->access.slice = open->slice;
-	walk->access.handed = hands_on(bpf_get_current_task_btf());
+	walk->access.handed = open->handed;
 	if (open->end > open->last)
 		walk->access.call = CALL_ENDS;
 	walk->kind = WALK_READ;
@@ -256,6 +256,7 @@ static __always_inline int pages_read(struct sampler *s, struct address_space *m
 		open->end_byte = end;
 		open->weight = walk.access.weight;
 		open->slice = slice;
+		open->handed = walk.access.handed;
 	}
 	return 0;
 }
