@@ -18,7 +18,7 @@ const BIG: u64 = 80;
 
 /// What is left of `/cut`, which was longer, `/over`, of which a block was overwritten, and
 /// `/hole`, and what `/taker` has: by first byte. It has blocks that those gave up.
-const CHANGED: [u8; 8] = [183, 184, 187, 186, 188, 190, 191, 99];
+const CHANGED: [u8; 9] = [183, 193, 184, 187, 186, 188, 190, 191, 99];
 const TAKEN: std::ops::Range<u8> = 200..220;
 
 /// `/dir` with its files, `/big`, and `/deep/deeper/x`, which has an attribute; and what has been
@@ -53,7 +53,7 @@ fn example() -> (Ram, Tree) {
     let (named, gone) = (filled("old", 191..192), filled("gone", 192..193));
     let freed: BTreeSet<_> = [cut, over, hole, gone].into_iter().flat_map(old).collect();
     volume.truncate(cut, 0).unwrap();
-    volume.append(cut, &[183; 4096]).unwrap();
+    [183, 193].into_iter().for_each(|byte| _ = volume.append(cut, &[byte; 4096]).unwrap());
     volume.write(over, 4096, &[187; 4096]).unwrap();
     volume.punch_hole(hole, 4096, 4096).unwrap();
     volume.rename((Ino::ROOT, b"old"), (Ino::ROOT, b"new"), fs::Rename::Replace).unwrap();
@@ -69,7 +69,7 @@ fn example() -> (Ram, Tree) {
         taken.push(volume.map(taker).unwrap()[0].block);
     }
     let again = taken.iter().filter(|block| freed.contains(block)).count();
-    assert!(again > 2, "{again} blocks are used again");
+    assert!(again > 0, "{again} blocks are used again");
     let tree = observe(&volume);
     drop(volume);
     (ram, tree)
