@@ -184,16 +184,22 @@ fn good_copy(medium: &dyn Medium, region: usize) -> Result<Option<[u8; BLOCK]>> 
 }
 
 /// Whether something that is sealed with its place says which region this is: the number of the
-/// last mount, or a page of a log.
+/// last mount, or a page of a log. What cannot be read says nothing.
 pub(crate) fn is_region(medium: &dyn Medium, region: usize) -> Result<bool> {
     let state = Block::new(region, STATE_BLOCK);
-    let number = medium.load_u64(At { region, offset: state.index() * BLOCK_BYTES + scan::MOUNT_NUMBER })?;
+    let number = match medium.load_u64(At { region, offset: state.index() * BLOCK_BYTES + scan::MOUNT_NUMBER }) {
+        Err(Error::Io(_)) => 0,
+        number => number?,
+    };
     if word::unseal(Owner { id: state.raw(), generation: 0 }, Field::Mount, number).is_some_and(|number| number != 0) {
         return Ok(true);
     }
     for index in 0..medium.len(region) / BLOCK_BYTES {
         let mut line = [0; LINE];
-        medium.read(At { region, offset: index * BLOCK_BYTES }, &mut line)?;
+        match medium.read(At { region, offset: index * BLOCK_BYTES }, &mut line) {
+            Err(Error::Io(_)) => continue,
+            read => read?,
+        }
         let owner = Ino::from_raw(get_u64(&line, 8)).filter(|_| line.get(4..8) == Some(b"HLOG"));
         if let Some(ino) = owner
             && page::decode_whole(&line, ino, get_u32(&line, 16), Block::new(region, index)).is_ok()

@@ -135,6 +135,8 @@ pub struct Gaps {
     /// Names with cookies below may have been removed.
     pub names_below: u64,
     /// File blocks, from and to, that no entry behind the last gap maps: in order.
+    old: Vec<(u64, u64)>,
+    /// Those of them that may have been written by what is lost.
     doubt: Vec<(u64, u64)>,
     /// The same before the last gap, and the end of the file then, if an entry that adds one extent
     /// behind that would explain all that is lost.
@@ -147,7 +149,13 @@ const END: u64 = MAX_SIZE / BLOCK_BYTES;
 impl Gaps {
     /// Whether any of these file blocks may be lost, or older than it should be.
     pub fn doubts(&self, file_block: u64, count: u64) -> bool {
-        self.doubt.iter().any(|(from, to)| *from < file_block.saturating_add(count) && file_block < *to)
+        overlaps(&self.doubt, file_block, count)
+    }
+
+    /// Whether an entry behind the last gap says where these file blocks are: what is lost may have
+    /// given up all others, also where it is guessed that they were not written.
+    pub fn has_sure(&self, file_block: u64, count: u64) -> bool {
+        !overlaps(&self.old, file_block, count)
     }
 
     /// What it doubts of so many bytes.
@@ -157,10 +165,19 @@ impl Gaps {
     }
 
     fn is_known(&mut self, file_block: u64, count: u64) {
-        let end = file_block.saturating_add(count);
-        let cut = |(from, to): (u64, u64)| [(from, to.min(file_block)), (from.max(end), to)];
-        self.doubt = self.doubt.drain(..).flat_map(cut).filter(|(from, to)| from < to).collect();
+        cut_out(&mut self.old, file_block, count);
+        cut_out(&mut self.doubt, file_block, count);
     }
+}
+
+fn overlaps(ranges: &[(u64, u64)], file_block: u64, count: u64) -> bool {
+    ranges.iter().any(|(from, to)| *from < file_block.saturating_add(count) && file_block < *to)
+}
+
+fn cut_out(ranges: &mut Vec<(u64, u64)>, file_block: u64, count: u64) {
+    let end = file_block.saturating_add(count);
+    let cut = |(from, to): (u64, u64)| [(from, to.min(file_block)), (from.max(end), to)];
+    *ranges = ranges.drain(..).flat_map(cut).filter(|(from, to)| from < to).collect();
 }
 
 /// How much a new log has of an inode that is in use.
@@ -209,12 +226,14 @@ impl State {
         let gaps = self.gaps.get_or_insert_default();
         gaps.slots += slots;
         gaps.names_below = names;
+        gaps.old = vec![(0, END)];
         let doubt = std::mem::replace(&mut gaps.doubt, vec![(0, END)]);
         gaps.before = (slots == 1).then_some((doubt, end));
     }
 
     /// Takes in an entry behind a gap: what contradicts those before it comes from what is lost.
-    pub fn apply_past(&mut self, entry: &Entry<'_>, time: i64, freed: &mut Freed) {
+    /// `kind` is what other entries say, as far as they do.
+    pub fn apply_past(&mut self, entry: &Entry<'_>, time: i64, kind: Option<Kind>, freed: &mut Freed) {
         let Some(gaps) = &mut self.gaps else {
             // Those before a gap cannot contradict each other.
             if self.apply(entry, time, freed).is_err() {
@@ -237,9 +256,9 @@ impl State {
             Entry::Size(size) => gaps.is_known(size.div_ceil(BLOCK_BYTES), END),
             _ => {}
         }
-        let guess = match entry {
-            Entry::Link { .. } | Entry::Unlink { .. } => Kind::Directory.mode_bits() | 0o700,
-            _ => Kind::File.mode_bits() | 0o600,
+        let guess = match kind.unwrap_or(Kind::File) {
+            Kind::Directory => Kind::Directory.mode_bits() | 0o700,
+            kind => kind.mode_bits() | 0o600,
         };
         let is = Kind::of_mode(self.attributes.mode);
         match entry {
@@ -268,6 +287,22 @@ impl State {
         }
         // What is left are values that cannot be, names and attributes that are gone already.
         let _ = self.apply(entry, time, freed);
+        match entry {
+            Entry::Extent(_, Some(size)) | Entry::Hole { size, .. } | Entry::Size(size) => self.ends_at(*size, freed),
+            // Nothing is moved that was never written.
+            Entry::Extent(run, None) if !run.unwritten => self.size = self.size.max(run.end() * BLOCK_BYTES),
+            _ => {}
+        }
+    }
+
+    /// Behind a gap: what is beyond the size that an entry says was cut off by what is lost.
+    fn ends_at(&mut self, size: u64, freed: &mut Freed) {
+        let first = size.div_ceil(BLOCK_BYTES);
+        let beyond: Vec<_> = self.extents.range(first, END).filter(|run| !run.unwritten).collect();
+        beyond.iter().for_each(|run| self.extents.remove(run.file_block, run.count, freed));
+        if let Some(gaps) = &mut self.gaps {
+            cut_out(&mut gaps.doubt, first, END);
+        }
     }
 
     /// Takes in one log entry. Blocks that are no longer used go to `freed`. An error says why the

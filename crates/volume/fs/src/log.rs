@@ -193,6 +193,9 @@ pub fn replay(
         })?;
         let last = at.page == tail.page;
         let end = if last { tail.slot } else { SLOTS };
+        if last && end <= at.slot && !log.pages.is_empty() {
+            return Err(damage("no entry of its log ends at the tail"));
+        }
         let (sequence, flipped) = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
         log.flipped |= flipped;
         // Pages between may have been dropped, so the sequence may jump, but never back.

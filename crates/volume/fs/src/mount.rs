@@ -168,9 +168,9 @@ impl Volume {
         };
         let (journals, mut damage) = scan::journals(&store)?;
         damage.retain(|damage| !matches!(damage, Damage::Journal { block, .. } if missing.contains(&block.region())));
-        // Without a root, what it named has to be found.
-        let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
-        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
+        // What a root or a directory that is lost had named has to be found.
+        let has_all = missing.is_empty() && damage.is_empty() && scan::inode(&store, Ino::ROOT, true).is_ok();
+        let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_all) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
             None => recover(&store, &journals, damage, false)?,
         };

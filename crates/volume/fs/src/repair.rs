@@ -27,7 +27,7 @@ use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::mount::{self, Recovered};
 use crate::ops::names_to_change;
-use crate::scan::{self, BadName, Blocks, Inodes, Tree, Use};
+use crate::scan::{self, BadName, Blocks, Inodes, SHARED, Tree, Use};
 use crate::store::{Flushed, Store};
 use crate::volume::{Locked, Options, Volume};
 
@@ -56,6 +56,8 @@ pub struct Repaired {
 pub struct Losses {
     /// Files and directories that become empty: nothing of their logs can be read.
     pub emptied: Vec<Ino>,
+    /// Files and directories that become empty as another owns one of their blocks.
+    pub shared: Vec<Ino>,
     /// Files and directories that lose what lines of their logs said, and how many lines.
     pub lines: Vec<(Ino, usize)>,
     /// Names that stand for nothing.
@@ -66,7 +68,11 @@ pub struct Losses {
 
 impl Losses {
     fn is_none(&self) -> bool {
-        self.emptied.is_empty() && self.lines.is_empty() && self.names == 0 && self.blocks == 0
+        self.emptied.is_empty()
+            && self.shared.is_empty()
+            && self.lines.is_empty()
+            && self.names == 0
+            && self.blocks == 0
     }
 }
 
@@ -102,8 +108,14 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     }
     let (empty, gone) = sort_out(&tree);
     let slots = |ino: &Ino| inodes.get(ino)?.state.as_ref().ok()?.gaps.as_ref().map(|gaps| gaps.slots);
+    let shares = |ino: &Ino| {
+        let found = inodes.get(ino).and_then(|found| found.state.as_ref().err());
+        matches!(found, Some(Error::Damaged(Damage::Block { what: SHARED, .. })))
+    };
+    let (shared, emptied) = empty.keys().copied().partition(shares);
     let losses = Losses {
-        emptied: empty.keys().copied().collect(),
+        emptied,
+        shared,
         lines: tree.gapped.iter().map(|ino| (*ino, slots(ino).unwrap_or(0))).collect(),
         names: gone.len(),
         blocks: blocks.others.iter().map(|(_, _, count)| count).sum(),
@@ -197,7 +209,7 @@ fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks
         let mut losers: BTreeMap<Ino, Damage> = BTreeMap::new();
         for damage in &blocks.damage {
             match damage {
-                Damage::Block { what: "has a second owner", .. } => {}
+                Damage::Block { what: SHARED, .. } => {}
                 Damage::Block { ino, .. } | Damage::Inode { ino, .. } => {
                     losers.insert(*ino, damage.clone());
                 }
@@ -209,11 +221,15 @@ fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks
                 continue;
             }
             let known = |ino: Ino| inodes.get(&ino).and_then(|found| found.state.as_ref().ok());
-            // The one that loses: what has no name, what does not have its log there, the later
-            // one.
-            let weak = |ino: Ino| (tree.adopted.contains(&ino), known(ino).is_none_or(|k| !k.has_page(*block)), ino);
+            // The one that loses: what has lost entries, what has no name, what does not have its
+            // log there, the later one.
+            let weak = |ino: Ino| {
+                let known = known(ino);
+                let (gaps, page) = (known.map(|k| k.gaps.is_some()), known.map(|k| k.has_page(*block)));
+                (gaps, tree.adopted.contains(&ino), page != Some(true), ino)
+            };
             let loser = if weak(*one) > weak(*other) { *one } else { *other };
-            losers.insert(loser, Damage::Block { ino: loser, block: *block, what: "has a second owner" });
+            losers.insert(loser, Damage::Block { ino: loser, block: *block, what: SHARED });
         }
         if losers.is_empty() {
             return (tree, blocks);

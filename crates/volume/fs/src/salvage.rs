@@ -7,8 +7,14 @@
 //! an entry, with the next page, or, where the way there is lost, with the next page of this inode
 //! that leads to the tail. Whoever applies the entries is told of each [gap](Item::Gap).
 //!
+//! A line that the medium cannot read costs that line. Each page is tried once, and what a whole
+//! inode owns is no page of another.
+//!
 //! **Limits.** Without the inode's line nobody knows which of its pages are history. To find pages
-//! takes a look at each block of the volume, once.
+//! takes a look at each block of the volume and at each log, once.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
@@ -17,12 +23,11 @@ use crate::format::entry::Entry;
 use crate::format::page::{self, SLOTS, Seal};
 use crate::format::{BLOCK, Block, Ino, LINE, LogPos, get_u32, get_u64};
 use crate::log::Log;
+use crate::scan;
 use crate::store::Store;
 
 /// How far the sequence of a page whose header is lost may be from that of its neighbours.
 const NEAR: u32 = 64;
-/// Sequences that are tried for the only page of a log.
-const FIRST: u32 = 4096;
 
 /// What a damaged log has.
 #[derive(Debug)]
@@ -43,13 +48,14 @@ pub fn salvage(
 ) -> Result<Log> {
     let mut log = Log { flipped: true, ..Log::none(tail) };
     let (mut at, mut known) = (head, None);
+    let mut tried = BTreeSet::new();
     loop {
-        let is_new = store.superblock().is_data(at.page, 1) && !log.pages.contains(&at.page);
+        let is_new = store.superblock().is_data(at.page, 1) && tried.insert(at.page);
         let next = match read(store, at.page).filter(|_| is_new) {
             None => None,
             Some(page) => {
                 let end = if at.page == tail.page { tail.slot } else { SLOTS };
-                match sequence(store, page.as_slice(), whose, at, known) {
+                match sequence(store, page.as_slice(), whose, (at, end), known) {
                     Some(own) if known.is_none_or(|known| own > known) => {
                         entries(
                             page.as_slice(),
@@ -71,12 +77,12 @@ pub fn salvage(
             }
         };
         // A page that is none of this log is looked for again from the one before.
-        let next = next.filter(|next| leads_to(store, whose, *next, known, tail.page));
+        let next = next.filter(|next| !tried.contains(next) && leads_to(store, whose, *next, known, tail.page));
         let next = match next {
             Some(next) => next,
             None => {
                 take(Item::Gap(1));
-                let Some(next) = find(store, whose, known, tail.page)? else { return Ok(log) };
+                let Some(next) = find(store, whose, known, (tail.page, &tried))? else { return Ok(log) };
                 next
             }
         };
@@ -84,8 +90,12 @@ pub fn salvage(
     }
 }
 
+/// What of a page can be read.
 fn read(store: &Store, at: Block) -> Option<Box<[u8; BLOCK]>> {
-    store.read_block(at).ok()
+    match store.read_block(at) {
+        Err(Error::Io(_)) => scan::readable_lines(store, at).ok().map(|(page, _)| page),
+        page => page.ok(),
+    }
 }
 
 /// Whether a page is one of this inode, after that with the `known` sequence. The last one need not
@@ -99,7 +109,8 @@ fn leads_to(store: &Store, (ino, generation): (Ino, u32), at: Block, known: Opti
         Ok(own) => known.is_none_or(|known| own > known),
         Err(_) => {
             at == tail
-                || sequence(store, page.as_slice(), (ino, generation), LogPos { page: at, slot: 1 }, known).is_some()
+                || sequence(store, page.as_slice(), (ino, generation), (LogPos { page: at, slot: 1 }, SLOTS), known)
+                    .is_some()
         }
     }
 }
@@ -107,9 +118,15 @@ fn leads_to(store: &Store, (ino, generation): (Ino, u32), at: Block, known: Opti
 /// The pages of logs by inode: generation, sequence and place of each.
 pub type LogPages = FxHashMap<Ino, Vec<(u32, u32, Block)>>;
 
-/// Looks for them in each block of the volume.
+/// Looks for them in each block of the volume that no whole inode owns.
 fn all_pages(store: &Store) -> Result<LogPages> {
-    let mut pages = LogPages::default();
+    let (mut pages, owned) = (LogPages::default(), scan::owned(store)?);
+    let is_owned = |block: Block| {
+        let before = owned.partition_point(|(from, _)| *from <= block).checked_sub(1);
+        before
+            .and_then(|at| owned.get(at))
+            .is_some_and(|(from, count)| from.region() == block.region() && block.index() < from.index() + count)
+    };
     for region in (0..store.superblock().regions.len()).filter(|region| !store.is_missing(*region)) {
         let end = store.superblock().data_end(region);
         let from = store.superblock().data_from(region).unwrap_or(end);
@@ -120,7 +137,7 @@ fn all_pages(store: &Store) -> Result<LogPages> {
                 read => read?,
             }
             let (ino, generation) = (Ino::from_raw(get_u64(&header, 8)), get_u32(&header, 16));
-            if let Some(ino) = ino
+            if let Some(ino) = ino.filter(|_| !is_owned(block))
                 && let Ok(sequence) = page::decode_whole(&header, ino, generation, block)
             {
                 pages.entry(ino).or_default().push((generation, sequence, block));
@@ -131,13 +148,18 @@ fn all_pages(store: &Store) -> Result<LogPages> {
 }
 
 /// The first page after the `known` sequence from which pages lead to the tail.
-fn find(store: &Store, (ino, generation): (Ino, u32), known: Option<u32>, tail: Block) -> Result<Option<Block>> {
+fn find(
+    store: &Store,
+    (ino, generation): (Ino, u32),
+    known: Option<u32>,
+    (tail, tried): (Block, &BTreeSet<Block>),
+) -> Result<Option<Block>> {
     let pages = store.log_pages(|| all_pages(store))?;
     let own = pages
         .get(&ino)
         .into_iter()
         .flatten()
-        .filter(|(of, own, _)| *of == generation && known.is_none_or(|known| *own > known));
+        .filter(|(of, own, at)| *of == generation && known.is_none_or(|known| *own > known) && !tried.contains(at));
     let mut found: Vec<(u32, Block)> = own.map(|(_, own, block)| (*own, *block)).collect();
     found.sort_unstable();
     let ends_at_tail = |first: &(u32, Block)| {
@@ -159,25 +181,33 @@ fn find(store: &Store, (ino, generation): (Ino, u32), known: Option<u32>, tail: 
 }
 
 /// The sequence of a page; where its header is lost, the one near that of its neighbours with which
-/// an entry is whole.
-fn sequence(store: &Store, page: &[u8], whose: (Ino, u32), at: LogPos, known: Option<u32>) -> Option<u32> {
-    let (ino, generation) = whose;
+/// most entries of the log's part of it are whole. Behind a tail there may be some of an earlier
+/// life of the page.
+fn sequence(
+    store: &Store,
+    page: &[u8],
+    (ino, generation): (Ino, u32),
+    (at, end): (LogPos, usize),
+    known: Option<u32>,
+) -> Option<u32> {
     if let Ok(own) = page::decode(page, ino, generation, at.page) {
         return Some(own);
     }
-    let fits = |sequence: &u32| {
-        let seal = Seal { ino, generation, sequence: *sequence };
-        (1..SLOTS).any(|slot| Entry::decode(page, seal, slot).is_ok())
-    };
     let behind = || {
         let next = page::next(page, at.page, generation).ok().filter(|next| store.superblock().is_data(*next, 1))?;
         page::decode(read(store, next)?.as_slice(), ino, generation, next).ok()
     };
-    match (known, behind()) {
-        (Some(known), _) => (known.saturating_add(1)..=known.saturating_add(NEAR)).find(fits),
-        (None, Some(next)) => (next.saturating_sub(NEAR)..next).rev().find(fits),
-        (None, None) => (1..=FIRST).find(fits),
+    let range = match (known, behind()) {
+        (Some(known), _) => known.saturating_add(1)..=known.saturating_add(NEAR),
+        (None, Some(next)) => next.saturating_sub(NEAR)..=next.saturating_sub(1),
+        (None, None) => 0..=u32::MAX,
+    };
+    let mut fits: BTreeMap<u32, usize> = BTreeMap::new();
+    for slot in at.slot..end {
+        let own = Entry::sequence_of(page, (ino, generation), slot).filter(|own| range.contains(own));
+        own.into_iter().for_each(|own| *fits.entry(own).or_default() += 1);
     }
+    fits.into_iter().max_by_key(|(own, entries)| (*entries, Reverse(*own))).map(|(own, _)| own)
 }
 
 /// Hands over what a page has between two slots.

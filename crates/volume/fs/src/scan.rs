@@ -163,8 +163,9 @@ pub struct Known {
     pages: u32,
     /// Runs of `owned` that are allocated only.
     unwritten: Box<[u32]>,
-    /// Runs of `owned` that it may have given up, as entries of its log are lost.
-    weak: Box<[u32]>,
+    /// The runs of `owned` that hold data, if entries of its log are lost, so that it may have given
+    /// them up; and whether an entry behind those says that it has them.
+    weak: Box<[(u32, bool)]>,
     /// What is not known of it.
     pub gaps: Option<Box<Gaps>>,
     /// A bit of its log has flipped: nothing is lost.
@@ -184,17 +185,18 @@ impl Known {
         let pages = state.log.pages.iter().map(|page| (*page, 1));
         let runs = state.extents.iter().map(|run| (run.block, run.count as u32));
         let written_to = state.extents.iter().filter(|run| !run.unwritten).last().map_or(0, |run| run.end());
-        let doubts = |run: &Run| state.gaps.as_ref().is_some_and(|gaps| gaps.doubts(run.file_block, run.count));
-        let weak = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| doubts(run));
+        let sure = |run: &Run| state.gaps.as_ref().map(|gaps| gaps.has_sure(run.file_block, run.count));
+        let weak = state.extents.iter().zip(state.log.pages.len() as u32..);
+        let weak = weak.filter_map(|(run, at)| Some((at, sure(&run)?)));
         let unwritten = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| run.unwritten);
         Some(Self {
             kind: Kind::of_mode(state.attributes.mode)?,
             links: state.attributes.links,
-            beyond: written_to > state.size.div_ceil(BLOCK_BYTES),
+            beyond: state.gaps.is_none() && written_to > state.size.div_ceil(BLOCK_BYTES),
             owned: pages.chain(runs).collect(),
             pages: state.log.pages.len() as u32,
             unwritten: unwritten.map(|(_, at)| at).collect(),
-            weak: weak.map(|(_, at)| at).collect(),
+            weak: weak.collect(),
             flipped: state.log.flipped && state.gaps.is_none(),
             gaps: state.gaps.clone(),
             dir: state.dir.map(Box::new),
@@ -345,7 +347,7 @@ fn read_table(
 
 /// What of a block of an inode table can be read, and a bit for each line that cannot; such a line
 /// fails its checks.
-fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {
+pub(crate) fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {
     let (mut block, mut unreadable) = (Box::new([0; BLOCK]), 0);
     for (i, line) in block.chunks_exact_mut(LINE).enumerate() {
         match store.read(at, (i * LINE) as u64, line) {
@@ -369,6 +371,24 @@ pub fn inode(store: &Store, ino: Ino, past: bool) -> Result<(u32, State)> {
     }
 }
 
+/// What inodes own of which the whole log can be read, in order: first blocks and counts.
+pub(crate) fn owned(store: &Store) -> Result<Vec<(Block, u64)>> {
+    let tables = store.superblock().regions.iter().enumerate().filter(|(region, _)| !store.is_missing(*region));
+    let mut owned = Vec::new();
+    for ino in tables.flat_map(|(region, layout)| (1..layout.inodes).map(move |slot| Ino::new(region, slot as u32))) {
+        match inode(store, ino, false) {
+            Ok((_, state)) => {
+                owned.extend(state.log.pages.iter().map(|page| (*page, 1)));
+                owned.extend(state.extents.iter().map(|run| (run.block, run.count)));
+            }
+            Err(Error::Damaged(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    owned.sort_unstable();
+    Ok(owned)
+}
+
 /// What a log says. `past`: also what stands behind entries that cannot be read.
 fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bool) -> Result<State> {
     let is_here =
@@ -384,10 +404,16 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bo
     let log = match strict {
         Err(Error::Damaged(damage)) if past => {
             state = State::new(Log::none(tail));
+            let mut kind = None;
+            salvage(store, whose, head, tail, &mut |item| match item {
+                Item::Entry(Entry::Attributes(attributes, _), _) => kind = Kind::of_mode(attributes.mode),
+                Item::Entry(Entry::Link { .. } | Entry::Unlink { .. }, _) => kind = kind.or(Some(Kind::Directory)),
+                _ => {}
+            })?;
             let log = salvage(store, whose, head, tail, &mut |item| match item {
                 Item::Gap(slots) => state.gap(slots),
                 Item::Entry(entry, _) if !is_here(entry) => state.gap(entry.slots()),
-                Item::Entry(entry, time) => state.apply_past(entry, time, &mut Vec::new()),
+                Item::Entry(entry, time) => state.apply_past(entry, time, kind, &mut Vec::new()),
             })?;
             if Kind::of_mode(state.attributes.mode).is_none() {
                 return Err(damage.into());
@@ -460,6 +486,9 @@ pub const ELSEWHERE: &str = "stands for something in a region that is missing";
 
 /// What is wrong with a name that says what its inode does not say.
 pub const OTHER_KIND: &str = "stands for an inode of another kind";
+
+/// What is wrong with a block of two inodes.
+pub const SHARED: &str = "has a second owner";
 
 /// What is wrong with a file that something damaged may name, too: it can be used.
 pub const FEWER_NAMES: &str = "it has fewer names than it says";
@@ -683,8 +712,9 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
     for (ino, found) in found.iter().filter(|(ino, _)| orphans.binary_search(ino).is_err()) {
         let Ok(state) = &found.state else { continue };
         for (at, (block, count)) in state.owned.iter().map(|(block, count)| (*block, u64::from(*count))).enumerate() {
-            if state.weak.binary_search(&(at as u32)).is_ok() {
-                weak.push((*ino, block, count));
+            let is_weak = state.weak.binary_search_by_key(&(at as u32), |(at, _)| *at);
+            if let Some((_, sure)) = is_weak.ok().and_then(|at| state.weak.get(at)) {
+                weak.push((!sure, *ino, block, count));
                 continue;
             }
             match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
@@ -703,8 +733,8 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         let all = superblock.data_end(region);
         for (start, count, ino) in used {
             if start < end {
-                let (block, what) = (Block::new(region, start), "has a second owner");
-                out.damage.extend([owner, ino].map(|ino| Damage::Block { ino, block, what }));
+                let block = Block::new(region, start);
+                out.damage.extend([owner, ino].map(|ino| Damage::Block { ino, block, what: SHARED }));
                 out.twice.push((block, owner, ino));
             } else if start > end {
                 runs.push((end, start - end));
@@ -718,7 +748,9 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         }
         out.free.push(runs);
     }
-    for (ino, block, count) in weak {
+    // Of two of them the one that is sure has it.
+    weak.sort_unstable();
+    for (_, ino, block, count) in weak {
         let Some(free) = out.free.get_mut(block.region()) else { continue };
         take(free, block.index(), count, |index, count| {
             out.others.push((ino, Block::new(block.region(), index), count))

@@ -2,9 +2,9 @@
 //! moving it, works on a mount, too.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{File, Metadata};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use ::fs::medium::Mapped;
@@ -150,7 +150,8 @@ fn put(global: &Global, args: &PutArgs) -> Result<Exit, Failure> {
 }
 
 /// Copies a file; `go_on` is told how many bytes were copied since it was asked last. Until it is
-/// complete the copy has no name, so a crash leaves nothing.
+/// complete the copy has no name, so a crash leaves the old file or the new one. Where it replaces
+/// one, a crash right before that can leave the copy as `.homenode-put.N` beside it.
 fn put_in(volume: &Volume, args: &PutArgs, from: &mut File, go_on: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let fail = |e| failure(args.path.as_str(), e);
     let (dir, name) = place(volume, &args.path)?;
@@ -231,8 +232,10 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
         let lost = copy_out(global, args, volume, (ino, stat.size), &mut io::stdout().lock())?;
         return Ok(tell_lost(args, &lost));
     }
-    // What is no file, such as a pipe, takes the bytes as they come.
-    if std::fs::metadata(&args.local).is_ok_and(|there| !there.is_file()) {
+    // What is no file, such as a pipe, takes the bytes as they come; so does a link to nothing,
+    // which stays.
+    let there = std::fs::metadata(&args.local);
+    if there.as_ref().map_or_else(|_| args.local.is_symlink(), |there| !there.is_file()) {
         let mut to = File::create(&args.local).map_err(|e| Failure::io("create", &args.local, &e))?;
         let lost = copy_out(global, args, volume, (ino, stat.size), &mut to)?;
         return Ok(tell_lost(args, &lost));
@@ -245,12 +248,27 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     let new = tempfile::Builder::new().prefix(".homenode-get").permissions(mode).tempfile_in(dir);
     let mut to = new.map_err(create)?;
     let lost = copy_out(global, args, volume, (ino, stat.size), to.as_file_mut())?;
-    if let Ok(there) = std::fs::metadata(&target) {
-        let kept = to.as_file().set_permissions(there.permissions());
-        kept.map_err(|e| Failure::io("set the mode of", &args.local, &e))?;
+    if let Ok(there) = there
+        && !is_replaced(&target, &there, to.as_file())
+    {
+        let file = File::options().write(true).truncate(true).open(&target);
+        let mut file = file.map_err(|e| Failure::io("open", &args.local, &e))?;
+        let copied = to.rewind().and_then(|()| io::copy(to.as_file_mut(), &mut file));
+        copied.map_err(|e| Failure::io("write", &args.local, &e))?;
+        return Ok(tell_lost(args, &lost));
     }
     to.persist(&target).map_err(|e| Failure::io("create", &args.local, &e.error))?;
     Ok(tell_lost(args, &lost))
+}
+
+/// Makes a new file one that can take the place of another, so that nobody sees half of it: with the
+/// same owner and mode. One that has other names, or an ACL, or that may not be given its owner, is
+/// not replaced.
+fn is_replaced(path: &Path, there: &Metadata, new: &File) -> bool {
+    let acl = rustix::fs::getxattr(path, c"system.posix_acl_access", &mut [0_u8; 0]).is_ok();
+    let owned = || std::os::unix::fs::fchown(new, Some(there.uid()), Some(there.gid()));
+    // A change of the owner takes bits of the mode away.
+    there.nlink() == 1 && !acl && owned().and_then(|()| new.set_permissions(there.permissions())).is_ok()
 }
 
 /// Copies a file out. Returns the ranges that are lost or may be older than they should be: with

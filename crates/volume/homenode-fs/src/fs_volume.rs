@@ -330,10 +330,12 @@ fn told(losses: &Losses) -> Vec<String> {
         format!("inode {ino}: what {lines} of its log said, a name or some blocks each; the rest stays")
     });
     let emptied = losses.emptied.iter().map(|ino| format!("inode {ino}: all of it, as nothing of its log can be read"));
+    let shared =
+        losses.shared.iter().map(|ino| format!("inode {ino}: all of it, as another one has a block of it, too"));
     let names = (losses.names > 0).then(|| format!("{} that lead to nothing", count(losses.names, "name")));
     let blocks =
         (losses.blocks > 0).then(|| format!("{} that other files have by now", count(losses.blocks as usize, "block")));
-    lines.chain(emptied).chain(names).chain(blocks).collect()
+    lines.chain(emptied).chain(shared).chain(names).chain(blocks).collect()
 }
 
 /// The regions of a volume.

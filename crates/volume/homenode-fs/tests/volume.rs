@@ -196,6 +196,39 @@ fn put_leaves_the_old_file_when_there_is_no_room_for_the_new_one() {
     assert_eq!(code(&["fsck", &volume]), 0);
 }
 
+/// Another name kept the old content, a file went to the user who ran it, and a link that led to
+/// nothing became a file.
+#[test]
+fn getting_a_file_keeps_owner_names_and_links_of_the_local_one() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let volume = small_volume(dir.path());
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("new"), "new").unwrap();
+    stdout(&["fs", "put", &volume, &path("new"), "/f"]);
+    for name in ["one", "linked", "owned"] {
+        fs::write(path(name), "longer than it").unwrap();
+    }
+    fs::hard_link(path("one"), path("two")).unwrap();
+    std::os::unix::fs::symlink("linked", path("link")).unwrap();
+    std::os::unix::fs::symlink("nothing", path("dangling")).unwrap();
+    let owner = if std::os::unix::fs::chown(path("owned"), Some(1234), Some(1234)).is_ok() { 1234 } else { 0 };
+    for name in ["one", "link", "owned", "dangling"] {
+        stdout(&["fs", "get", &volume, "/f", &path(name)]);
+        assert_eq!(fs::read_to_string(path(name)).unwrap(), "new", "{name}");
+    }
+    for name in ["two", "linked", "nothing"] {
+        assert_eq!(fs::read_to_string(path(name)).unwrap(), "new", "{name}");
+    }
+    assert!(fs::symlink_metadata(path("link")).unwrap().is_symlink());
+    assert!(fs::symlink_metadata(path("dangling")).unwrap().is_symlink());
+    if owner != 0 {
+        assert_eq!(fs::metadata(path("owned")).unwrap().uid(), owner);
+    } else {
+        println!("skipped: only root gives a file to another user");
+    }
+}
+
 fn json_of(output: &std::process::Output, code: i32) -> serde_json::Value {
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     serde_json::from_slice(&output.stdout).unwrap()

@@ -262,6 +262,29 @@ impl<'a> Entry<'a> {
         Ok((entry, slots, time))
     }
 
+    /// The sequence of the page with which the entry in slot `slot` is whole. A checksum is linear,
+    /// so there is one for any bytes: what no entry looks like is none.
+    pub fn sequence_of(page: &[u8], (ino, generation): (Ino, u32), slot: usize) -> Option<u32> {
+        let at = slot * LINE;
+        let bytes = page.get(at..at + usize::from(*page.get(at + 6)?) * LINE).filter(|bytes| !bytes.is_empty())?;
+        let seal = |sequence| Seal { ino, generation, sequence };
+        let none = checksum(seal(0), slot, bytes);
+        // What each bit of it changes of the checksum.
+        let bits = (0..u32::BITS).map(|bit| (checksum(seal(1 << bit), slot, bytes) ^ none, 1 << bit));
+        let mut bits: Vec<(u32, u32)> = bits.collect();
+        let (mut rest, mut sequence) = (get_u32(bytes, 0) ^ none, 0);
+        for bit in 0..u32::BITS {
+            let has = |sum: u32| sum >> bit & 1 == 1;
+            let (sum, own) = bits.swap_remove(bits.iter().position(|(sum, _)| has(*sum))?);
+            bits.iter_mut().filter(|(other, _)| has(*other)).for_each(|other| *other = (other.0 ^ sum, other.1 ^ own));
+            if has(rest) {
+                (rest, sequence) = (rest ^ sum, sequence ^ own);
+            }
+        }
+        let (entry, _, time) = Entry::decode(page, seal(sequence), slot).ok()?;
+        (entry.encode(seal(sequence), slot, time).as_slice() == bytes).then_some(sequence)
+    }
+
     /// The bytes of the entry in slot `slot`, of which one bit has flipped, as they were. `None`:
     /// the damage is another.
     pub fn mended(page: &[u8], seal: Seal, slot: usize) -> Option<Vec<u8>> {
@@ -424,6 +447,7 @@ mod tests {
             page.extend(entry.encode(SEAL, 1, 1_000));
             assert_eq!(Entry::decode(&page, SEAL, 1), Ok((entry, entry.slots(), 1_000)));
             assert!(Entry::decode(&page, Seal { sequence: 4, ..SEAL }, 1).is_err());
+            assert_eq!(Entry::sequence_of(&page, (SEAL.ino, SEAL.generation), 1), Some(SEAL.sequence));
             for at in LINE..page.len() {
                 page[at] ^= 1;
                 assert!(Entry::decode(&page, SEAL, 1).is_err(), "{entry:?}: byte {at}");

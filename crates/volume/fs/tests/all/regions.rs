@@ -338,3 +338,38 @@ fn a_missing_region_costs_what_is_on_it() {
         assert!([libc::EIO, libc::EUCLEAN, libc::ENOENT].contains(&errno), "{errno}");
     }
 }
+
+/// After a clean unmount what only a directory on the missing region had named had no name.
+#[test]
+fn what_a_directory_on_a_missing_region_named_can_be_seen() {
+    for clean in [true, false] {
+        let place = tempfile::tempdir_in("/dev/shm").unwrap();
+        let paths: Vec<_> = (0..3).map(|i| place.path().join(format!("r{i}"))).collect();
+        let files = paths.iter().map(|path| {
+            let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len(4 << 20).unwrap();
+            fs::medium::RegionFile { file, bind: None }
+        });
+        let mapped = fs::medium::Mapped::new(&files.collect::<Vec<_>>()).unwrap();
+        let names = paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect();
+        fs::mkfs(Box::new(mapped), &Layout { nodes: vec![Some(0), Some(1), Some(2)], names, ..layout() }).unwrap();
+        let volume = Volume::mount(Box::new(fs::open_files(&paths).unwrap()), options(1)).unwrap();
+        let made = |node, dir, name: &[u8], mode| {
+            fs::on_node(node, || volume.create(dir, name, NewFile { mode, ..NewFile::default() }).unwrap().ino)
+        };
+        let dir = made(1, Ino::ROOT, b"dir", libc::S_IFDIR | 0o755);
+        let file = made(0, dir, b"file", 0o644);
+        assert_eq!((dir.region(), file.region()), (1, 0));
+        if clean {
+            volume.unmount().unwrap();
+        } else {
+            drop(volume);
+        }
+        std::fs::rename(&paths[1], place.path().join("gone")).unwrap();
+        let volume =
+            Volume::look(Box::new(fs::open_files_to_look(&[paths[0].clone(), paths[2].clone()]).unwrap()), options(1))
+                .unwrap();
+        let found = volume.resolve(format!("#{file}").as_bytes());
+        assert_eq!(found.unwrap(), file, "unmounted: {clean}");
+    }
+}

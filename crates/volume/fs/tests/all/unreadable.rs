@@ -1,5 +1,6 @@
 //! Lines of a volume that cannot be read: each harms what lies in it, and nobody else.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fs::format::journal::{RECORDS, Record, commit_word, encode};
@@ -40,7 +41,9 @@ impl Holed {
 
     fn medium(&self) -> Watched<Ram> {
         let bad = Arc::clone(&self.bad);
+        let accesses = AtomicU64::new(0);
         let check = move |access: Access| {
+            assert!(accesses.fetch_add(1, Ordering::Relaxed) < 1_000_000, "somebody reads for ever");
             let (at, len) = match access {
                 Access::Read(at, len) | Access::Write(at, len) => (at, len),
                 Access::Load(at) => (at, 8),
@@ -257,4 +260,64 @@ fn a_check_goes_past_a_superblock_and_data_that_cannot_be_read() {
     assert_eq!(check().damage.len(), 3);
     fs::fsck::repair(Arc::new(holed.medium())).unwrap();
     assert_eq!(check().damage, all);
+}
+
+/// The page of a log of which the header can be read and another line cannot was found again and
+/// again: a look, a check and a repair never ended.
+#[test]
+fn a_log_with_a_line_that_cannot_be_read_is_read_once() {
+    let entries = |log: &[u8]| log.chunks(64).skip(1).take_while(|line| line.iter().any(|byte| *byte != 0)).count();
+    for (blocks, tail_page) in [(3, false), (80, false), (80, true)] {
+        for lost in [1, 2] {
+            let holed = Holed::new();
+            let volume = holed.mount().unwrap();
+            let file = create(&volume, "file").unwrap();
+            for block in 0..blocks {
+                volume.append(file, &[1 + block; 4096]).unwrap();
+            }
+            drop(volume);
+            let (mut pages, owner) = (Vec::new(), file.raw().to_le_bytes());
+            for (region, bytes) in holed.ram.image().iter().enumerate() {
+                let own = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == owner;
+                let found = bytes.chunks(4096).enumerate().filter(|(_, block)| own(block));
+                pages.extend(found.map(|(at, block)| (block[20], region, at as u64, entries(block))));
+            }
+            pages.sort_unstable();
+            assert_eq!(pages.len(), if blocks > 60 { 2 } else { 1 });
+            let page = if tail_page { pages[1] } else { pages[0] };
+            assert!(page.3 > lost);
+            holed.fail(page.1, page.2 * 4096 + 64 * lost as u64);
+            let what = format!("{blocks} blocks, the second page: {tail_page}, slot {lost}");
+            let has = |volume: &Volume, medium: &str| {
+                volume.take_doubtful();
+                let stat = volume.stat(volume.lookup(Ino::ROOT, b"file").unwrap().ino).unwrap();
+                assert_eq!(stat.size, 4096 * u64::from(blocks), "{what}: {medium}");
+            };
+            has(&Volume::look(Box::new(holed.medium()), options(1)).unwrap(), "a look");
+            let found = fs::fsck::check(Box::new(holed.medium())).unwrap().damage;
+            assert_eq!(found.len(), 1, "{what}: {found:?}");
+            let done = fs::fsck::repair(Arc::new(holed.medium())).unwrap();
+            assert_eq!((done.kept, done.emptied), (1, 0), "{what}");
+            has(&holed.mount().unwrap(), "after a repair");
+        }
+    }
+}
+
+/// One bad line of a region without superblocks was an error of the whole look.
+#[test]
+fn a_bad_line_does_not_hide_which_region_it_is() {
+    let holed = Holed::new();
+    let volume = holed.mount().unwrap();
+    let kept = create(&volume, "kept").unwrap();
+    fs::on_node(1, || create(&volume, "other").unwrap());
+    drop(volume);
+    for copy in fs::format::superblock::copies(400) {
+        holed.ram.write(At { region: 1, offset: copy * 4096 }, &[0; 4096]).unwrap();
+    }
+    // Pages of logs say it.
+    holed.ram.write(At { region: 1, offset: 2 * 4096 + 64 }, &[0xa5; 8]).unwrap();
+    holed.fail(1, 3 * 4096);
+    fs::fsck::repair(Arc::new(holed.medium())).unwrap();
+    let volume = Volume::look(Box::new(holed.medium()), options(1)).unwrap();
+    assert_eq!(volume.lookup(Ino::ROOT, b"kept").unwrap().ino, kept);
 }
