@@ -261,9 +261,9 @@ fn get(global: &Global, args: &GetArgs, volume: &Volume) -> Result<Exit, Failure
     Ok(tell_lost(args, &lost))
 }
 
-/// Makes a new file one that can take the place of another, so that nobody sees half of it: with the
-/// same owner and mode. One that has other names, or an ACL, or that may not be given its owner, is
-/// not replaced.
+/// Makes a new file one that can take the place of another, so that nobody sees half of it: with
+/// the same owner and mode. One that has other names, or an ACL, or that may not be given its
+/// owner, is not replaced.
 fn is_replaced(path: &Path, there: &Metadata, new: &File) -> bool {
     let acl = rustix::fs::getxattr(path, c"system.posix_acl_access", &mut [0_u8; 0]).is_ok();
     let owned = || std::os::unix::fs::fchown(new, Some(there.uid()), Some(there.gid()));
