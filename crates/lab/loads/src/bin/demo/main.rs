@@ -66,9 +66,9 @@ struct Args {
     /// Acts to show, by name [default: all]
     #[arg(long, value_delimiter = ',', value_parser = ACTS)]
     acts: Vec<String>,
-    /// Show the one act in this process, without a limit
-    #[arg(long, hide = true)]
-    one: bool,
+    /// Show this act in this process, without a limit, whatever `--acts` says
+    #[arg(long, hide = true, value_parser = ACTS)]
+    one: Option<String>,
 }
 
 /// The acts, in order, by name.
@@ -97,11 +97,11 @@ fn main() -> ExitCode {
 fn run_with(args: &Args) -> Result<()> {
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let path = args.out.join("summary.json");
-    let wanted: Vec<&str> =
-        ACTS.into_iter().filter(|name| args.acts.is_empty() || args.acts.iter().any(|act| act == name)).collect();
-    if let ([name], true) = (&*wanted, args.one) {
+    if let Some(name) = &args.one {
         return show(args, name, &path);
     }
+    let wanted: Vec<&str> =
+        ACTS.into_iter().filter(|name| args.acts.is_empty() || args.acts.iter().any(|act| act == name)).collect();
     let limit = limit(args)?;
     let mut failed = Vec::new();
     for name in &wanted {
@@ -147,7 +147,7 @@ fn in_a_process(args: &Args, name: &str, limit: Duration) -> Result<()> {
     let own = std::env::args_os().collect::<Vec<_>>();
     let (program, options) = own.split_first().context("no name of this program")?;
     let mut command = Command::new(program);
-    command.args(options).args(["--one", "--acts", name]).process_group(0);
+    command.args(options).args(["--one", name]).process_group(0);
     let mut child = command.spawn().context("the act could not be started")?;
     let began = Instant::now();
     loop {
