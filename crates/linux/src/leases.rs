@@ -98,7 +98,7 @@ fn known() -> Arc<Leases> {
 
 /// A file server that runs here.
 fn server(proc_root: &Path) -> Option<String> {
-    // Of root's, as each of them is: anybody can call a process of his own so.
+    // These servers all run as root; any user can give a process of his own such a name.
     let roots =
         |status: &str| status.lines().any(|line| line.strip_prefix("Uid:\t").is_some_and(|of| of.starts_with("0\t")));
     let comm = |entry: std::fs::DirEntry| {
@@ -153,7 +153,7 @@ mod tests {
         };
         let process = |pid: &str, comm: &str| owned(pid, comm, 0);
         process("1", "init\n");
-        // Who calls his own process so would keep the daemon from every file.
+        // With this name alone, any user would keep the daemon from every file.
         owned("2", "smbd\n", 1000);
         std::fs::write(proc_root.path().join("locks"), "").unwrap();
         assert_eq!(server(proc_root.path()), None);

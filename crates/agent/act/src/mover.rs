@@ -153,13 +153,13 @@ impl Mover {
         &mut self.threads
     }
 
-    /// These are about to be undone. Who still has our value is asked who he is, all at once:
-    /// asked one after the other, those that do not answer would take the time of the rest.
+    /// These are about to be undone. Asks for the identity of all threads that still have our value
+    /// at once: asked one after the other, the silent ones would take the time of the rest.
     pub fn meet(&mut self, undos: &[Undo]) {
         let holds = |undo: &Undo| {
             let (key, masks) = (key_of(undo)?, undo.masks.as_ref()?);
             let mask = mask_of(key.tid).ok()?;
-            // Who cannot be judged is asked, too.
+            // A thread that cannot be judged is asked about, too.
             self.has_ours(key.tid, &mask, &masks.ours).unwrap_or(true).then_some(key.tid)
         };
         self.met = self.threads.pin_all(undos.iter().filter_map(holds).collect());
@@ -318,7 +318,7 @@ impl Mover {
             return Err(not_a_thread());
         };
         let tid = key.tid;
-        // Who has another value need not be asked who he is, and may not answer.
+        // A thread with another value needs no identity, and its process may not answer.
         let met = self.met.remove(&tid);
         match mask_of(tid) {
             Ok(mask) if !self.has_ours(tid, &mask, ours)? => {
@@ -332,7 +332,7 @@ impl Mover {
             _ => {}
         }
         let who = match met {
-            // Found a while ago, he may be another by now.
+            // The id may have passed to another thread since.
             Some(Ok(Some(who))) if who.1.id == key => Ok(who),
             Some(Err(error)) if error.kind() == io::ErrorKind::TimedOut => Err(unreadable(tid, error)),
             _ => self.pin(tid),

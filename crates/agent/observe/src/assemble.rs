@@ -145,7 +145,7 @@ pub(super) fn assemble(
             let Some((first, _)) = file.first() else { continue };
             let id = first.file();
             let mut used = add_bytes(&mut thread, file);
-            // Who only hands a file on is no reader of it.
+            // A thread that only hands a file on does not read it.
             if id == NO_FILE || !file.iter().any(|(_, usage)| usage.touched()) {
                 continue;
             }

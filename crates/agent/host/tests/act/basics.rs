@@ -145,7 +145,7 @@ pub fn gone() -> Tried {
     let undo = undos[0].clone();
     let Subject::Thread { tid, start } = undo.subject else { panic!() };
     let other = Undo { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..undo.clone() };
-    // Who does not have our value is not asked who he is.
+    // A thread without our value is not asked for its identity.
     assert_eq!(plane.undo(&other).unwrap(), Undone::ChangedByOthers);
     let ours = undo.masks.clone().unwrap().ours;
     affinity::set(tid, &ours).unwrap();
