@@ -11,7 +11,7 @@
 //! has returned, so each subject keeps one thread at most. The more subjects are silent about the
 //! same, the less time the next one gets. Silence about memory or descriptors takes nothing from
 //! questions for `stat`. Undo needs those of many at once: [`ask_all`] gives all of them one common
-//! end, so that who is silent takes no time from the others.
+//! end, so that who is silent takes no time from the others; it comes later while answers come.
 //!
 //! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the
 //! late answer came. A thread left behind ends with its wait, or with homenode: the waits are
@@ -50,6 +50,10 @@ const MOST_SILENT_STAT: usize = 512;
 
 /// The common end of [`ask_all`]: homenode must end within 2 s of a signal.
 const END: Duration = Duration::from_secs(1);
+
+/// The same while answers come, each within [`PATIENCE`] of the one before: the machine is slow, and
+/// who gets no answer stays bound.
+const END_WHILE_ANSWERED: Duration = Duration::from_secs(10);
 
 /// When none of those asked at once has answered for so long, twice as many threads ask.
 const MORE_AFTER: Duration = Duration::from_millis(5);
@@ -167,17 +171,18 @@ pub fn ask_all<T: Send + 'static>(
         let silent = silent();
         answers.len() - silent.iter().filter(|subject| subject.1 == what && answers.contains_key(&subject.0)).count()
     };
-    let end = Instant::now() + END;
+    let over = Arc::new(AtomicBool::new(false));
     // Each once.
     let ids: Vec<u32> = answers.keys().copied().collect();
     let (asked, question) = (Arc::new(Mutex::new(ids.into_iter())), Arc::new(question));
     let (tell, told) = channel();
     let start = || {
-        let (asked, question, tell) = (Arc::clone(&asked), Arc::clone(&question), tell.clone());
+        let (asked, question, tell, over) =
+            (Arc::clone(&asked), Arc::clone(&question), tell.clone(), Arc::clone(&over));
         let thread = std::thread::Builder::new().name("homenode-ask".into()).stack_size(128 << 10);
         let started = thread.spawn(move || {
             ANSWERS.set(true);
-            while Instant::now() < end {
+            while !over.load(Ordering::Relaxed) {
                 let Some(id) = asked.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
                 {
                     let mut silent = silent();
@@ -198,8 +203,9 @@ pub fn ask_all<T: Send + 'static>(
         started.is_ok()
     };
     let (mut threads, mut more) = (0, 4);
-    let mut heard = Instant::now();
-    while left > 0 && Instant::now() < end {
+    let begun = Instant::now();
+    let mut heard = begun;
+    while left > 0 && begun.elapsed() < if heard.elapsed() < PATIENCE { END_WHILE_ANSWERED } else { END } {
         let waiting = asked.lock().unwrap_or_else(PoisonError::into_inner).len();
         for _ in 0..std::mem::take(&mut more).min(waiting).min(MOST_ASKED.saturating_sub(threads)) {
             threads += usize::from(start());
@@ -218,6 +224,7 @@ pub fn ask_all<T: Send + 'static>(
             Err(_) => more = threads.max(4),
         }
     }
+    over.store(true, Ordering::Relaxed);
     answers
 }
 

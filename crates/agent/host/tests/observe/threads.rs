@@ -149,8 +149,21 @@ pub fn many(wanted: &str) -> std::io::Result<()> {
     std::io::stdin().read_to_end(&mut Vec::new()).map(drop)
 }
 
+/// How many threads more this control group may have, where it has a limit (of version 1 or 2).
+fn threads_left() -> Option<u64> {
+    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let number = |file: std::path::PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    own.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let root = if controllers == "pids" { "/sys/fs/cgroup/pids" } else { "/sys/fs/cgroup" };
+        let group = std::path::Path::new(root).join(path.trim_start_matches('/'));
+        Some(number(group.join("pids.max"))?.saturating_sub(number(group.join("pids.current"))?))
+    })
+}
+
 /// One pass lists more threads than the kernel's buffer holds, each once. As many as the machine
-/// allows: the others on it need ids, too, and each takes some 50 KiB.
+/// allows: the others on it, and in this control group, need ids, too, and each takes some 50 KiB.
 fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
     use std::io::{BufRead, BufReader};
     const WANTED: u64 = 65_000;
@@ -166,6 +179,8 @@ fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
     let free: u64 = free.ok_or("no MemAvailable")?.parse()?;
     let ids = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
     let mut left = WANTED.min(ids.saturating_sub(ids / 4 + 2_000)).min(free / 100);
+    // Other tests run in this group, and end where a fork fails.
+    left = left.min(threads_left().map_or(WANTED, |left| left / 2));
     let mut observer = open(&settings(false, hooks))?;
     let mut programs = Vec::new();
     let mut started = 0;
