@@ -32,7 +32,6 @@ mod subject;
 pub mod testing;
 mod validate;
 mod why;
-mod words;
 
 pub use outcome::{Outcome, OutcomeState};
 pub use pace::Pace;

@@ -16,8 +16,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 use topology::NodeId;
 
-use crate::words::{push_bytes, push_number, push_percent};
-
 /// One sentence with the figures; serialised as a string.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(from = "String")]
@@ -62,43 +60,42 @@ impl Why {
     }
 }
 
-impl Fact {
-    fn push(self, text: &mut String) {
-        match self {
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
             Self::ReadOf { bytes, total, node } => {
-                push_bytes(text, bytes);
-                text.push_str(" of ");
-                push_bytes(text, total);
-                text.push_str(" read from node ");
-                push_number(text, node.0.into());
+                write!(f, "{} of {} read from node {node}", Bytes(bytes), Bytes(total))
             }
             Self::ReadNear { bytes, total, node, near } => {
-                Self::ReadOf { bytes, total, node }.push(text);
-                text.push_str(", which has no CPUs; node ");
-                push_number(text, near.0.into());
-                text.push_str(" is the nearest");
+                let read = Self::ReadOf { bytes, total, node };
+                write!(f, "{read}, which has no CPUs; node {near} is the nearest")
             }
-            Self::Read { bytes, node } => {
-                push_bytes(text, bytes);
-                text.push_str(" read from node ");
-                push_number(text, node.0.into());
-            }
-            Self::Writes { bytes, total } => {
-                push_bytes(text, bytes);
-                text.push_str(" of ");
-                push_bytes(text, total);
-                text.push_str(" are writes");
-            }
+            Self::Read { bytes, node } => write!(f, "{} read from node {node}", Bytes(bytes)),
+            Self::Writes { bytes, total } => write!(f, "{} of {} are writes", Bytes(bytes), Bytes(total)),
         }
     }
 }
 
-impl Overload {
-    fn push(self, text: &mut String) {
-        text.push_str("node ");
-        push_number(text, self.node.0.into());
-        text.push_str(if self.controller { "'s memory controller would be at " } else { "'s CPUs would be at " });
-        push_percent(text, self.load);
+impl fmt::Display for Overload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.controller { "memory controller" } else { "CPUs" };
+        write!(f, "node {}'s {what} would be at {} %", self.node, (self.load * 100.0).round())
+    }
+}
+
+/// In decimal units with one decimal: `830.0 MB`, `4.1 GB`.
+pub(crate) struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // 999.95 MB and more would round to 1000.0 MB, so they become 1.0 GB.
+        let (tenth, unit) = match self.0 {
+            0..999_950_000 => (100_000, "MB"),
+            999_950_000..999_950_000_000 => (100_000_000, "GB"),
+            _ => (100_000_000_000, "TB"),
+        };
+        let tenths = self.0.saturating_add(tenth / 2) / tenth;
+        write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
     }
 }
 
@@ -108,13 +105,8 @@ impl Why {
         match &self.0 {
             Kind::Text(text) => Cow::Borrowed(text),
             Kind::Facts(fact, overload) => {
-                let mut text = String::with_capacity(96);
-                fact.push(&mut text);
-                if let Some(overload) = overload {
-                    text.push_str("; ");
-                    overload.push(&mut text);
-                }
-                Cow::Owned(text)
+                let overload = overload.map(|overload| format!("; {overload}")).unwrap_or_default();
+                Cow::Owned(format!("{fact}{overload}"))
             }
         }
     }
@@ -177,6 +169,14 @@ mod tests {
         let cpus = Overload { node: A, controller: false, load: 2.165 };
         let expected = "812.0 MB read from node 0; node 0's CPUs would be at 217 %";
         assert_eq!(Why::with(Fact::Read { bytes, node: A }, cpus).to_string(), expected);
+    }
+
+    #[test]
+    fn bytes_are_decimal_with_one_decimal_and_rounded() {
+        let all = [0, 49_999, 50_000, 812_000_000, 999_949_999, 999_950_000, 4_149_000_000, 999_949_999_999, 1 << 53];
+        let texts = all.map(|bytes| Bytes(bytes).to_string()).join(", ");
+        assert_eq!(texts, "0.0 MB, 0.0 MB, 0.1 MB, 812.0 MB, 999.9 MB, 1.0 GB, 4.1 GB, 999.9 GB, 9007.2 TB");
+        assert_eq!(Bytes(u64::MAX).to_string(), "18446744.0 TB");
     }
 
     #[test]

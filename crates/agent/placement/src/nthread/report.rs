@@ -21,8 +21,7 @@ use super::order;
 use super::state::{Candidate, Contention, Relief, State};
 use super::target::{self, Target};
 use crate::load::Machine;
-use crate::why::{Fact, Overload};
-use crate::words::push_bytes;
+use crate::why::{Bytes, Fact, Overload};
 use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread, Why};
 
 /// Largest number of threads that a plan lists as staying.
@@ -201,12 +200,9 @@ fn untargeted(machine: &Machine, target: Target, margin: f64, thread: &Thread) -
             let mut most: Vec<_> = thread.read_bytes.iter().map(|(_, bytes)| bytes).collect();
             most.sort_unstable_by_key(|bytes| Reverse(*bytes));
             let lead = most.first().copied().unwrap_or(0) - most.get(1).copied().unwrap_or(0);
-            let mut why = thread.home().map_or_else(String::new, read_from);
-            why.push_str(": a lead of ");
-            push_bytes(&mut why, lead);
-            why.push_str(", below the margin of ");
-            push_bytes(&mut why, margin as u64);
-            ("below_margin", why)
+            let read = thread.home().map_or_else(String::new, read_from);
+            let (lead, margin) = (Bytes(lead), Bytes(margin as u64));
+            ("below_margin", format!("{read}: a lead of {lead}, below the margin of {margin}"))
         }
     }
 }
