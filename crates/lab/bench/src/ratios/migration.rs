@@ -23,7 +23,7 @@ pub fn measure(rounds: &Rounds, memory: &Memory, size: usize) -> Result<()> {
     if !moves && !rounds.wants("reads during a move") {
         return Ok(());
     }
-    let (volume, _) = memory.volume(&[size + 16 * MIB, size + 16 * MIB])?;
+    let (volume, _) = memory.volume(&[size + 16 * MIB, size + 16 * MIB], false)?;
     let file = volume.create(Ino::ROOT, b"moving", FILE)?.ino;
     (0..size / MIB).try_for_each(|mib| volume.write(file, (mib * MIB) as u64, &vec![1; MIB]))?;
     if moves {

@@ -39,6 +39,8 @@ use crate::Result;
 const BATCH: usize = 200;
 const CLWB: &str = "bare: memcpy, clwb, fence";
 const STREAM: &str = "bare: past the caches, fence";
+/// The volume that `mkfs` makes unless told otherwise.
+const SUMMED: &str = "homenode, checksums of data";
 
 /// The name of the `i`-th file of a directory.
 fn name(i: usize) -> String {
@@ -83,11 +85,16 @@ pub fn main(args: &[&str]) -> Result<()> {
     let Arguments { rounds, file, names, memory, dirs } = arguments(args)?;
     let bare = memory.bare(&[file.max(64 * MIB)])?;
     // Writes need as much again; a name an inode, a page of log, and its entry in the directory.
-    let (volume, same) = memory.volume(&[3 * file + 48 * MIB + names * 5 * 1024])?;
+    let (volume, same) = memory.volume(&[3 * file + 48 * MIB + names * 5 * 1024], false)?;
+    let (summed, _) = memory.volume(&[3 * file + 48 * MIB], true)?;
     let new = |name: &str, mode| volume.create(Ino::ROOT, name.as_bytes(), fs::NewFile { mode, ..FILE });
     let (data, log) = (new("data", FILE.mode)?.ino, new("log", FILE.mode)?.ino);
+    let of_summed = |name: &str| summed.create(Ino::ROOT, name.as_bytes(), FILE);
+    let (data_summed, log_summed) = (of_summed("data")?.ino, of_summed("log")?.ino);
     let (work, many) = (new("work", 0o040_755)?.ino, new("names", 0o040_755)?.ino);
-    (0..file / MIB).try_for_each(|mib| volume.write(data, (mib * MIB) as u64, &vec![1; MIB]))?;
+    for (volume, data) in [(&volume, data), (&summed, data_summed)] {
+        (0..file / MIB).try_for_each(|mib| volume.write(data, (mib * MIB) as u64, &vec![1; MIB]))?;
+    }
     (0..names).try_for_each(|i| volume.create(many, name(i).as_bytes(), FILE).map(|_| ()))?;
     let kernels = dirs.iter().map(|dir| Kernel::new(dir, file, names)).collect::<Result<Vec<_>>>()?;
     // The same, and the same with a sync.
@@ -96,9 +103,14 @@ pub fn main(args: &[&str]) -> Result<()> {
 
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let durable = bare.persistence(0).map_or_else(String::new, |p| p.to_string());
-    println!("{durable}; {} CPUs, load {}\n", std::thread::available_parallelism()?, load.trim());
-    println!("| operation | by | median | fastest | relative: median (quartiles) | fastest, relative |");
-    println!("|---|---|---|---|---|---|");
+    let processor = std::fs::read_to_string("/proc/cpuinfo")?;
+    let processor = processor.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let processor = processor.map_or("unknown processor", |(_, name)| name);
+    println!("{processor}; {durable}; {} CPUs, load {}\n", std::thread::available_parallelism()?, load.trim());
+    println!(
+        "| operation | by | median | fastest | relative: median (quartiles) | to the second | fastest, relative |"
+    );
+    println!("|---|---|---|---|---|---|---|");
 
     // The same bytes in the same memory: where it is, and in which pages, can make more of a
     // difference than the file system.
@@ -123,6 +135,9 @@ pub fn main(args: &[&str]) -> Result<()> {
             Contender::new("homenode", |i| {
                 Ok(volume.read(data, place(i) as u64, black_box(&mut out.borrow_mut())).map(drop)?)
             }),
+            Contender::new(SUMMED, |i| {
+                Ok(summed.read(data_summed, place(i) as u64, black_box(&mut out.borrow_mut())).map(drop)?)
+            }),
         ];
         for k in &kernels {
             let out = &out;
@@ -142,16 +157,20 @@ pub fn main(args: &[&str]) -> Result<()> {
     ];
     for (what, calls, bytes, place) in writes {
         let appends = what.starts_with("append");
-        let (ino, bytes_at) = (if appends { log } else { data }, move |i| place(i) % (bare_at - bytes.len() + 1));
+        let (ino, ino_summed) = if appends { (log, log_summed) } else { (data, data_summed) };
+        let bytes_at = move |i| place(i) % (bare_at - bytes.len() + 1);
         let mut all = vec![
             Contender::new(CLWB, |i| persist(&bare, bytes_at(i), bytes)),
             Contender::new(STREAM, |i| stream(&bare, bytes_at(i), bytes)),
-            Contender::new("homenode, durable", |i| match appends {
+        ];
+        for (name, volume, ino) in [("homenode, durable", &volume, ino), (SUMMED, &summed, ino_summed)] {
+            let call = move |i| match appends {
                 true => Ok(volume.append(ino, bytes).map(drop)?),
                 false => Ok(volume.write(ino, place(i) as u64, bytes)?),
-            })
-            .reset(|| if appends { Ok(volume.truncate(ino, 0)?) } else { Ok(()) }),
-        ];
+            };
+            let reset = move || if appends { Ok(volume.truncate(ino, 0)?) } else { Ok(()) };
+            all.push(Contender::new(name, call).reset(reset));
+        }
         for (k, sync) in synced() {
             let file = if appends { &k.log } else { &k.data };
             let call = move |i| {

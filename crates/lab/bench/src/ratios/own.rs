@@ -33,13 +33,13 @@ impl Memory {
         map(&regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?)
     }
 
-    /// A volume over regions of so many bytes, region `i` on node `i`, and the same memory without
-    /// it. Every page was touched.
-    pub fn volume(&self, regions: &[usize]) -> Result<(Volume, Mapped)> {
+    /// A volume over regions of so many bytes, region `i` on node `i`, with or without checksums of
+    /// data, and the same memory without it. Every page was touched.
+    pub fn volume(&self, regions: &[usize], data_checksums: bool) -> Result<(Volume, Mapped)> {
         let files = regions.iter().map(|bytes| self.region(*bytes)).collect::<Result<Vec<_>>>()?;
         let nodes = (0..regions.len() as u32).map(Some).collect();
         let journals = std::thread::available_parallelism()?.get() as u32;
-        let layout = Layout { nodes, bytes_per_inode: 4096, journals, ..Layout::default() };
+        let layout = Layout { nodes, bytes_per_inode: 4096, journals, data_checksums, ..Layout::default() };
         fs::mkfs(Box::new(map(&files)?), &layout)?;
         let options = Options { placement: Placement::Node(0), ..Options::default() };
         Ok((Volume::mount(Box::new(map(&files)?), options)?, map(&files)?))

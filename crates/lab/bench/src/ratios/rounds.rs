@@ -47,7 +47,8 @@ impl Rounds {
 
     /// A batch of `calls` calls of each contender in each round. Prints a line for each: ns of a
     /// call in the median batch and in the fastest, and how many times as long as the first
-    /// contender of the same round it took, median and quartiles.
+    /// contender of the same round it took, median and quartiles; and how many times as long as the
+    /// second, which is the other limit where there are two.
     pub fn compare(&self, what: &str, calls: usize, mut contenders: Vec<Contender<'_>>) -> Result<()> {
         if !self.wants(what) {
             return Ok(());
@@ -62,10 +63,12 @@ impl Rounds {
             }
         }
         let first = times.first().cloned().unwrap_or_default();
+        let second = times.get(1).cloned().unwrap_or_default();
         for (contender, times) in contenders.iter().zip(&times) {
             let [low, median, high] = relative(times, &first);
+            let [_, other, _] = relative(times, &second);
             println!(
-                "| {what} | {} | {} | {} | {median:.2} ({low:.2}–{high:.2}) | {:.2} |",
+                "| {what} | {} | {} | {} | {median:.2} ({low:.2}–{high:.2}) | {other:.2} | {:.2} |",
                 contender.name,
                 time(quartiles(times.clone())[1]),
                 time(fastest(times)),

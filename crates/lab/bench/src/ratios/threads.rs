@@ -26,7 +26,7 @@ pub fn measure(rounds: &Rounds, memory: &Memory) -> Result<()> {
         return Ok(());
     }
     let bare = memory.bare(&[most * SIZE])?;
-    let (volume, _) = memory.volume(&[most * (2 * SIZE + MIB) + 16 * MIB])?;
+    let (volume, _) = memory.volume(&[most * (2 * SIZE + MIB) + 16 * MIB], false)?;
     let own = |name: &str, i: usize| volume.create(Ino::ROOT, format!("{name} {i}").as_bytes(), NewFile { ..FILE });
     let files = (0..most).map(|i| Ok(own("data", i)?.ino)).collect::<Result<Vec<Ino>>>()?;
     let logs = (0..most).map(|i| Ok(own("log", i)?.ino)).collect::<Result<Vec<Ino>>>()?;
