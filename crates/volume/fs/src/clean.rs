@@ -179,7 +179,7 @@ impl Volume {
     /// Does something with an inode. Where memory had it not, it is let go again, and on no list
     /// until somebody else reads it. `None`: it is gone, or damaged, which shows when the file is
     /// used.
-    fn briefly<T>(&self, ino: Ino, with: impl FnOnce(&Inode) -> T) -> Option<T> {
+    pub(crate) fn briefly<T>(&self, ino: Ino, with: impl FnOnce(&Inode) -> T) -> Option<T> {
         let known = self.known_inode(ino);
         let read = known.is_none();
         let inode = known.map_or_else(|| self.inode(ino), Ok).ok()?;

@@ -19,7 +19,7 @@ use crate::scan::{self, Found, Inodes, Use};
 use crate::store::Store;
 
 /// What a flipped bit is called.
-const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
+pub(crate) const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
 
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

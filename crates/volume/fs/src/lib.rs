@@ -105,6 +105,7 @@ mod recent;
 mod repair;
 mod salvage;
 mod scan;
+mod scrub;
 mod store;
 mod sync;
 mod unread;
@@ -126,4 +127,5 @@ pub use ops::{
 };
 pub use placement::Placement;
 pub use recent::Recent;
+pub use scrub::{Fault, ScrubPlace, Scrubbed};
 pub use volume::{Options, Visit, Volume};

@@ -348,6 +348,11 @@ impl Volume {
         self.store.failed().all()
     }
 
+    /// Whether file data has checksums.
+    pub fn has_data_checksums(&self) -> bool {
+        self.store.superblock().has_checksums()
+    }
+
     /// Whether it is only looked at: every change gives [`Error::ReadOnly`].
     pub fn is_look(&self) -> bool {
         self.store.is_frozen()

@@ -25,6 +25,8 @@ pub enum Field {
     Journal = 5,
     /// Number of a mount.
     Mount = 6,
+    /// Where a scrub was stopped.
+    Scrub = 7,
 }
 
 /// Owner of the word: inode number or block address, and generation.

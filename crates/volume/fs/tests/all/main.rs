@@ -20,6 +20,7 @@ mod recovery;
 mod regions;
 mod rescue;
 mod salvage;
+mod scrub;
 mod semantics;
 mod unreadable;
 
