@@ -334,9 +334,9 @@ pub struct MkfsArgs {
     /// all of it; without it the regions exist already
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub size: Option<u64>,
-    /// Keep a checksum of every block of file data, and check it at each read
+    /// Keep no checksums of file data: a write is faster, and damage of data is not found
     #[arg(long)]
-    pub data_checksums: bool,
+    pub no_data_checksums: bool,
     /// Make an inode for so many bytes (4KiB or more): a volume of small files needs more of them,
     /// each of 64 bytes
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes, default_value = "16KiB")]
@@ -398,6 +398,18 @@ pub enum FsCommand {
     /// On a mount it takes root (CAP_SYS_ADMIN), and the file is used meanwhile. Ctrl-C stops the
     /// migration; what has moved stays.
     Migrate(MigrateArgs),
+    /// Read all of a mounted volume, in the background, and say what is damaged
+    ///
+    /// It takes root (CAP_SYS_ADMIN). The volume is used meanwhile. What has a second copy is put
+    /// right: superblocks, inodes and logs. File data has one copy: restore the file that is named.
+    /// Ctrl-C or --stop stops the scrub, and the next one goes on there, also after another mount.
+    /// Exit codes: 0 when all is well, 1 when it was stopped, 4 when something is damaged.
+    #[command(after_help = "\
+Examples:
+  sudo homenode fs scrub /mnt --rate 200MB/s
+  sudo homenode fs scrub /mnt --background      # --status says how far it is
+  homenode fs scrub /mnt --status --json")]
+    Scrub(ScrubArgs),
     /// Show what is on the medium
     #[command(subcommand)]
     Debug(DebugCommand),
@@ -489,6 +501,26 @@ pub struct MigrateArgs {
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = units::parse_positive_rate)]
     pub rate: Option<f64>,
+}
+
+/// `homenode fs scrub`.
+#[derive(Debug, Args)]
+pub struct ScrubArgs {
+    /// The directory on which the volume is mounted, or any directory or file below it
+    #[arg(value_name = "MOUNT")]
+    pub mount: PathBuf,
+    /// Read at most so many bytes in a second, such as 200MB/s [default: as fast as possible]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_positive_rate)]
+    pub rate: Option<f64>,
+    /// Start it, and do not wait for the end
+    #[arg(long)]
+    pub background: bool,
+    /// Start nothing: say how far the one is that runs, or how the last one ended
+    #[arg(long, conflicts_with_all = ["rate", "background"])]
+    pub status: bool,
+    /// Stop the one that runs
+    #[arg(long, conflicts_with_all = ["rate", "background", "status"])]
+    pub stop: bool,
 }
 
 /// `homenode fs debug`.

@@ -29,6 +29,13 @@ pub const NODES: &str = "homenode.nodes";
 pub const MIGRATE: &str = "trusted.homenode.migrate";
 /// Read: the file's migration that runs, or the last one, as JSON ([`Migration`]).
 pub const MIGRATION: &str = "trusted.homenode.migration";
+/// Of any file. Set: starts a scrub of the whole volume ([`ScrubOrder`]), or stops it. Read: the
+/// scrub that runs, or the last one, as JSON ([`Scrub`]).
+pub const SCRUB: &str = "trusted.homenode.scrub";
+/// The same for everybody, without the places of what was found.
+pub const SCRUBBED: &str = "homenode.scrub";
+
+const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// No node.
 pub const UNKNOWN: &str = "unknown";
@@ -119,6 +126,126 @@ impl Migration {
     }
 }
 
+/// What [`SCRUB`] can be set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScrubOrder {
+    /// `start`, or `start rate=100000000`: goes on where the last one was stopped, or begins; at most
+    /// so many bytes a second.
+    Start(Option<u64>),
+    /// `cancel`.
+    Cancel,
+}
+
+impl ScrubOrder {
+    /// Reads a value. `None`: it has no such form.
+    pub fn parse(value: &[u8]) -> Option<Self> {
+        let words: Vec<&str> = std::str::from_utf8(value).ok()?.split_ascii_whitespace().collect();
+        match words[..] {
+            ["start"] => Some(Self::Start(None)),
+            ["start", rate] => {
+                let rate = rate.strip_prefix("rate=")?.parse().ok().filter(|rate| *rate > 0)?;
+                Some(Self::Start(Some(rate)))
+            }
+            ["cancel"] => Some(Self::Cancel),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for ScrubOrder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Start(None) => f.write_str("start"),
+            Self::Start(Some(rate)) => write!(f, "start rate={rate}"),
+            Self::Cancel => f.write_str("cancel"),
+        }
+    }
+}
+
+/// A scrub of a mounted volume. Units: bytes and seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scrub {
+    /// Whether it runs, or how it ended; `None`: there was none since the mount.
+    pub state: Option<State>,
+    /// Bytes of file data read, with those before it was stopped.
+    pub bytes: u64,
+    /// Bytes of blocks that the volume has in use.
+    pub used_bytes: u64,
+    /// Files and directories read.
+    pub inodes: u64,
+    /// Faults that are left.
+    pub damaged: u64,
+    /// Faults that were put right from a second copy.
+    pub mended: u64,
+    /// How long it has taken since it was started last.
+    pub seconds: f64,
+    /// When one last came to the end, seconds since 1970.
+    pub completed: Option<u64>,
+    /// Whether file data has checksums; without them only memory that cannot be read is found.
+    pub data_checksums: bool,
+    /// Errno of a failure.
+    pub errno: Option<i32>,
+    /// The first faults.
+    pub faults: Vec<ScrubFault>,
+}
+
+impl Scrub {
+    /// Its form as an attribute's value, with as many faults as have room there.
+    pub fn to_json(mut self) -> String {
+        loop {
+            let json = serde_json::to_string(&self).unwrap_or_default();
+            if json.len() < LONGEST || self.faults.pop().is_none() {
+                return json;
+            }
+        }
+    }
+}
+
+/// Damage that a scrub has found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScrubFault {
+    /// The inode; `None`: it is a superblock.
+    pub ino: Option<u64>,
+    /// A path of the file within the volume, once it is known.
+    pub path: Option<String>,
+    /// The bytes of the file, from and to; `None`: it is no data.
+    pub bytes: Option<(u64, u64)>,
+    /// What is wrong.
+    pub what: String,
+    /// It was put right.
+    pub mended: bool,
+}
+
+/// Starts a scrub of a volume, by any file or directory of its mount, or stops it.
+///
+/// # Errors
+///
+/// EPERM: it takes CAP_SYS_ADMIN. EBUSY: it runs already. ENODATA: there is nothing to stop.
+/// EOPNOTSUPP: the file is on no mounted volume.
+pub fn order_scrub(file: &File, order: ScrubOrder) -> io::Result<()> {
+    scrub(file)?; // another file system would keep the attribute
+    Ok(fsetxattr(file, SCRUB, order.to_string().as_bytes(), XattrFlags::empty())?)
+}
+
+/// How far the scrub is, or how the last one ended.
+///
+/// # Errors
+///
+/// The file is on no mounted volume.
+pub fn scrub(file: &File) -> io::Result<Scrub> {
+    let none = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    if fstatfs(file)?.f_type as i64 != FUSE_SUPER_MAGIC {
+        return Err(none());
+    }
+    let told = match get(file, SCRUB) {
+        // Who may not see everything.
+        Err(error) if error.raw_os_error() == Some(libc::ENODATA) => get(file, SCRUBBED),
+        told => told,
+    };
+    // Another server may answer anything.
+    serde_json::from_slice(&told?).map_err(|_| none())
+}
+
 /// Where the bytes of a file of a mounted volume are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -141,7 +268,6 @@ pub fn nodes_to_json(nodes: impl IntoIterator<Item = (Option<u32>, u64)>) -> Str
 ///
 /// The kernel or the server refuses: EACCES to who may not read the file.
 pub fn place(file: &File) -> io::Result<Option<Place>> {
-    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
     if fstatfs(file)?.f_type as i64 != FUSE_SUPER_MAGIC {
         return Ok(None);
     }
@@ -188,17 +314,39 @@ pub fn migration(file: &File) -> io::Result<Migration> {
 ///
 /// Those of [`migration`]; the mount has ended.
 pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Result<Migration> {
+    follow_any(|| migration(file), |now| (go_on(now), now.state == State::Running), || order(file, Order::Cancel))
+}
+
+/// The same for a scrub.
+///
+/// # Errors
+///
+/// Those of [`scrub`]; the mount has ended.
+pub fn follow_scrub(file: &File, mut go_on: impl FnMut(&Scrub) -> bool) -> io::Result<Scrub> {
+    follow_any(
+        || scrub(file),
+        |now| (go_on(now), now.state == Some(State::Running)),
+        || order_scrub(file, ScrubOrder::Cancel),
+    )
+}
+
+/// `look` says whether to go on, and whether it runs.
+fn follow_any<T>(
+    mut ask: impl FnMut() -> io::Result<T>,
+    mut look: impl FnMut(&T) -> (bool, bool),
+    cancel: impl Fn() -> io::Result<()>,
+) -> io::Result<T> {
     let ([mut pause, longest], mut stopped) = (PAUSES, None::<Instant>);
     loop {
-        let now = migration(file)?;
-        let on = go_on(&now);
-        if now.state != State::Running || stopped.is_some_and(|at| at.elapsed() > STOPPING) {
+        let now = ask()?;
+        let (on, runs) = look(&now);
+        if !runs || stopped.is_some_and(|at| at.elapsed() > STOPPING) {
             return Ok(now);
         }
         if !on && stopped.is_none() {
             stopped = Some(Instant::now());
             pause = PAUSES[0];
-            cancel(file)?;
+            unless_ended(cancel())?;
         }
         // A signal unparks.
         thread::park_timeout(pause);
@@ -212,7 +360,11 @@ pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Res
 ///
 /// As [`order`]; that it has ended is none.
 pub fn cancel(file: &File) -> io::Result<()> {
-    match order(file, Order::Cancel) {
+    unless_ended(order(file, Order::Cancel))
+}
+
+fn unless_ended(stopped: io::Result<()>) -> io::Result<()> {
+    match stopped {
         Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
         done => done,
     }
@@ -243,6 +395,16 @@ mod tests {
         assert_eq!(Order::parse(b" 1\n"), Some(Order::To(NodeId(1), None)));
         for wrong in [&b""[..], b"x", b"-1", b"1 2", b"1 rate=0", b"1 rate=1 1", b"cancel 1", b"\xff", b"4294967296"] {
             assert_eq!(Order::parse(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn orders_of_scrubs_are_read_as_they_are_written() {
+        for order in [ScrubOrder::Cancel, ScrubOrder::Start(None), ScrubOrder::Start(Some(1_000_000))] {
+            assert_eq!(ScrubOrder::parse(order.to_string().as_bytes()), Some(order));
+        }
+        for wrong in [&b""[..], b"1", b"start 1", b"start rate=0", b"start rate=1 1", b"cancel 1", b"\xff"] {
+            assert_eq!(ScrubOrder::parse(wrong), None, "{wrong:?}");
         }
     }
 

@@ -15,6 +15,7 @@ use serde_json::json;
 use topology::NodeId;
 
 use super::fs_volume::{failure, map_to_look, with_look, with_volume};
+use super::scrub;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::mounted;
@@ -50,6 +51,7 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
                 None => migrate_on_mount(global, args, &stop),
             }
         }
+        FsCommand::Scrub(args) => scrub::run(global, args),
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
 }

@@ -107,7 +107,7 @@ pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
         nodes,
         names,
         journals,
-        data_checksums: args.data_checksums,
+        data_checksums: !args.no_data_checksums,
         bytes_per_inode: args.bytes_per_inode,
         owner,
     };

@@ -42,6 +42,7 @@ const TESTS: &[(&str, fn())] = &[
     ("a_sparse_region_is_filled_or_refused", a_sparse_region_is_filled_or_refused),
     ("files_of_a_mount_are_looked_at_and_moved", files_of_a_mount_are_looked_at_and_moved),
     ("what_a_mount_refuses_to_move_is_told", what_a_mount_refuses_to_move_is_told),
+    ("a_scrub_of_a_mount_names_the_damaged_file_and_place", a_scrub_of_a_mount_names_the_damaged_file_and_place),
 ];
 
 fn main() {
@@ -740,6 +741,62 @@ fn files_of_a_mount_are_looked_at_and_moved() {
     // The same by the volume.
     let (code, by_volume) = json(&homenode(&["--json", "fs", "where", &place.volume, "/f"]));
     assert_eq!((code, &by_volume["nodes"]), (0, &serde_json::json!({"0": LEN})));
+}
+
+/// A bit that flips under a mount: the scrub names file and place, and a read there gives EIO.
+fn a_scrub_of_a_mount_names_the_damaged_file_and_place() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    assert_eq!(place.mount(&["-o", "cache=direct"]), (0, String::new()));
+    fs::create_dir(place.path("dir")).unwrap();
+    fs::write(place.path("dir/whole"), vec![0x11; 3 << 20]).unwrap();
+    fs::write(place.path("dir/bad"), [[0x22; 4096], [0x33; 4096]].concat()).unwrap();
+    let scrub = |more: &[&str]| json(&homenode(&[&["--json", "fs", "scrub", &place.dir], more].concat()));
+    let never = scrub(&["--status"]);
+    assert_eq!((never.0, &never.1["state"]), (0, &serde_json::Value::Null));
+    let (code, told) = scrub(&[]);
+    assert_eq!((code, &told["state"], &told["faults"]), (0, &"done".into(), &serde_json::json!([])), "{told}");
+    assert_eq!((&told["bytes"], &told["inodes"]), (&((3 << 20) + 8192).into(), &4.into()));
+
+    let bytes = fs::read(&place.volume).unwrap();
+    let at = bytes.chunks(4096).position(|block| block.iter().all(|byte| *byte == 0x33)).unwrap() as u64 * 4096;
+    fs::OpenOptions::new().write(true).open(&place.volume).unwrap().write_all_at(&[0x32], at + 7).unwrap();
+    let (code, told) = scrub(&[]);
+    assert_eq!((code, &told["damaged"], &told["mended"]), (4, &1.into(), &0.into()), "{told}");
+    let fault = &told["faults"][0];
+    assert_eq!((&fault["path"], &fault["bytes"]), (&"/dir/bad".into(), &serde_json::json!([4096, 8192])), "{told}");
+    let said = homenode(&["fs", "scrub", &place.dir, "--status"]);
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(text.starts_with("/dir/bad: bytes 4096 to 8192: data in block "), "{text}");
+    assert_eq!(said.status.code(), Some(4));
+    let read = fs::read(place.path("dir/bad")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(libc::EIO));
+    fs::remove_file(place.path("dir/bad")).unwrap();
+
+    // A slow one, which is stopped and goes on: also after another mount.
+    let (code, told) = scrub(&["--background", "--rate", "100kB/s"]);
+    assert_eq!((code, &told["state"]), (0, &"running".into()));
+    let busy = ends(&homenode(&["fs", "scrub", &place.dir]));
+    assert!(busy.0 == 4 && busy.1.contains("under way"), "{busy:?}");
+    while scrub(&["--status"]).1["bytes"].as_u64().unwrap() == 0 {
+        std::thread::yield_now();
+    }
+    let (code, stopped) = scrub(&["--stop"]);
+    assert_eq!((code, &stopped["state"]), (0, &"stopped".into()));
+    let before = stopped["bytes"].as_u64().unwrap();
+    assert!(0 < before && before < 3 << 20, "{stopped}");
+    let (code, rest) = scrub(&[]);
+    assert_eq!((code, &rest["state"], &rest["bytes"]), (0, &"done".into(), &(3 << 20).into()), "{rest}");
+    assert!(rest["completed"].as_u64().is_some(), "{rest}");
+
+    // Everybody may see how many faults there are, but not where.
+    let mut told = vec![0; 1 << 16];
+    let len = rustix::fs::getxattr(&place.dir, "homenode.scrub", told.as_mut_slice()).unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&told[..len]).unwrap();
+    assert_eq!(told["state"], serde_json::json!("done"));
+    place.unmount();
+    let (code, said) = ends(&homenode(&["fs", "scrub", &place.dir]));
+    assert!(code == 2 && said.contains("is not on a mounted volume"), "{said}");
 }
 
 fn what_a_mount_refuses_to_move_is_told() {

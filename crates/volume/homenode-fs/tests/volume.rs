@@ -454,7 +454,7 @@ fn only_its_owner_can_read_a_new_region() {
 fn damaged_file_data_is_named_with_its_file_and_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    stdout(&["mkfs", "--data-checksums", "--size", "8M", &path("a")]);
+    stdout(&["mkfs", "--size", "8M", &path("a")]);
     fs::write(path("local"), vec![0x5a; 10_000]).unwrap();
     stdout(&["fs", "put", &path("a"), &path("local"), "/file"]);
     let whole = json(&["fsck", &path("a")]);

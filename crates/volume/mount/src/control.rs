@@ -24,6 +24,7 @@ use linux::affinity;
 use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
+use crate::scrubs::Scrubs;
 use crate::server::refused;
 
 /// Migrations that run at a time.
@@ -43,6 +44,8 @@ pub(crate) enum Name {
     Migrate,
     /// How far it is.
     Migration,
+    /// Starts, stops and tells of a scrub, with the places of faults or without.
+    Scrub(bool),
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -55,6 +58,8 @@ impl Name {
             Ok(volume::NODES) => Some(Self::Nodes),
             Ok(volume::MIGRATE) => Some(Self::Migrate),
             Ok(volume::MIGRATION) => Some(Self::Migration),
+            Ok(volume::SCRUB) => Some(Self::Scrub(true)),
+            Ok(volume::SCRUBBED) => Some(Self::Scrub(false)),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -64,7 +69,9 @@ impl Name {
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     known: Mutex<Known>,
-    /// Where migrations may run; `None`: where they are asked for.
+    /// Scrubs of the volume.
+    scrubs: Scrubs,
+    /// Where migrations and scrubs may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
 }
 
@@ -96,7 +103,7 @@ struct Job {
 impl Control {
     /// No migrations yet. They run where the calling thread may.
     pub(crate) fn new() -> Self {
-        Self { known: Mutex::default(), cpus: affinity::get(0).ok() }
+        Self { cpus: affinity::get(0).ok(), ..Self::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -114,12 +121,16 @@ impl Control {
                 let job = jobs.find(|job| (job.ino, job.generation) == (ino, generation));
                 Ok(job.ok_or(Error::NoAttribute)?.told().to_json().into_bytes())
             }
+            Name::Scrub(all) => Ok(self.scrubs.told(volume, all).into_bytes()),
             Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
         }
     }
 
     /// Does what setting an attribute asks for.
     pub(crate) fn set(&self, volume: &Arc<Volume>, ino: Ino, name: Name, value: &[u8]) -> Result<()> {
+        if name == Name::Scrub(true) {
+            return self.scrubs.order(volume, value, self.cpus.clone());
+        }
         if name != Name::Migrate {
             return Err(refused(libc::EOPNOTSUPP));
         }
@@ -191,6 +202,7 @@ impl Control {
 
     /// Stops all, and waits for them: the mount has ended.
     pub(crate) fn end(&self) {
+        self.scrubs.end();
         let jobs = {
             let mut known = self.known();
             known.ended = true;

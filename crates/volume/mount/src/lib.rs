@@ -26,6 +26,7 @@ mod mountpoint;
 pub mod null;
 pub mod plane;
 mod ring;
+mod scrubs;
 mod server;
 mod session;
 mod stale;
