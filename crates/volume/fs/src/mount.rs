@@ -33,6 +33,7 @@ use crate::medium::{At, Medium, Overlay};
 use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
+use crate::sync::lock;
 use crate::volume::{Options, Slots, Volume};
 
 /// The superblock of one region: the first copy that is valid.
@@ -232,16 +233,25 @@ impl Volume {
         if !self.damage().is_empty() {
             return Ok(());
         }
+        // Who frees an inode waits for nothing, and this thread's fence only for what it flushes: one
+        // that the medium still has in use would never be used again.
+        let mut freed = Flushed::nothing();
+        for (region, slots) in self.slots.iter().enumerate() {
+            for slot in &lock(slots).free {
+                let (block, line) = self.store.inode_at(Ino::new(region, *slot))?;
+                freed = freed.and(self.store.flush_line(block, line)?);
+            }
+        }
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
         let known = !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();
         let write = blocks.len() == checkpoint.blocks() && known;
         let (durable, state) = match blocks.first().filter(|_| write) {
-            None => (Flushed::nothing().fence(&self.store)?, Use::Clean),
+            None => (freed.fence(&self.store)?, Use::Clean),
             Some(first) => match checkpoint.write(&self.store, &blocks, self.now() as u64) {
                 // A free block has failed: the next mount reads the logs.
-                Err(Error::Io(_)) => (Flushed::nothing().fence(&self.store)?, Use::Clean),
-                dirty => (dirty?.flush(&self.store)?.fence(&self.store)?, Use::Checkpoint(*first)),
+                Err(Error::Io(_)) => (freed.fence(&self.store)?, Use::Clean),
+                dirty => (freed.and(dirty?.flush(&self.store)?).fence(&self.store)?, Use::Checkpoint(*first)),
             },
         };
         self.store.commit(&[(scan::state_block(), 0, scan::state_word(state))], &durable)?;

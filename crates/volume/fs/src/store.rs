@@ -361,6 +361,11 @@ impl Store {
         Ok(())
     }
 
+    /// Begins to write a line back that another thread has stored.
+    pub fn flush_line(&self, block: Block, offset: u64) -> Result<Flushed> {
+        Dirty::new(at(block, offset), LINE_BYTES).flush(self)
+    }
+
     /// Runs a step that must not fail half-way. When it fails, the volume is in doubt.
     pub fn certain<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<T> {
         self.check_writable()?;

@@ -235,8 +235,8 @@ pub fn counting<M: Medium>(medium: M, bytes: &Arc<AtomicU64>) -> Watched<M> {
 pub struct InFlight {
     /// Contents after each store. A crash may leave any of them.
     pub versions: Vec<Line>,
-    /// The version that the last flush covers, and which thread's fence waits for it.
-    flushed: Option<(usize, ThreadId)>,
+    /// The versions that flushes cover, and which thread's fence waits for each.
+    flushed: Vec<(usize, ThreadId)>,
     /// Which call of `write_data` stored it: those lines go together.
     pub data: Option<u64>,
 }
@@ -252,6 +252,10 @@ pub struct CrashPoint<'a> {
 pub enum Sabotage {
     Flush(u64),
     Fence(u64),
+    /// Each so many-th of them.
+    Flushes(u64),
+    /// Each so many-th of them.
+    Fences(u64),
 }
 
 type Hook = Box<dyn FnMut(&CrashPoint<'_>) + Send>;
@@ -312,7 +316,7 @@ impl Recorder {
         for line in first..(at.offset + len as u64).div_ceil(LINE as u64) {
             let from = line as usize * LINE;
             let contents: Line = image[at.region][from..from + LINE].try_into().unwrap();
-            let new = InFlight { versions: Vec::new(), flushed: None, data: None };
+            let new = InFlight { versions: Vec::new(), flushed: Vec::new(), data: None };
             let entry = rest.in_flight.entry((at.region, line)).or_insert(new);
             entry.versions.push(contents);
             entry.data = data.then_some(call);
@@ -351,12 +355,16 @@ impl Medium for Recorder {
     fn flush(&self, at: At, len: u64) -> Result<()> {
         let mut rest = self.rest.lock().unwrap();
         rest.flushes += 1;
-        if rest.sabotage == Some(Sabotage::Flush(rest.flushes)) {
-            return Ok(());
+        match rest.sabotage {
+            Some(Sabotage::Flush(nth)) if nth == rest.flushes => return Ok(()),
+            Some(Sabotage::Flushes(nth)) if rest.flushes.is_multiple_of(nth) => return Ok(()),
+            _ => {}
         }
         for line in at.offset / LINE as u64..(at.offset + len).div_ceil(LINE as u64) {
             if let Some(line) = rest.in_flight.get_mut(&(at.region, line)) {
-                line.flushed = Some((line.versions.len() - 1, thread::current().id()));
+                let by = thread::current().id();
+                line.flushed.retain(|(_, other)| *other != by);
+                line.flushed.push((line.versions.len() - 1, by));
             }
         }
         Ok(())
@@ -364,18 +372,24 @@ impl Medium for Recorder {
     fn fence(&self) -> Result<()> {
         let mut rest = self.rest.lock().unwrap();
         rest.fences += 1;
-        if rest.sabotage == Some(Sabotage::Fence(rest.fences)) {
-            return Ok(());
+        match rest.sabotage {
+            Some(Sabotage::Fence(nth)) if nth == rest.fences => return Ok(()),
+            Some(Sabotage::Fences(nth)) if rest.fences.is_multiple_of(nth) => return Ok(()),
+            _ => {}
         }
         let rest = &mut *rest;
         if let Some(hook) = &mut rest.hook {
             hook(&CrashPoint { durable: &rest.durable, in_flight: &rest.in_flight });
         }
         rest.in_flight.retain(|(region, line), entry| {
-            if let Some((flushed, _)) = entry.flushed.take_if(|(_, by)| *by == thread::current().id()) {
+            let own = entry.flushed.iter().find(|(_, by)| *by == thread::current().id()).map(|(version, _)| *version);
+            if let Some(flushed) = own {
                 let from = *line as usize * LINE;
                 rest.durable[*region][from..from + LINE].copy_from_slice(&entry.versions[flushed]);
                 entry.versions.drain(..=flushed);
+                // What others have flushed since still waits for their fences.
+                entry.flushed.retain(|(version, _)| *version > flushed);
+                entry.flushed.iter_mut().for_each(|(version, _)| *version -= flushed + 1);
             }
             !entry.versions.is_empty()
         });

@@ -47,6 +47,37 @@ fn bytes(offset: u64, len: usize, fill: u8) -> Vec<u8> {
 type Done = Result<(), i32>;
 
 impl Op {
+    /// The same elsewhere: each path becomes what `place` makes of it.
+    pub fn at(&self, place: &dyn Fn(&str) -> String) -> Self {
+        let p = |path: &String| place(path);
+        match self {
+            Create(a) => Create(p(a)),
+            Mkdir(a) => Mkdir(p(a)),
+            Symlink(a, target) => Symlink(p(a), target.clone()),
+            Write(a, offset, len, fill) => Write(p(a), *offset, *len, *fill),
+            Append(a, len, fill) => Append(p(a), *len, *fill),
+            Truncate(a, size) => Truncate(p(a), *size),
+            Allocate(a, offset, len, keep) => Allocate(p(a), *offset, *len, *keep),
+            Punch(a, offset, len) => Punch(p(a), *offset, *len),
+            Zero(a, offset, len, keep) => Zero(p(a), *offset, *len, *keep),
+            Link(a, b) => Link(p(a), p(b)),
+            Unnamed(a, len, fill) => Unnamed(p(a), *len, *fill),
+            Unlink(a) => Unlink(p(a)),
+            Rmdir(a) => Rmdir(p(a)),
+            Rename(a, b, how) => Rename(p(a), p(b), *how),
+            Chmod(a, mode) => Chmod(p(a), *mode),
+            AccessTime(a, time) => AccessTime(p(a), *time),
+            SetXattr(a, name, len) => SetXattr(p(a), name.clone(), *len),
+            RemoveXattr(a, name) => RemoveXattr(p(a), name.clone()),
+            Migrate(a, node) => Migrate(p(a), *node),
+            MigrateRange(a, node, first, end) => MigrateRange(p(a), *node, *first, *end),
+            Clean(a) => Clean(p(a)),
+            DropHistory(a) => DropHistory(p(a)),
+            Forget(a) => Forget(p(a)),
+            CleanAround(a, slots, op) => CleanAround(p(a), *slots, Box::new(op.at(place))),
+        }
+    }
+
     pub fn on_volume(&self, volume: &Volume) -> Done {
         self.try_on_volume(volume).map_err(|e| match e {
             Error::Damaged(_) | Error::OutOfRange(_) | Error::ReadOnly => panic!("{self:?}: {e}"),

@@ -20,7 +20,7 @@ use crate::model::{DIR, Model, Tree, observe};
 use crate::operations::Op;
 use crate::{format, mount_whole, options};
 
-fn setting(name: &str, default: u64) -> u64 {
+pub fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
@@ -61,7 +61,7 @@ fn data_op(path: String, rng: &mut StdRng) -> Op {
     }
 }
 
-fn any_op(rng: &mut StdRng) -> Op {
+pub fn any_op(rng: &mut StdRng) -> Op {
     let whiteout = Rename::Whiteout { uid: 0, gid: 0 };
     let how = [Rename::Replace, Rename::NoReplace, Rename::Exchange, whiteout][rng.random_range(0..4)];
     match rng.random_range(0..20) {
@@ -169,8 +169,8 @@ impl Memory {
 
 /// Directories that move into others take names where no path of [`any_op`] leads. Removes one if
 /// there are many.
-fn prune(tree: &Tree) -> Option<Op> {
-    let deepest = tree.iter().filter(|_| tree.len() > 120).max_by_key(|(path, _)| path.matches('/').count());
+pub fn prune(tree: &Tree, most: usize) -> Option<Op> {
+    let deepest = tree.iter().filter(|_| tree.len() > most).max_by_key(|(path, _)| path.matches('/').count());
     deepest.map(|(path, seen)| {
         let remove = if seen.mode & 0o170_000 == DIR { Op::Rmdir } else { Op::Unlink };
         remove(path.clone())
@@ -254,7 +254,7 @@ fn run_seed(
     let mut tree = model.tree();
     let (mut crashes, mut succeeded, mut lives, mut audits, mut done) = (0, 0, 1, 0, 0);
     for i in 0..count {
-        let remove = if pruned { prune(&tree) } else { None };
+        let remove = if pruned { prune(&tree, 120) } else { None };
         let op = first.get(i as usize).cloned().or(remove).unwrap_or_else(|| next(&mut rng));
         let caught = memory.catch(StdRng::seed_from_u64(rng.random()));
         let result = op.on_volume(&volume);
