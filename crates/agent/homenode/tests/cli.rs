@@ -751,8 +751,8 @@ fn a_manual_page_for_every_sub_command() {
     pages.sort();
     let mut expected: Vec<_> = SUB_COMMANDS.iter().map(|name| format!("homenode-{name}.1")).collect();
     expected.push("homenode.1".to_owned());
-    let below = ["fs-info", "fs-ls", "fs-put", "fs-get", "fs-rm", "fs-where", "fs-migrate", "fs-debug", "fs-debug-log"];
-    expected.extend(below.map(|name| format!("homenode-{name}.1")));
+    let below = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "debug", "debug-log"];
+    expected.extend(below.map(|name| format!("homenode-fs-{name}.1")));
     expected.sort();
     assert_eq!(pages, expected);
     // Each page that a page refers to is there.
