@@ -233,8 +233,8 @@ impl Volume {
         if !self.damage().is_empty() {
             return Ok(());
         }
-        // Who frees an inode waits for nothing, and this thread's fence only for what it flushes: one
-        // that the medium still has in use would never be used again.
+        // Who frees an inode waits for nothing, and this thread's fence only for what it flushes:
+        // one that the medium still has in use would never be used again.
         let mut freed = Flushed::nothing();
         for (region, slots) in self.slots.iter().enumerate() {
             for slot in &lock(slots).free {

@@ -2,8 +2,8 @@
 //! ([`linux::volume::SCRUB`]).
 //!
 //! **Approach.** One thread reads ([`Volume::scrub`]); what it finds is kept for whoever asks, and
-//! named once it has ended. A scrub that is started again after it was stopped goes on, with what it
-//! had found; one that a mount before this one was stopped in goes on with nothing.
+//! named once it has ended. A scrub that is started again after it was stopped goes on, with what
+//! it had found; one that a mount before this one was stopped in goes on with nothing.
 //!
 //! **Limits.** The first [`KEPT`] faults are told one by one, the others are counted.
 

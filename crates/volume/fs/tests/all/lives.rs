@@ -301,9 +301,9 @@ fn concurrent_use_survives_a_crash_at_any_instant() {
     assert!(all.moved > 0 && all.images > 0 && all.crowded > 0, "{all:?}");
 }
 
-/// A fence waits for the flushes of its own thread: whoever unmounts has to flush what others freed.
-/// Otherwise the checkpoint said that the number was free, the medium that it was in use, and fsck
-/// found an orphan that no mount freed.
+/// A fence waits for the flushes of its own thread: whoever unmounts has to flush what others have
+/// freed. Otherwise the checkpoint said that the number was free, the medium that it was in use,
+/// and fsck found an orphan that no mount freed.
 #[test]
 fn an_unmount_makes_durable_what_another_thread_has_freed() {
     let (image, _) = new_volume(true);

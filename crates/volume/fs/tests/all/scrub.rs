@@ -59,7 +59,7 @@ fn a_flipped_bit_of_data_is_found_and_named_and_a_read_of_it_fails() {
     assert_eq!(scrub(&volume, ScrubPlace::default()).0, []);
 }
 
-/// Each bit that has a second copy: of a superblock, of a line of the inode table, of each line of a
+/// Bits that have a second copy: of a superblock, of a line of the inode table, of each line of a
 /// log that says something.
 #[test]
 fn what_has_a_second_copy_is_mended_while_the_volume_is_used() {
