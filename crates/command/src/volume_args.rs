@@ -155,6 +155,9 @@ pub struct MountArgs {
     /// Threads that serve the mount [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
+    /// No process that keeps the mount when its server dies, so that the next one goes on
+    #[arg(long)]
+    pub no_hold: bool,
     /// Which nodes, and what moves
     #[command(flatten)]
     pub nodes: NodesArgs,

@@ -5,6 +5,7 @@
 mod content;
 mod fs_files;
 mod fs_volume;
+mod hold;
 mod mount;
 mod volume_policy;
 
