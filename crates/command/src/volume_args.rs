@@ -64,6 +64,16 @@ In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
 As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
     Mount(MountArgs),
 
+    /// Have a newer program serve a mount that goes on
+    ///
+    /// The server ends, and the next one is what the program's file is by now. What programs do on
+    /// the mount waits until it works, as a rule less than a second; none gets an error. If it does
+    /// not work, the program that served before goes on. The mount needs a holder (mount -o hold).
+    #[command(after_help = "\
+Examples:
+  sudo homenode upgrade /mnt")]
+    Upgrade(UpgradeArgs),
+
     /// Look at a volume and its files, and move them between nodes
     #[command(
         subcommand,
@@ -164,6 +174,14 @@ pub struct MountArgs {
     /// Check everything, but do not mount: what `mount -f` asks for
     #[arg(long, hide = true)]
     pub fake: bool,
+}
+
+/// `homenode upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The directory that the volume is mounted on
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// Which nodes, and what moves.

@@ -17,6 +17,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -25,8 +26,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::mount::Held;
+use command::args::Global;
 use command::exit::{Exit, Failure};
-use command::notify;
+use command::volume_args::UpgradeArgs;
+use command::{notify, output};
+use linux::volume;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -232,6 +236,45 @@ impl Holder {
             }
         }
     }
+}
+
+/// Has the holder of a mount replace its server, and waits for the next one.
+pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
+    let name = args.dir.display().to_string();
+    let failed = |error: io::Error| Failure::from_error(Exit::Io, name.clone(), &error);
+    let dir = File::open(&args.dir).map_err(failed)?;
+    let before = volume::server(&dir).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODATA | libc::EOPNOTSUPP) => Failure::new(Exit::Usage, name.clone(), "no mount of homenode"),
+        _ => failed(error),
+    })?;
+    let Some(holder) = before.holder.and_then(Pid::from_raw) else {
+        let why = "nothing holds this mount while its server is replaced";
+        return Err(Failure::new(Exit::Unsupported, name, why).hint("unmount it, and mount it again with -o hold"));
+    };
+    let begun = Instant::now();
+    kill_process(holder, Signal::USR2).map_err(|errno| failed(errno.into()))?;
+    let after = loop {
+        // Waits while there is no server.
+        let now = volume::server(&dir).map_err(failed)?;
+        if now.pid != before.pid {
+            break now;
+        }
+        if begun.elapsed() > LONGEST {
+            return Err(Failure::new(Exit::Io, name, "its holder does not replace the server"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let pause = begun.elapsed();
+    let own = std::fs::metadata("/proc/self/exe").map_err(failed)?;
+    if after.program == before.program && after.program != (own.dev(), own.ino()) {
+        let why = "the program that served before goes on, as the new one did not take over";
+        return Err(Failure::new(Exit::Io, name, why).hint("the system's log says more"));
+    }
+    if !global.json {
+        let (old, new, name) = (before.version, after.version, output::escape(&name));
+        output::print(&format!("{name}: version {new} serves it, {old} did; that took {pause:.2?}\n"))?;
+    }
+    Ok(Exit::Done)
 }
 
 /// How a server ended.

@@ -43,6 +43,8 @@ pub(crate) enum Name {
     Migrate,
     /// How far it is.
     Migration,
+    /// Who serves the mount.
+    Server,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -55,6 +57,7 @@ impl Name {
             Ok(volume::NODES) => Some(Self::Nodes),
             Ok(volume::MIGRATE) => Some(Self::Migrate),
             Ok(volume::MIGRATION) => Some(Self::Migration),
+            Ok(volume::SERVER) => Some(Self::Server),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -66,6 +69,8 @@ pub(crate) struct Control {
     known: Mutex<Known>,
     /// Where migrations may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
+    /// The process that holds the mount.
+    holder: Option<i32>,
 }
 
 #[derive(Debug, Default)]
@@ -95,8 +100,10 @@ struct Job {
 
 impl Control {
     /// No migrations yet. They run where the calling thread may.
-    pub(crate) fn new() -> Self {
-        Self { known: Mutex::default(), cpus: affinity::get(0).ok() }
+    pub(crate) fn new(held: bool) -> Self {
+        let parent = rustix::process::getppid().filter(|_| held);
+        let holder = parent.map(|parent| parent.as_raw_nonzero().get());
+        Self { known: Mutex::default(), cpus: affinity::get(0).ok(), holder }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -114,6 +121,7 @@ impl Control {
                 let job = jobs.find(|job| (job.ino, job.generation) == (ino, generation));
                 Ok(job.ok_or(Error::NoAttribute)?.told().to_json().into_bytes())
             }
+            Name::Server => Ok(volume::Server::own(self.holder).to_json().into_bytes()),
             Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
         }
     }
