@@ -375,3 +375,127 @@ impl Seat {
         self.held.store(self.at + STATE, DONE);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use ::fs::medium::{Mapped, RegionFile};
+    use ::fs::{Ino, Layout, NewFile, Volume};
+
+    use super::*;
+    use crate::Options;
+    use crate::server::Server;
+    use crate::wire::BUFFER;
+
+    fn volume() -> Arc<Volume> {
+        let file = File::from(memfd_create("homenode", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(16 << 20).unwrap();
+        let medium = Arc::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap());
+        let layout = Layout { volume: [7; 16], nodes: vec![Some(0)], journals: 2, ..Layout::default() };
+        ::fs::mkfs(Box::new(Arc::clone(&medium)), &layout).unwrap();
+        Arc::new(Volume::mount(Box::new(medium), ::fs::Options::default()).unwrap())
+    }
+
+    fn held() -> Arc<Held> {
+        let memory = memfd_create("held", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&memory, ((HEADER + (LISTED + 1) * NOTE) * 8) as u64).unwrap();
+        let null = || File::open("/dev/null").unwrap().into();
+        Arc::new(Held::of(memory, vec![null(), null(), null()]).unwrap())
+    }
+
+    fn known(held: &Held, volume: &Volume) -> Arc<FxHashMap<u64, Known>> {
+        Arc::new(held.known(|word| volume.has_stored(word)).unwrap())
+    }
+
+    /// The errno and the body of the answer.
+    fn ask(seat: &Seat, server: &Server, (opcode, node): (u32, Ino), unique: u64, body: &[u8]) -> (i32, Vec<u8>) {
+        let header = [(Request::HEADER + body.len()) as u32, opcode].into_iter().flat_map(u32::to_ne_bytes);
+        let header = header.chain([unique, node.raw()].into_iter().flat_map(u64::to_ne_bytes)).chain([0; 16]);
+        let bytes: Vec<u8> = header.chain(body.iter().copied()).collect();
+        let mut out = vec![0; BUFFER];
+        let mut answer = Answer::new(&mut out);
+        fs::note_in(Arc::new(seat.clone()));
+        let errno = seat.answer(server, &Request::decode(&bytes).unwrap(), &mut answer).unwrap();
+        (errno, if errno == 0 { answer.body().to_vec() } else { Vec::new() })
+    }
+
+    /// Whichever moment after its commit a server is killed at, the next one gives the answer that
+    /// it would have given.
+    #[test]
+    fn a_request_that_comes_again_takes_effect_once() {
+        const AGAIN: u64 = 1 << 63;
+        let file = volume();
+        let make =
+            |name: &[u8], mode| file.create(Ino::ROOT, name, NewFile { mode, ..NewFile::default() }).unwrap().ino;
+        let (linked, _) = (make(b"linked", 0o644), make(b"gone", 0o644));
+        make(b"empty", libc::S_IFDIR | 0o755);
+        (make(b"from", 0o644), make(b"from2", 0o644));
+        let words = |words: &[u32], rest: &[u8]| {
+            words.iter().flat_map(|word| word.to_ne_bytes()).chain(rest.iter().copied()).collect::<Vec<u8>>()
+        };
+        let root = Ino::ROOT.raw().to_ne_bytes();
+        let number = linked.raw().to_ne_bytes();
+        let requests = [
+            (opcode::MKDIR, Ino::ROOT, words(&[0o755, 0], b"dir\0")),
+            (opcode::MKNOD, Ino::ROOT, words(&[libc::S_IFIFO | 0o600, 0, 0, 0], b"fifo\0")),
+            (opcode::SYMLINK, Ino::ROOT, b"symlink\0target\0".to_vec()),
+            (opcode::CREATE, Ino::ROOT, words(&[0, libc::S_IFREG | 0o600, 0, 0], b"file\0")),
+            (opcode::LINK, Ino::ROOT, [&number[..], b"link\0"].concat()),
+            (opcode::UNLINK, Ino::ROOT, b"gone\0".to_vec()),
+            (opcode::RMDIR, Ino::ROOT, b"empty\0".to_vec()),
+            (opcode::RENAME, Ino::ROOT, [&root[..], b"from\0to\0"].concat()),
+            (opcode::RENAME2, Ino::ROOT, [&root[..], &words(&[libc::RENAME_NOREPLACE, 0], b"from2\0to2\0")].concat()),
+            (opcode::SETXATTR, linked, words(&[1, libc::XATTR_CREATE as u32, 0, 0], b"user.a\0x")),
+            (opcode::REMOVEXATTR, linked, b"user.a\0".to_vec()),
+        ];
+        let (held, server) = (held(), Server::new(Arc::clone(&file), &Options::default()));
+        let mut unique = 0;
+        for (opcode, node, body) in requests {
+            unique += 2;
+            let first = Seat::new(Arc::clone(&held), 0, known(&held, &file));
+            let done = ask(&first, &server, (opcode, node), unique, &body);
+            assert_eq!(done.0, 0, "{opcode}");
+            let seat = Held::seat_at(0);
+            assert_eq!(held.load(seat + STATE), DONE);
+            let ever = held.load(LISTED_EVER);
+            for state in [COMMITS, COMMITTED, DONE] {
+                held.store(LISTED_EVER, ever);
+                held.store(seat + UNIQUE, unique);
+                held.store(seat + STATE, state);
+                // A server may be killed before it answers what it knows.
+                let next = [known(&held, &file), known(&held, &file)];
+                for known in next {
+                    let next = Seat::new(Arc::clone(&held), 0, known);
+                    assert_eq!(ask(&next, &server, (opcode, node), unique | AGAIN, &body), done, "{opcode} {state}");
+                }
+                held.store(seat + STATE, state);
+            }
+            held.store(seat + STATE, 0);
+            // The test knows an effect that comes twice.
+            let twice = ask(&first, &server, (opcode, node), unique | AGAIN, &body);
+            assert_ne!(twice.0, 0, "{opcode}");
+        }
+        // What was not committed is done.
+        let seat = Held::seat_at(0);
+        held.store(seat + UNIQUE, 1000);
+        held.store(seat + STATE, COMMITS);
+        let at = held.load(seat + WORD + 2);
+        held.store(seat + WORD + 2, at ^ 1);
+        let next = Seat::new(Arc::clone(&held), 0, known(&held, &file));
+        let made = ask(&next, &server, (opcode::MKDIR, Ino::ROOT), 1000 | AGAIN, &words(&[0o755, 0], b"new\0"));
+        assert_eq!(made.0, 0);
+        assert!(file.lookup(Ino::ROOT, b"new").is_ok());
+    }
+
+    #[test]
+    fn the_next_server_finds_the_mount_where_it_was() {
+        let held = held();
+        assert!(!held.is_mounted());
+        let dir = PathBuf::from(format!("/{}", "long/".repeat(800)));
+        held.mounted(5, &Mountpoint { dir: dir.clone(), id: 7, device: 9 });
+        let at = held.mountpoint();
+        assert!(held.is_mounted());
+        assert_eq!((at.dir, at.id, at.device), (dir, 7, 9));
+    }
+}
