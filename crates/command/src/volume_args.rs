@@ -37,13 +37,14 @@ Examples:
     /// When the command returns, the mount works, and goes on in the background until `umount DIR`.
     /// With --foreground, it ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the
     /// directory is free at once, and the mount ends when the last of them is closed. Whatever a
-    /// program was told is done survives the end of the server, also by `kill -9`; then
+    /// program was told is done survives the end of the server, also by `kill -9`. Where a holder
+    /// keeps the mount, the next server goes on then, and programs wait meanwhile; elsewhere
     /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file
     /// system.
     ///
     /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
     /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
-    /// region= equal the options of these names. The kernel checks permissions, as for a local file
+    /// region= equal the options of these names; nohold is --no-hold, and hold the opposite. The kernel checks permissions, as for a local file
     /// system, and all users may use the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
@@ -165,7 +166,7 @@ pub struct MountArgs {
     /// Threads that serve the mount [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
-    /// No process that keeps the mount when its server dies, so that the next one goes on
+    /// Without a process that holds the mount: when its server dies, so does the mount
     #[arg(long)]
     pub no_hold: bool,
     /// Which nodes, and what moves

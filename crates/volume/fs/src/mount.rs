@@ -136,6 +136,10 @@ impl Volume {
         if state == Use::Repairing || scan::mount_numbers(&store)?.contains(&None) {
             return Err(Damage::State.into());
         }
+        // Its server died with it.
+        if options.inherits && state != Use::Mounted {
+            return Err(Error::NotAVolume("it was in use elsewhere since its server died".into()));
+        }
         scan::number_mount(&store, (options.clock)())?;
         let (journals, damage) = scan::journals(&store)?;
         // Nothing is under way in a volume that was unmounted.

@@ -41,6 +41,8 @@ use crate::mount::{leave_output, leave_terminal, say};
 /// The server's environment has it: the number of the file by which it says that it works, and
 /// those of [`Held`].
 const HELD: &str = "HOMENODE_MOUNT_HELD";
+/// Rest after a start that failed.
+const REST: Duration = Duration::from_secs(1);
 /// Starts that fail in a row.
 const TRIES: u32 = 3;
 /// Time without a server.
@@ -170,6 +172,9 @@ impl Holder {
                 });
             }
             let fault = signal.is_some_and(|signal| signal != Signal::KILL.as_raw());
+            if !worked && !upgraded {
+                std::thread::sleep(REST); // another process may be at the volume's files
+            }
             failed = if !worked || (fault && begun.elapsed() < YOUNG) { failed + 1 } else { 0 };
             let since = *died.get_or_insert_with(Instant::now);
             if failed >= TRIES || since.elapsed() >= LONGEST {
