@@ -327,8 +327,7 @@ fn nobody_on_a_mount_notices_that_its_server_is_killed() {
                     let (ended, own) = (&ended, Ended(&ended));
                     scope.spawn(move || {
                         let _own = own; // a failure ends all
-                        let mut load = load;
-                        repeat(told, ended, |number| load(number));
+                        repeat(told, ended, load);
                     })
                 })
                 .collect();
