@@ -315,7 +315,9 @@ fn recover(
     let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
     let lost = tree.lost.iter().filter_map(|(ino, _)| kind(ino)).collect();
     let whole = |ino: &Ino| inodes.get(ino).is_some_and(|found| found.state.is_ok());
-    let mut orphans = if inherits { std::mem::take(&mut tree.orphans) } else { Vec::new() };
+    // Where names are lost they stay anyway.
+    let taken = inherits && damage.is_empty() && !tree.names_lost;
+    let mut orphans = if taken { std::mem::take(&mut tree.orphans) } else { Vec::new() };
     orphans.retain(whole);
     let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
     if damage.is_empty() && !tree.names_lost {

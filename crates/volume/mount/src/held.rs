@@ -428,9 +428,11 @@ mod tests {
         let file = volume();
         let make =
             |name: &[u8], mode| file.create(Ino::ROOT, name, NewFile { mode, ..NewFile::default() }).unwrap().ino;
-        let (linked, _) = (make(b"linked", 0o644), make(b"gone", 0o644));
+        let linked = make(b"linked", 0o644);
+        make(b"gone", 0o644);
         make(b"empty", libc::S_IFDIR | 0o755);
-        (make(b"from", 0o644), make(b"from2", 0o644));
+        make(b"from", 0o644);
+        make(b"from2", 0o644);
         let words = |words: &[u32], rest: &[u8]| {
             words.iter().flat_map(|word| word.to_ne_bytes()).chain(rest.iter().copied()).collect::<Vec<u8>>()
         };
