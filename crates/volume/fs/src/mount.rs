@@ -298,8 +298,8 @@ pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
 
 /// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have
 /// written down, and `damage` with what else is damaged. Orphans are freed, unless a damaged
-/// directory may have named them, or a kernel may know them. Where it is `changed` later, nothing is given away that something
-/// damaged may own.
+/// directory may have named them, or the volume `inherits` what a kernel knows. Where it is
+/// `changed` later, nothing is given away that something damaged may own.
 fn recover(
     store: &Store,
     journals: &Journals,

@@ -4,15 +4,15 @@
 //! its answer. One that is committed already must not be done again: `mkdir` would find its own
 //! directory.
 //!
-//! **Approach.** A worker has a note in memory that outlives it. Before an operation's commit, while
-//! its inodes are locked, the note gets the word that will commit it ([`Word`]), and after it that
-//! it is committed. If it says only the first, nobody has changed that place since, so the medium
-//! says which ([`crate::Volume::has_stored`]). A process that is killed has made its stores in the
-//! order of its program, so no fence is needed between the two.
+//! **Approach.** A worker has a note in memory that outlives it. Before an operation's commit,
+//! while its inodes are locked, the note gets the word that will commit it ([`Word`]), and after it
+//! that it is committed. If it says only the first, nobody has changed that place since, so the
+//! medium says which ([`crate::Volume::has_stored`]). A process that is killed has made its stores
+//! in the order of its program, so no fence is needed between the two.
 //!
 //! **Limits.** Of a request with several commits it says no more than that the last one that began
-//! has happened; all such requests can be done again. After a power cut there is no note, and nobody
-//! who asks.
+//! has happened; all such requests can be done again. After a power cut there is no note, and
+//! nobody who asks.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -74,8 +74,8 @@ pub struct Options {
     pub callers: Option<Arc<plane::Callers>>,
     /// Emulated cores, which calls take: where memory is emulated, too.
     pub cores: Option<Arc<fs::medium::Cores>>,
-    /// What outlives this server; with it requests come by `/dev/fuse`. Where it has a mount already,
-    /// that one is taken over, and the volume [inherits](fs::Options::inherits).
+    /// What outlives this server; with it requests come by `/dev/fuse`. Where it has a mount
+    /// already, that one is taken over, and the volume [inherits](fs::Options::inherits).
     pub held: Option<Arc<Held>>,
 }
 
