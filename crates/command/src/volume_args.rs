@@ -37,14 +37,16 @@ Examples:
     /// When the command returns, the mount works, and goes on in the background until `umount DIR`.
     /// With --foreground, it ends on SIGTERM or SIGINT (Ctrl-C) too: if files are open, the
     /// directory is free at once, and the mount ends when the last of them is closed. Whatever a
-    /// program was told is done survives the end of the server, also by `kill -9`; then
+    /// program was told is done survives the end of the server, also by `kill -9`. Where a holder
+    /// keeps the mount, the next server goes on then, and programs wait meanwhile; elsewhere
     /// `umount DIR` and mount again. `umount` of a mount in the background works as for any file
     /// system.
     ///
     /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
     /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
-    /// region= equal the options of these names. The kernel checks permissions, as for a local file
-    /// system, and all users may use the mount. Reading never changes the access time.
+    /// region= equal the options of these names; nohold is --no-hold, and hold the opposite. The
+    /// kernel checks permissions, as for a local file system, and all users may use the mount.
+    /// Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
     /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server
@@ -63,6 +65,16 @@ In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
 
 As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
     Mount(MountArgs),
+
+    /// Have a newer program serve a mount that goes on
+    ///
+    /// The server ends, and the next one is what the program's file is by now. What programs do on
+    /// the mount waits until it works, as a rule less than a second; none gets an error. If it does
+    /// not work, the program that served before goes on. The mount needs a holder (mount -o hold).
+    #[command(after_help = "\
+Examples:
+  sudo homenode upgrade /mnt")]
+    Upgrade(UpgradeArgs),
 
     /// Look at a volume and its files, and move them between nodes
     #[command(
@@ -155,12 +167,23 @@ pub struct MountArgs {
     /// Threads that serve the mount [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
+    /// Without a process that holds the mount: when its server dies, so does the mount
+    #[arg(long)]
+    pub no_hold: bool,
     /// Which nodes, and what moves
     #[command(flatten)]
     pub nodes: NodesArgs,
     /// Check everything, but do not mount: what `mount -f` asks for
     #[arg(long, hide = true)]
     pub fake: bool,
+}
+
+/// `homenode upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The directory that the volume is mounted on
+    #[arg(value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 /// Which nodes, and what moves.

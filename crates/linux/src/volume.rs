@@ -37,6 +37,9 @@ pub const SCRUBBED: &str = "homenode.scrub";
 
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
+/// Read: who serves the mount, as JSON ([`Server`]).
+pub const SERVER: &str = "homenode.server";
+
 /// No node.
 pub const UNKNOWN: &str = "unknown";
 
@@ -253,6 +256,45 @@ pub struct Place {
     pub nodes: NodeBytes,
     /// The others.
     pub unknown: u64,
+}
+
+/// Who serves a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// Its process.
+    pub pid: i32,
+    /// The process that starts the next one when it dies, if there is one.
+    pub holder: Option<i32>,
+    /// Its version.
+    pub version: String,
+    /// Device and inode of its program.
+    pub program: (u64, u64),
+}
+
+impl Server {
+    /// This process, which may be `held` by its parent.
+    pub fn own(held: Option<i32>) -> Self {
+        let program = rustix::fs::stat("/proc/self/exe").map_or((0, 0), |stat| (stat.st_dev, stat.st_ino));
+        // The parent may have ended.
+        let parent = || rustix::process::getppid().map(|parent| parent.as_raw_nonzero().get());
+        let holder = held.filter(|held| parent() == Some(*held));
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Self { pid, holder, version: env!("CARGO_PKG_VERSION").to_owned(), program }
+    }
+
+    /// The form of [`SERVER`].
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// Who serves the mount that has a file.
+///
+/// # Errors
+///
+/// ENODATA, EOPNOTSUPP: it is on no mount of homenode.
+pub fn server(file: &File) -> io::Result<Server> {
+    serde_json::from_slice(&get(file, SERVER)?).map_err(io::Error::other)
 }
 
 /// The form of [`NODES`], of bytes by node.

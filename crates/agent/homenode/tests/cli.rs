@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 25] = [
+const SUB_COMMANDS: [&str; 26] = [
     "nodes",
     "where",
     "move",
@@ -60,6 +60,7 @@ const SUB_COMMANDS: [&str; 25] = [
     "doctor",
     "mkfs",
     "mount",
+    "upgrade",
     "fsck",
     "fs",
     "completions",

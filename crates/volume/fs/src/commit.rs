@@ -60,7 +60,7 @@ impl Volume {
             locked.0.get(*i).map(|locked| record(locked.0, Field::Tail, appended.tail))
         };
         let records: SmallVec<[Record; 4]> = logs.iter().filter_map(record).collect();
-        let durable = self.store_records(&records, flushed)?;
+        let durable = self.store_noted(&records, flushed)?;
 
         let mut freed = Vec::new();
         for (i, appended) in &mut logs {
@@ -115,7 +115,7 @@ pub(crate) fn record(inode: &Inode, field: Field, pos: LogPos) -> Record {
     Record { ino: inode.ino, field, word: pos_word(inode.ino, inode.generation, field, pos) }
 }
 
-fn place(store: &Store, record: &Record) -> Result<(Block, u64, u64)> {
+pub(crate) fn place(store: &Store, record: &Record) -> Result<(Block, u64, u64)> {
     let (block, line) = store.inode_at(record.ino)?;
     Ok((block, line + record.place(), record.word))
 }

@@ -90,6 +90,7 @@ mod extents;
 pub mod format;
 mod free;
 pub mod fsck;
+mod inherited;
 mod inode;
 #[cfg(test)]
 mod interleavings;
@@ -98,6 +99,7 @@ mod log;
 pub mod medium;
 mod mkfs;
 mod mount;
+mod note;
 mod open;
 mod ops;
 mod placement;
@@ -121,6 +123,7 @@ pub use format::{Block, Ino};
 pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
+pub use note::{Note, Word, note_in};
 pub use open::{is_copied_while_mounted, open_files, open_files_to_look, open_files_to_repair, reserve};
 pub use ops::{
     Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage,

@@ -120,6 +120,8 @@ pub(crate) struct Recovered {
     pub lost: Vec<(Ino, Kind)>,
     /// Journals that nobody uses, as they cannot be read; nothing is under way in them.
     pub unused: Vec<Damage>,
+    /// Inodes without a name that a kernel may know.
+    pub orphans: Vec<Ino>,
 }
 
 impl Volume {
@@ -135,6 +137,10 @@ impl Volume {
         if state == Use::Repairing || scan::mount_numbers(&store)?.contains(&None) {
             return Err(Damage::State.into());
         }
+        // Its server died with it.
+        if options.inherits && state != Use::Mounted {
+            return Err(Error::NotAVolume("it was in use elsewhere since its server died".into()));
+        }
         scan::number_mount(&store, (options.clock)())?;
         let (journals, damage) = scan::journals(&store)?;
         // Nothing is under way in a volume that was unmounted.
@@ -145,8 +151,8 @@ impl Volume {
         let has_root = scan::inode(&store, Ino::ROOT, true).is_ok();
         let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_root) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
-            None if state == Use::Mounted => recover(&store, &journals, damage.clone(), true)?,
-            None => recover(&store, &journals, Vec::new(), true)?,
+            None if state == Use::Mounted => recover(&store, &journals, damage.clone(), (true, options.inherits))?,
+            None => recover(&store, &journals, Vec::new(), (true, options.inherits))?,
         };
         if state != Use::Mounted {
             found.unused = damage.into_iter().filter(is_unreadable).collect();
@@ -173,7 +179,7 @@ impl Volume {
         let has_all = missing.is_empty() && damage.is_empty() && scan::inode(&store, Ino::ROOT, true).is_ok();
         let mut found = match read_checkpoint(&store, state, &journals)?.filter(|_| has_all) {
             Some(checkpoint) => Recovered { checkpoint, ..Recovered::default() },
-            None => recover(&store, &journals, damage, false)?,
+            None => recover(&store, &journals, damage, (false, false))?,
         };
         store.freeze();
         found.damage.splice(..0, missing.iter().map(|region| Damage::Superblock { region: *region, what: MISSING }));
@@ -207,12 +213,18 @@ impl Volume {
         Ok(())
     }
 
-    fn with(store: Store, found: Recovered, options: Options) -> Result<Self> {
+    fn with(store: Store, mut found: Recovered, options: Options) -> Result<Self> {
         let allocator = Allocator::new(store.superblock(), options.parts, &found.checkpoint.free);
         let allocator = allocator.without(store.failed());
         let slots = slots(&store, &found.checkpoint.inodes);
         let why = found.damage.iter().chain(&found.unused).next().cloned();
-        let volume = Self::new(store, allocator, slots, found, options);
+        let inherits = options.inherits && !store.is_frozen();
+        let inodes = if inherits { found.checkpoint.inodes.clone() } else { Vec::new() };
+        let orphans = std::mem::take(&mut found.orphans);
+        let mut volume = Self::new(store, allocator, slots, found, options);
+        if inherits {
+            volume.inherit(&inodes, &orphans)?;
+        }
         match why.filter(|_| volume.journals.is_empty() && !volume.is_look()) {
             Some(damage) => Err(damage.into()),
             None => Ok(volume),
@@ -296,17 +308,27 @@ pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
 
 /// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have
 /// written down, and `damage` with what else is damaged. Orphans are freed, unless a damaged
-/// directory may have named them. Where it is `changed` later, nothing is given away that something
-/// damaged may own.
-fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: bool) -> Result<Recovered> {
+/// directory may have named them, or the volume `inherits` what a kernel knows. Where it is
+/// `changed` later, nothing is given away that something damaged may own.
+fn recover(
+    store: &Store,
+    journals: &Journals,
+    damage: Vec<Damage>,
+    (changed, inherits): (bool, bool),
+) -> Result<Recovered> {
     for (at, records) in journals {
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
-    let tree =
+    let mut tree =
         if changed { scan::walk(store, &mut inodes) } else { scan::walk_lost(store, &mut inodes, !damage.is_empty()) };
     let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
     let lost = tree.lost.iter().filter_map(|(ino, _)| kind(ino)).collect();
+    let whole = |ino: &Ino| inodes.get(ino).is_some_and(|found| found.state.is_ok());
+    // Where names are lost they stay anyway.
+    let taken = inherits && damage.is_empty() && !tree.names_lost;
+    let mut orphans = if taken { std::mem::take(&mut tree.orphans) } else { Vec::new() };
+    orphans.retain(whole);
     let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
     if damage.is_empty() && !tree.names_lost {
         free_orphans(store, &mut inodes, &tree.orphans)?;
@@ -338,7 +360,7 @@ fn recover(store: &Store, journals: &Journals, damage: Vec<Damage>, changed: boo
     let parents = inodes.into_iter().filter_map(parent).collect();
     let checkpoint = Checkpoint { free, inodes: used, parents };
     store.forget_log_pages();
-    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new() })
+    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new(), orphans })
 }
 
 /// Frees the inodes that nobody names.

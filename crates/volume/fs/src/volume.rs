@@ -17,6 +17,7 @@ use crate::counters::Counters;
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::Kind;
 use crate::format::{Block, Ino};
+use crate::inherited::Inherited;
 use crate::inode::{Inode, State};
 use crate::locks::Locks;
 use crate::log::Pages;
@@ -43,6 +44,8 @@ pub struct Options {
     pub parts: usize,
     /// The time, ns since 1970.
     pub clock: Arc<dyn Fn() -> i64 + Send + Sync>,
+    /// A kernel may know inodes from a server that was killed: see [`Volume::take_forgotten`].
+    pub inherits: bool,
 }
 
 impl Default for Options {
@@ -54,7 +57,7 @@ impl Default for Options {
             now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
         };
         let parts = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { placement: Placement::Local, topology: None, parts, clock: Arc::new(clock) }
+        Self { placement: Placement::Local, topology: None, parts, clock: Arc::new(clock), inherits: false }
     }
 }
 
@@ -78,6 +81,7 @@ pub struct Volume {
     /// A kernel remembers inodes: those that it does not are to be let go. Without one, whoever has
     /// the volume uses them by number.
     pub(crate) kernel: AtomicBool,
+    pub(crate) inherited: Inherited,
     /// Inodes to let go that somebody was at when it was tried.
     busy: Mutex<BTreeSet<Ino>>,
     /// Inodes without a name that are not open, and that a kernel remembers.
@@ -149,6 +153,7 @@ impl Volume {
             locks: Locks::default(),
             leaving: AtomicU64::new(0),
             kernel: AtomicBool::new(false),
+            inherited: Inherited::default(),
             busy: Mutex::default(),
             unread: Unread::new(
                 found.checkpoint,

@@ -5,6 +5,7 @@
 mod content;
 mod fs_files;
 mod fs_volume;
+mod hold;
 mod mount;
 mod scrub;
 mod volume_policy;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         VolumeCommand::Mkfs(args) => fs_volume::mkfs(&global, args),
         VolumeCommand::Fsck(args) => fs_volume::fsck(&global, args),
         VolumeCommand::Mount(args) => mount::run(&global, args),
+        VolumeCommand::Upgrade(args) => hold::upgrade(&global, args),
         VolumeCommand::Fs(command) => fs_files::run(&global, command),
     };
     exit::end(result, global.json)

@@ -26,6 +26,7 @@ use command::volume_args::{
 };
 
 use crate::fs_volume::{self, map, map_to_look, unmount};
+use crate::hold;
 use crate::volume_policy::{Nodes, Prepared};
 use command::args::Global;
 use command::exit::{Exit, Failure};
@@ -97,6 +98,9 @@ const NEVER_KILLED: &str = "-1000";
 /// Exists where SELinux is on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
+/// Whether the kernel offers requests by io_uring.
+const URING: &str = "/sys/module/fuse/parameters/enable_uring";
+
 /// The system's log.
 const LOG: &str = "/dev/log";
 
@@ -126,9 +130,9 @@ fn mount(global: &Global, args: &MountArgs, wanted: &Wanted) -> Result<Exit, Fai
         map_to_look(&wanted.volume)?;
         Ok(Exit::Done)
     } else if args.foreground {
-        serve(global, args, wanted, false)
+        serve_held(global, args, wanted, false)
     } else if std::env::var_os(BACKGROUND).is_some() {
-        serve(global, args, wanted, true)
+        serve_held(global, args, wanted, true)
     } else {
         let started = start(args)?;
         // mount(8) and its users expect silence.
@@ -161,6 +165,8 @@ struct Wanted {
     /// Whether the user says who keeps data, and how many threads serve.
     chosen: (bool, bool),
     remount: bool,
+    /// Whether its server has a holder, where the user says.
+    hold: Option<bool>,
     /// `nofail`: a volume that is not there is no failure of mount(8).
     may_be_missing: bool,
 }
@@ -171,6 +177,7 @@ impl Wanted {
         let (mut cache, mut placement, mut remount) = (args.cache, args.placement, false);
         let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
         let mut nodes = args.nodes.clone();
+        let mut hold = args.no_hold.then_some(false);
         let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
         options.workers = args.workers.map_or(options.workers, usize::from);
         let joined = joined(&args.options);
@@ -199,6 +206,8 @@ impl Wanted {
                 }
                 "region" => volume.region.push(PathBuf::from(value)),
                 "remount" => {}
+                "hold" => hold = Some(true),
+                "nohold" => hold = Some(false),
                 // As mount(8) has it; later options may allow them again.
                 "user" | "users" => options.flags |= Flags::NOEXEC | Flags::NOSUID | Flags::NODEV,
                 "owner" | "group" => options.flags |= Flags::NOSUID | Flags::NODEV,
@@ -236,7 +245,15 @@ impl Wanted {
             PlacementArg::Node(node) => ::fs::Placement::Node(node),
         };
         let may_be_missing = !remount && given().any(|option| option == "nofail");
-        Ok(Self { volume, options, placement, nodes, chosen, remount, may_be_missing })
+        Ok(Self { volume, options, placement, nodes, chosen, remount, hold, may_be_missing })
+    }
+
+    /// Whether a holder keeps the mount: by default where the kernel can send requests again, and
+    /// does not offer what cannot.
+    fn hold(&self) -> bool {
+        let emulated = self.nodes.emulate_nodes.is_some();
+        let ring = || !self.chosen.1 && std::fs::read_to_string(URING).is_ok_and(|on| on.trim() == "Y");
+        self.hold.unwrap_or_else(|| !emulated && !ring() && linux_release() >= Some((6, 9)))
     }
 
     /// What moves threads and files of the mount, for a person.
@@ -264,6 +281,13 @@ impl Wanted {
             tracing::warn!("stdout: {error}");
         }
     }
+}
+
+/// The first two numbers of the kernel's release.
+fn linux_release() -> Option<(u32, u32)> {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().ok()?.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Options that were taken apart at each comma, with those of a value in quotes put together:
@@ -303,8 +327,30 @@ fn start(args: &MountArgs) -> Result<Exit, Failure> {
     code.filter(|code| *code != 0).map(Exit::Command).ok_or_else(ended)
 }
 
-/// Mounts, and serves the mount until it ends.
-fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
+/// Serves, or holds the mount of a server that this starts.
+fn serve_held(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -> Result<Exit, Failure> {
+    let server = hold::Server::of_holder()?;
+    if server.is_none() && wanted.hold() {
+        never_killed();
+        return hold::run(wanted.options.workers, background);
+    }
+    serve(global, args, wanted, (background, server))
+}
+
+/// Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
+/// mount. Only with CAP_SYS_RESOURCE; else it stays as it is.
+fn never_killed() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
+}
+
+/// Mounts, or takes a mount over, and serves it until it ends.
+fn serve(
+    global: &Global,
+    args: &MountArgs,
+    wanted: &Wanted,
+    (background, mut server): (bool, Option<hold::Server>),
+) -> Result<Exit, Failure> {
+    let taken = server.as_ref().is_some_and(|server| server.held.is_mounted());
     let stop = Stop::on_signals()?;
     // Nobody waits for output from here on, so that nothing keeps moves from being undone, or the
     // mount from ending.
@@ -312,18 +358,18 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     log_failures();
     // Each thread that uses the mount takes up to two.
     linux::files::raise_limit();
-    // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
-    // mount. Only with CAP_SYS_RESOURCE; else it stays as it is.
-    let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
+    never_killed();
     // Before the volume is recovered.
-    ::mount::check(&args.dir).map_err(|e| failure(&e))?;
+    if !taken {
+        ::mount::check(&args.dir).map_err(|e| failure(&e))?;
+    }
     let looks = wanted.options.flags.contains(Flags::RDONLY);
     let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
     let nodes = Nodes::of(global, &wanted.nodes, &mapped)?;
     let prepared = Prepared::new(global, &wanted.nodes, &nodes, &args.dir)?;
     let mut options = wanted.options.clone();
     let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
-    let with = ::fs::Options { topology, placement: wanted.placement, ..::fs::Options::default() };
+    let with = ::fs::Options { topology, placement: wanted.placement, inherits: taken, ..::fs::Options::default() };
     let volume = if looks { ::fs::Volume::look(medium, with) } else { ::fs::Volume::mount(medium, with) };
     let volume = volume.map_err(|e| {
         let damaged = matches!(e, ::fs::Error::Damaged(_));
@@ -336,6 +382,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     })?;
     fs_volume::damage_lines(&volume, &wanted.volume.volume).iter().for_each(|line| say(line));
     nodes.serve(&mut options, &wanted.nodes, wanted.chosen);
+    options.held = server.as_ref().map(|server| Arc::clone(&server.held));
     let volume = Arc::new(volume);
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {
         Ok(session) => session,
@@ -347,7 +394,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     let ready = prepared.map(|prepared| prepared.start(&nodes, &volume, (&args.dir, wanted.placement))).transpose();
     let ready = ready.and_then(|decider| {
         let lost = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot go to the background", &e);
-        if background { go_to_background().map_err(lost).map(|()| decider) } else { Ok(decider) }
+        let go = || leave_terminal().and_then(|()| go_to_background()).map_err(lost);
+        if background { go().map(|()| decider) } else { Ok(decider) }
     });
     let decider = match ready {
         Ok(decider) => decider,
@@ -359,7 +407,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
         }
     };
     notify::ready(None);
-    if !background && !wanted.nodes.policy() {
+    server.iter_mut().for_each(hold::Server::works);
+    if !background && !taken && !wanted.nodes.policy() {
         wanted.tell(global, &args.dir);
     }
     let session = Arc::new(session);
@@ -434,7 +483,7 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
 }
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
-fn say(line: &str) {
+pub fn say(line: &str) {
     let line = command::output::escape(line);
     output::complain(&format!("homenode: {line}\n"));
     // Facility daemon, severity error (RFC 3164).
@@ -474,15 +523,24 @@ fn end(volume: Arc<::fs::Volume>) -> Result<(), Failure> {
     }
 }
 
-/// Says that the mount works, and lets go of the caller's terminal and directory.
-fn go_to_background() -> std::io::Result<()> {
+/// Lets go of the caller's terminal and directory.
+pub fn leave_terminal() -> std::io::Result<()> {
     // It was started as /proc/self/exe.
     rustix::thread::set_name(c"homenode-fs")?;
     rustix::process::setsid()?;
-    rustix::process::chdir("/")?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// Says that the mount works, and lets go of the caller's output.
+fn go_to_background() -> std::io::Result<()> {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "mounted")?;
     stdout.flush()?;
+    leave_output()
+}
+
+/// Lets go of the caller's output.
+pub fn leave_output() -> std::io::Result<()> {
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;

@@ -134,7 +134,9 @@ impl Place {
     /// A server in the foreground.
     fn server(&self) -> Child {
         let mut server = Command::new(env!("CARGO_BIN_EXE_homenode-fs"));
-        server.args(["mount", "--foreground", "--cache", "direct", &self.volume, &self.dir]).stderr(Stdio::piped());
+        server
+            .args(["mount", "--foreground", "--no-hold", "--cache", "direct", &self.volume, &self.dir])
+            .stderr(Stdio::piped());
         let server = server.spawn().unwrap();
         while !fs::read_to_string("/proc/mounts").unwrap().contains(&self.dir) {
             std::thread::yield_now();

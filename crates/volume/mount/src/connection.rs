@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use crate::Cache;
+use crate::held::Seat;
 use crate::stale::{Stale, Waiting};
 use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
 
@@ -32,6 +33,14 @@ pub(crate) trait Answers: Send + Sync {
     /// Does what a request asks for. `Some`: the errno to answer with, or 0 and the answer; `None`:
     /// nothing is to be said.
     fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32>;
+
+    /// Answers a request that a server before this one has committed, and not answered.
+    fn finish(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> i32 {
+        self.answer(request, answer).unwrap_or(0)
+    }
+
+    /// Adds what the kernel has to be told of a request that it sent again.
+    fn came_again(&self, _request: &Request<'_>, _answer: &mut Answer<'_>) {}
 }
 
 /// A worker's way to the kernel.
@@ -52,18 +61,24 @@ pub(crate) fn connect() -> Result<OwnedFd, Errno> {
 /// other.
 pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
     let new = connect()?;
+    clone_to(&new, connection)?;
+    Ok(new)
+}
+
+/// Makes a file that has no connection yet one of this connection.
+pub(crate) fn clone_to(new: &OwnedFd, connection: &OwnedFd) -> Result<(), Errno> {
     let old = connection.as_raw_fd();
     // SAFETY: the ioctl reads one 32-bit number, which lives through the call.
     if unsafe { libc::ioctl(new.as_raw_fd(), CLONE, &raw const old) } == 0 {
-        Ok(new)
+        Ok(())
     } else {
         Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
     }
 }
 
-/// Answers the kernel's first request: what both sides can do. `ring`: io_uring, too. Returns
-/// whether it will be used.
-pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::Result<bool> {
+/// Answers the kernel's first request: what both sides can do. `more`: bits of [`init`] for which
+/// not every server is made. Returns what was agreed.
+pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, more: u64) -> io::Result<u64> {
     let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
     let mut answer = Answer::new(&mut out);
     loop {
@@ -93,12 +108,10 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::R
             | init::DONT_MASK
             | init::POSIX_ACL
             | init::SETXATTR_EXT
-            | init::INIT_EXT;
+            | init::INIT_EXT
+            | more;
         if cache == Cache::Direct {
             wanted |= init::DIRECT_IO_ALLOW_MMAP;
-        }
-        if ring {
-            wanted |= init::OVER_IO_URING;
         }
         let agreed = offered & wanted;
         answer.begin();
@@ -120,7 +133,7 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::R
             return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's FUSE is too old"));
         }
         if major == VERSION.0 {
-            return Ok(agreed & init::OVER_IO_URING != 0);
+            return Ok(agreed);
         }
     }
 }
@@ -164,7 +177,7 @@ pub(crate) fn memory(len: usize, kept: usize) -> Resident {
 }
 
 /// A file of `/dev/fuse`.
-pub(crate) struct Device(pub Arc<OwnedFd>);
+pub(crate) struct Device(pub Arc<OwnedFd>, pub Option<Seat>);
 
 impl Transport for Device {
     fn alone(&self) -> bool {
@@ -174,6 +187,9 @@ impl Transport for Device {
     fn serve(&mut self, server: &dyn Answers, stale: &Stale) -> io::Result<()> {
         let connection = &self.0;
         flush_for_others();
+        if let Some(seat) = &self.1 {
+            fs::note_in(Arc::new(seat.clone()));
+        }
         let (mut buffer, mut out) = (memory(BUFFER, BUFFER), memory(BUFFER, BUFFER));
         loop {
             let mut answer = Answer::new(&mut out);
@@ -190,7 +206,11 @@ impl Transport for Device {
                 Err(errno) => return Err(errno.into()),
             };
             let Some(request) = Request::decode(buffer.get(..len).unwrap_or_default()) else { continue };
-            let Some(errno) = server.answer(&request, &mut answer) else { continue };
+            let errno = match &self.1 {
+                Some(seat) => seat.answer(server, &request, &mut answer),
+                None => server.answer(&request, &mut answer),
+            };
+            let Some(errno) = errno else { continue };
             notify(connection, &mut answer);
             if let Some(range) = answer.stale() {
                 let waiting = || Waiting(Arc::clone(connection), answer.finish(request.unique, errno).to_vec());

@@ -46,6 +46,8 @@ pub(crate) enum Name {
     Migration,
     /// Starts, stops and tells of a scrub, with the places of faults or without.
     Scrub(bool),
+    /// Who serves the mount.
+    Server,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -60,6 +62,7 @@ impl Name {
             Ok(volume::MIGRATION) => Some(Self::Migration),
             Ok(volume::SCRUB) => Some(Self::Scrub(true)),
             Ok(volume::SCRUBBED) => Some(Self::Scrub(false)),
+            Ok(volume::SERVER) => Some(Self::Server),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -73,6 +76,8 @@ pub(crate) struct Control {
     scrubs: Scrubs,
     /// Where migrations and scrubs may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
+    /// The process that holds the mount.
+    holder: Option<i32>,
 }
 
 #[derive(Debug, Default)]
@@ -102,8 +107,10 @@ struct Job {
 
 impl Control {
     /// No migrations yet. They run where the calling thread may.
-    pub(crate) fn new() -> Self {
-        Self { cpus: affinity::get(0).ok(), ..Self::default() }
+    pub(crate) fn new(held: bool) -> Self {
+        let parent = rustix::process::getppid().filter(|_| held);
+        let holder = parent.map(|parent| parent.as_raw_nonzero().get());
+        Self { cpus: affinity::get(0).ok(), holder, ..Self::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -122,6 +129,7 @@ impl Control {
                 Ok(job.ok_or(Error::NoAttribute)?.told().to_json().into_bytes())
             }
             Name::Scrub(all) => Ok(self.scrubs.told(volume, all).into_bytes()),
+            Name::Server => Ok(volume::Server::own(self.holder).to_json().into_bytes()),
             Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
         }
     }

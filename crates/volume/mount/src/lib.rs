@@ -17,9 +17,11 @@
 //!
 //! **Limits.** Mounting takes root.
 
+mod asker;
 mod caller;
 mod connection;
 mod control;
+mod held;
 mod listing;
 mod mountpoint;
 #[cfg(feature = "null")]
@@ -35,6 +37,7 @@ mod wire;
 
 use std::sync::Arc;
 
+pub use held::{Held, inherited_file};
 pub use mountpoint::{Error, Flags, Unmounted, check, remount, shown};
 pub use session::{Session, serve};
 
@@ -72,6 +75,9 @@ pub struct Options {
     pub callers: Option<Arc<plane::Callers>>,
     /// Emulated cores, which calls take: where memory is emulated, too.
     pub cores: Option<Arc<fs::medium::Cores>>,
+    /// What outlives this server; with it requests come by `/dev/fuse`. Where it has a mount
+    /// already, that one is taken over, and the volume [inherits](fs::Options::inherits).
+    pub held: Option<Arc<Held>>,
 }
 
 impl Default for Options {
@@ -87,6 +93,7 @@ impl Default for Options {
             labels: Vec::new(),
             callers: None,
             cores: None,
+            held: None,
         }
     }
 }

@@ -49,9 +49,9 @@ pub enum Error {
 #[derive(Debug)]
 pub(crate) struct Mountpoint {
     pub(crate) dir: PathBuf,
-    id: u64,
+    pub(crate) id: u64,
     /// Minor number of its device, by which the kernel knows the connection.
-    device: u32,
+    pub(crate) device: u32,
 }
 
 /// How an unmount ended.
@@ -101,7 +101,11 @@ impl Mountpoint {
 
     /// Mounts on `dir`, and returns the connection to the kernel. Nothing answers it yet.
     pub(crate) fn mount(dir: PathBuf, options: &Options) -> Result<(Self, OwnedFd), Error> {
-        let fd = connect().map_err(failed("open", Path::new(DEVICE)))?;
+        let fd = match &options.held {
+            Some(held) => held.connection(),
+            None => connect().map_err(io::Error::from),
+        };
+        let fd = fd.map_err(|source| Error::Io { doing: "open", path: DEVICE.into(), source })?;
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let mut data = format!(
             "fd={},rootmode={:o},user_id={uid},group_id={gid},default_permissions,allow_other",

@@ -36,7 +36,7 @@ const NEW: u64 = 1 << 24;
 ///
 /// The same as those of [`crate::serve`].
 pub fn serve(dir: &Path, options: &Options) -> Result<Session, Error> {
-    answered(Arc::new(Null::default()), dir, options)
+    answered(Arc::new(Null::default()), dir, options, Default::default())
 }
 
 /// The number of the files that were created.

@@ -130,6 +130,16 @@ impl Answers for Server {
             }
         }
     }
+
+    fn finish(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> i32 {
+        let work = AssertUnwindSafe(|| self.finish_committed(request, answer));
+        let done = catch_unwind(work).unwrap_or_else(|_| Err(refused(libc::EIO)));
+        done.map_or_else(|error| error.errno(), |()| 0)
+    }
+
+    fn came_again(&self, request: &Request<'_>, answer: &mut Answer<'_>) {
+        let _ = self.tell_again(request, answer); // one that is too short
+    }
 }
 
 impl Server {
@@ -137,8 +147,10 @@ impl Server {
         let (cache, callers, cores) = (options.cache, options.callers.clone(), options.cores.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
-        let (waits, readers, trim) = (Mutex::default(), Readers::default(), Trim::new(Arc::clone(&volume)));
-        let control = Arc::new(Control::new());
+        let taken = options.held.as_ref().is_some_and(|held| held.is_mounted());
+        let readers = if taken { Readers::of_another() } else { Readers::default() };
+        let (waits, trim) = (Mutex::default(), Trim::new(Arc::clone(&volume)));
+        let control = Arc::new(Control::new(options.held.is_some()));
         Self { volume, cache, counts_opens, callers, cores, waits, readers, trim, control }
     }
 
@@ -365,6 +377,57 @@ impl Server {
                 }
             }
             _ => return Err(refused(libc::ENOSYS)),
+        }
+        Ok(())
+    }
+
+    /// The answer to a request whose effect is there. Nothing else can have changed it since: until
+    /// its answer the kernel keeps the directory to the caller.
+    fn finish_committed(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
+        answer.begin();
+        let (ino, mut args) = (request.ino()?, request.args);
+        match request.opcode {
+            opcode::SYMLINK => {}
+            opcode::MKDIR => args.skip(8)?,
+            opcode::MKNOD | opcode::CREATE => args.skip(16)?,
+            opcode::LINK => {
+                let linked = number(args.u64()?)?;
+                self.volume.remember(linked)?;
+                answer.entry(&self.volume.stat(linked)?);
+                return Ok(());
+            }
+            _ => return Ok(()), // nothing is said but that it is done
+        }
+        let made = self.volume.lookup_to_remember(ino, args.name()?)?;
+        answer.entry(&made);
+        if request.opcode == opcode::CREATE {
+            if self.counts_opens {
+                self.volume.open(made.ino)?;
+            }
+            answer.opened(self.opened());
+        }
+        Ok(())
+    }
+
+    /// What goes with the answer to a request may have been lost with the server before.
+    fn tell_again(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
+        let (ino, mut args) = (request.ino()?, request.args);
+        match request.opcode {
+            opcode::FALLOCATE => answer.outdate(ino),
+            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => {
+                args.skip(16)?;
+                answer.outdate(number(args.u64()?)?);
+            }
+            opcode::WRITE => {
+                answer.outdate(ino);
+                args.skip(8)?;
+                let (offset, size) = (args.u64()?, args.u32()?);
+                args.skip(12)?;
+                if direct(args.u32()?) && size > 0 && self.cached() {
+                    answer.spoil(Range { ino, offset, len: u64::from(size) });
+                }
+            }
+            _ => {}
         }
         Ok(())
     }

@@ -9,13 +9,18 @@ use std::thread::JoinHandle;
 
 use fs::{Background, Volume};
 
+use rustc_hash::FxHashMap;
+
 use crate::Options;
+use crate::asker::Asker;
 use crate::connection::{Answers, Device, Transport, another, handshake};
 use crate::control::Control;
+use crate::held::{Held, Known, Seat};
 use crate::mountpoint::{Error, Mountpoint, Unmounted};
 use crate::ring::{self, Served};
 use crate::server::Server;
 use crate::stale::Stale;
+use crate::wire::init;
 
 /// A volume that is mounted. Dropping it unmounts, and waits until nobody uses the mount.
 #[derive(Debug)]
@@ -24,6 +29,7 @@ pub struct Session {
     workers: Mutex<Vec<JoinHandle<io::Result<()>>>>,
     /// Cleans the volume's logs until the mount has ended.
     cleaner: Mutex<Option<Background>>,
+    asker: Mutex<Option<Asker>>,
     /// Migrations that users have asked for.
     control: Arc<Control>,
     ended: AtomicBool,
@@ -36,8 +42,21 @@ pub struct Session {
 pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Session, Error> {
     let server = Arc::new(Server::new(Arc::clone(&volume), options));
     let control = server.control();
-    let mut session = answered(server, dir, options)?;
+    let held = options.held.as_ref().filter(|held| held.is_mounted());
+    // Before anything changes the volume.
+    let known = held.map(|held| held.known(|word| volume.has_stored(word))).transpose();
+    let known = known.map_err(|error| Error::Io {
+        doing: "take over",
+        path: dir.to_owned(),
+        source: io::Error::other(error),
+    })?;
+    let mut session = answered(server, dir, options, known.unwrap_or_default())?;
     session.control = control;
+    if let Some(held) = held {
+        let asker = held.file(held.workers()).and_then(|file| Asker::start(Arc::clone(&volume), file));
+        let asker = asker.inspect_err(|error| tracing::warn!("what removed files held stays in use: {error}"));
+        *session.asker.lock().unwrap_or_else(PoisonError::into_inner) = asker.ok();
+    }
     if !volume.is_look() {
         // Without it operations clean by themselves.
         let cleaner = Background::start(volume).inspect_err(|error| tracing::warn!("no thread cleans logs: {error}"));
@@ -47,26 +66,58 @@ pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Sessi
 }
 
 /// Mounts on `dir` what `server` answers.
-pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) -> Result<Session, Error> {
-    let dir = Mountpoint::check(dir)?;
-    let (mountpoint, connection) = Mountpoint::mount(dir, options)?;
+pub(crate) fn answered(
+    server: Arc<dyn Answers>,
+    dir: &Path,
+    options: &Options,
+    known: FxHashMap<u64, Known>,
+) -> Result<Session, Error> {
+    let held = options.held.as_ref();
+    let taken = held.filter(|held| held.is_mounted());
+    let (mountpoint, connection) = match taken {
+        Some(held) => {
+            let failed = |source| Error::Io { doing: "take over", path: held.dir(), source };
+            (held.mountpoint(), held.connection().map_err(failed)?)
+        }
+        None => Mountpoint::mount(Mountpoint::check(dir)?, options)?,
+    };
+    let known = Arc::new(known);
     let mountpoint = Arc::new(mountpoint);
     let stale = Arc::new(Stale::default());
     let start = || {
         let mut ways: Vec<(String, Box<dyn Transport>)> = Vec::new();
-        for number in 0..options.workers.max(1) {
-            ways.push((format!("mount-{number}"), Box::new(Device(Arc::new(another(&connection)?)))));
+        let file = |number| match held {
+            Some(held) => held.file(number),
+            None => another(&connection).map_err(io::Error::from),
+        };
+        let workers = held.map_or(options.workers.max(1), |held| held.workers());
+        for number in 0..workers {
+            let seat = held.map(|held| Seat::new(Arc::clone(held), number, Arc::clone(&known)));
+            ways.push((format!("mount-{number}"), Box::new(Device(Arc::new(file(number)?), seat))));
         }
+        let notices = file(workers)?;
         // Before the kernel is told: once it waits for the queues there is no way back.
-        let queues = if options.ring { ring::queues() } else { Ok(Vec::new()) };
+        let queues = if options.ring && held.is_none() { ring::queues() } else { Ok(Vec::new()) };
         let queues = queues.and_then(|queues| {
             let serve = |queue| Ok(Served { queue, connection: another(&connection)? });
             queues.into_iter().map(serve).collect::<io::Result<Vec<_>>>()
         });
         let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
-        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
-        mountpoint.read_ahead();
-        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
+        let agreed = match taken {
+            Some(_) => Held::resend(&connection).map(|()| 0)?,
+            None => {
+                let ring = if queues.is_empty() { 0 } else { init::OVER_IO_URING };
+                let more = ring | if held.is_some() { init::HAS_RESEND } else { 0 };
+                let agreed = handshake(&connection, options.cache, more)?;
+                mountpoint.read_ahead();
+                agreed
+            }
+        };
+        if let Some(held) = held.filter(|_| agreed & init::HAS_RESEND != 0) {
+            held.mounted(agreed, &mountpoint);
+        }
+        let ring = agreed & init::OVER_IO_URING != 0;
+        for (cpu, queue) in queues.into_iter().enumerate().filter(|_| ring) {
             ways.push((format!("mount-cpu{cpu}"), Box::new(queue)));
         }
         let start = |(name, mut way): (String, Box<dyn Transport>)| {
@@ -85,19 +136,22 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
                 served
             })
         };
-        let (own, notices) = (Arc::clone(&stale), another(&connection)?);
+        let own = Arc::clone(&stale);
         std::thread::Builder::new().name("mount-stale".to_owned()).spawn(move || own.serve(&notices))?;
-        Ok((ways.into_iter().map(start).collect::<io::Result<Vec<_>>>()?, agreed))
+        Ok((ways.into_iter().map(start).collect::<io::Result<Vec<_>>>()?, ring))
     };
     match start() {
         Ok((workers, ring)) => {
             let (workers, ended) = (Mutex::new(workers), AtomicBool::new(false));
-            let (cleaner, control) = (Mutex::default(), Arc::default());
-            Ok(Session { mountpoint, workers, cleaner, control, ended, ring, stale })
+            let (cleaner, asker, control) = (Mutex::default(), Mutex::default(), Arc::default());
+            Ok(Session { mountpoint, workers, cleaner, asker, control, ended, ring, stale })
         }
         Err(source) => {
             stale.end();
-            mountpoint.detach();
+            // The next server may have more luck with one that is held.
+            if taken.is_none() {
+                mountpoint.detach();
+            }
             Err(Error::Io { doing: "serve", path: mountpoint.dir.clone(), source })
         }
     }
@@ -119,6 +173,7 @@ impl Session {
         }
         self.control.end();
         drop(self.cleaner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.asker.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.stale.end();
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.mountpoint.clear();
@@ -179,7 +234,7 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let options = Options { ring: true, ..Options::default() };
-        let session = answered(Arc::new(Faulty), dir.path(), &options).unwrap();
+        let session = answered(Arc::new(Faulty), dir.path(), &options, FxHashMap::default()).unwrap();
         assert!(session.by_ring());
         let error = rustix::fs::statvfs(dir.path()).err();
         assert_eq!(error, Some(rustix::io::Errno::CONNABORTED));

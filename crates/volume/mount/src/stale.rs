@@ -58,6 +58,13 @@ impl Default for Readers {
 }
 
 impl Readers {
+    /// Those of a server before this one: nobody knows what it read.
+    pub(crate) fn of_another() -> Self {
+        let readers = Self::default();
+        readers.read.iter().for_each(|slot| slot.store(1, Ordering::Relaxed));
+        readers
+    }
+
     fn slot(&self, ino: Ino) -> Option<&AtomicU64> {
         self.read.get(ino.raw() as usize % SLOTS)
     }

@@ -83,6 +83,7 @@ pub(crate) mod init {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const HAS_RESEND: u64 = 1 << 39;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
@@ -113,13 +114,18 @@ pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// In the setting of an access control list: it takes the set-group-ID bit.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
+/// In a request's number: it was sent before (`FUSE_UNIQUE_RESEND`).
+const AGAIN: u64 = 1 << 63;
+
 /// A request.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     /// See [`opcode`].
     pub opcode: u32,
-    /// Its number.
+    /// Its number, to answer it by.
     pub unique: u64,
+    /// It was sent to another server before.
+    pub again: bool,
     /// The inode it is about.
     pub node: u64,
     /// File system user and group of the caller.
@@ -143,7 +149,13 @@ impl<'a> Request<'a> {
         let (_len, opcode) = (header.u32().ok()?, header.u32().ok()?);
         let (unique, node) = (header.u64().ok()?, header.u64().ok()?);
         let (uid, gid, tid) = (header.u32().ok()?, header.u32().ok()?, header.u32().ok()?);
-        Some(Self { opcode, unique, node, uid, gid, tid, args: Args(body, &[]) })
+        let again = unique & AGAIN != 0;
+        Some(Self { opcode, unique, again, node, uid, gid, tid, args: Args(body, &[]) })
+    }
+
+    /// Its number, whoever it was sent to.
+    pub(crate) fn number(&self) -> u64 {
+        self.unique & !AGAIN
     }
 
     /// The same request with these arguments.
@@ -254,6 +266,22 @@ fn inode_notice(ino: Ino, offset: u64, len: u64) -> [u8; NOTICE] {
     notice
 }
 
+/// A message that makes the kernel ask for the attributes of an inode again, or say that it does
+/// not know it (ENOENT).
+pub(crate) fn attributes_notice(ino: Ino) -> [u8; NOTICE] {
+    const ATTRIBUTES_ALONE: i64 = -1;
+    inode_notice(ino, ATTRIBUTES_ALONE.cast_unsigned(), 0)
+}
+
+/// A message that makes the kernel send again what is not answered (`FUSE_NOTIFY_RESEND`).
+pub(crate) fn resend_notice() -> [u8; OUT_HEADER] {
+    const RESEND: u32 = 7;
+    let mut notice = [0; OUT_HEADER];
+    let words = [OUT_HEADER as u32, RESEND].into_iter().flat_map(u32::to_ne_bytes);
+    notice.iter_mut().zip(words).for_each(|(place, byte)| *place = byte);
+    notice
+}
+
 /// An answer in the making.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
@@ -279,8 +307,7 @@ impl<'a> Answer<'a> {
     /// (`FUSE_NOTIFY_INVAL_INODE`), to be sent before the answer: the caller may execute the file
     /// next. The kernel takes no lock for it that a request could hold.
     pub(crate) fn notice(&mut self) -> Option<[u8; NOTICE]> {
-        const ATTRIBUTES_ALONE: i64 = -1;
-        self.outdated.take().map(|ino| inode_notice(ino, ATTRIBUTES_ALONE.cast_unsigned(), 0))
+        self.outdated.take().map(attributes_notice)
     }
 
     /// The kernel's cache of a range may be older than what was written there.
@@ -296,6 +323,11 @@ impl<'a> Answer<'a> {
     /// Forgets the answer before.
     pub(crate) fn begin(&mut self) {
         self.len = OUT_HEADER;
+    }
+
+    /// What it says, without its header.
+    pub(crate) fn body(&self) -> &[u8] {
+        self.buffer.get(OUT_HEADER..self.len).unwrap_or_default()
     }
 
     /// Whether it says nothing yet.

@@ -301,6 +301,7 @@ impl Volume {
     /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and
     /// frees those without a name.
     pub(crate) fn close_all(&self) -> Result<()> {
+        self.inherited.end_all();
         for inode in self.known_inodes() {
             inode.opens.store(0, Ordering::Release);
             inode.remembered.store(0, Ordering::Release);
@@ -316,7 +317,7 @@ impl Volume {
         if inode.opens.load(Ordering::Acquire) > 0 {
             return Ok(());
         }
-        if inode.remembered.load(Ordering::Acquire) > 0 {
+        if self.is_remembered(inode) {
             if !std::mem::replace(&mut state.leaving, true) {
                 self.leaving.fetch_add(1, Ordering::AcqRel);
             }
@@ -377,6 +378,9 @@ impl Volume {
     /// Ends so many [`Volume::remember`]. After the last one nothing of the inode is kept in
     /// memory, unless it is open.
     pub fn forget(&self, ino: Ino, times: u64) -> Result<()> {
+        if self.forget_inherited(ino, times) {
+            return Ok(());
+        }
         let inode = self.known_inode(ino).ok_or(Error::NotFound)?;
         let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(times));
         if was.map_err(|_| Error::Invalid("the inode is not remembered so many times"))? > times {

@@ -40,7 +40,7 @@ pub const REGIONS: [u64; 2] = [40, 52];
 pub fn options(parts: usize) -> Options {
     let clock = AtomicI64::new(1_000_000);
     let clock = Arc::new(move || clock.fetch_add(1, Ordering::Relaxed));
-    Options { placement: Placement::Interleave, topology: None, parts, clock }
+    Options { placement: Placement::Interleave, topology: None, parts, clock, inherits: false }
 }
 
 /// Mounts a volume in which recovery finds no damage.

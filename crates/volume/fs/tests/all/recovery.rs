@@ -86,12 +86,77 @@ fn a_mount_after_an_unmount_reads_the_checkpoint_and_no_logs() {
     assert_eq!(volume.map(volume.resolve(b"3").unwrap()).unwrap().len() as u64, extents / files);
 }
 
+fn free(volume: &Volume) -> u64 {
+    volume.usage().regions.iter().map(|r| r.free_blocks).sum()
+}
+
+/// A server that took over freed what programs had open, and gave its number away.
+#[test]
+fn what_a_kernel_may_know_outlives_its_server() {
+    let inheriting = || fs::Options { inherits: true, ..options(1) };
+    let (ram, volume) = fresh(&[400, 400]);
+    let before = free(&volume);
+    let make = |volume: &Volume, name: &[u8]| {
+        let stat = volume.create(Ino::ROOT, name, NewFile { mode: 0o644, ..NewFile::default() }).unwrap();
+        volume.write(stat.ino, 0, &[7; 9000]).unwrap();
+        volume.remember(stat.ino).unwrap();
+        stat.ino
+    };
+    let removed = make(&volume, b"removed");
+    volume.unlink(Ino::ROOT, b"removed").unwrap();
+    let named = make(&volume, b"named");
+    let read = |volume: &Volume, ino: Ino| {
+        let mut data = [0; 9000];
+        assert_eq!(volume.read(ino, 0, &mut data).unwrap(), 9000);
+        assert_eq!((data, volume.stat(ino).unwrap().attributes.links), ([7; 9000], 0));
+    };
+    drop(volume); // as a crash
+    let volume = mount_whole(Box::new(ram.clone()), inheriting()).unwrap();
+    read(&volume, removed);
+    assert_eq!(volume.leaving(), 1);
+    // This server never told of it, and the kernel knows it all the same.
+    volume.unlink(Ino::ROOT, b"named").unwrap();
+    read(&volume, named);
+    assert_eq!(volume.leaving(), 2);
+    drop(volume);
+    let volume = mount_whole(Box::new(ram.clone()), inheriting()).unwrap();
+    [removed, named].iter().for_each(|ino| read(&volume, *ino));
+    let mut numbers: Vec<Ino> = (0..9).map(|i| make(&volume, &[b'a' + i])).collect();
+    assert!(!numbers.contains(&removed) && !numbers.contains(&named));
+    let asked = volume.take_forgotten();
+    assert_eq!(asked, [(removed.min(named), 0), (removed.max(named), 0)], "nobody knows who has them open");
+    // The kernel says that it does not know one of them, and forgets the other later.
+    volume.is_unknown(removed, 0).unwrap();
+    assert!(volume.stat(removed).is_err());
+    read(&volume, named);
+    // Told once more by this server, which the kernel does not know by the time it forgets.
+    volume.remember(named).unwrap();
+    volume.forget(named, 3).unwrap();
+    volume.remember(named).unwrap();
+    let asked = volume.take_forgotten();
+    assert_eq!(asked, [(named, 0)]);
+    volume.is_unknown(named, 0).unwrap();
+    read(&volume, named);
+    volume.forget(named, 1).unwrap();
+    assert!(volume.stat(named).is_err(), "it counts as any other from here on");
+    for (i, ino) in numbers.drain(..).enumerate() {
+        volume.unlink(Ino::ROOT, &[b'a' + i as u8]).unwrap();
+        volume.forget(ino, 1).unwrap();
+    }
+    assert!(free(&volume) >= before - 1, "the root directory's log may have grown");
+    drop(volume);
+    // In order; and what somebody else has used since is not taken over.
+    mount_whole(Box::new(ram.clone()), inheriting()).unwrap().unmount().unwrap();
+    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+    assert_eq!((report.damage, report.orphans, report.clean), (vec![], vec![], true));
+    assert!(Volume::mount(Box::new(ram), inheriting()).is_err());
+}
+
 /// A kernel that ends a mount need not close each file: of files that were removed while they were
 /// open, the next mount knew nothing, and read all logs.
 #[test]
 fn an_unmount_closes_what_is_open() {
     let (ram, volume) = fresh(&[400, 400]);
-    let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.free_blocks).sum::<u64>();
     let before = free(&volume);
     for i in 0..9 {
         let ino = volume.create(Ino::ROOT, b"file", NewFile { mode: 0o644, ..NewFile::default() }).unwrap().ino;

@@ -1,0 +1,291 @@
+//! The holder: the parent of a mount's server, which starts the next one when that dies.
+//!
+//! **Problem.** A server that crashes, or that is killed for an upgrade, takes the mount from
+//! everybody who uses it.
+//!
+//! **Approach.** The holder has what the kernel's end of the mount hangs on (`mount::Held`), and
+//! does next to nothing, so that nothing happens to it: it waits for its server, for signals, and
+//! for the one byte by which a server says that it works. When the server is killed by a signal it
+//! starts the next one, which inherits the same files. SIGUSR2 replaces the server by what the
+//! program is by then; if that does not work, the program that it was goes on.
+//!
+//! **Limits.** After [`TRIES`] failed starts, or [`LONGEST`] after the death, it lets go: then the
+//! mount fails with ENOTCONN. So it does where the kernel cannot send requests again (before Linux
+//! 6.9). A server that ends by itself has ended the mount, and the holder ends with it. If the
+//! holder is killed, its server goes on without one.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::mount::Held;
+use command::args::Global;
+use command::exit::{Exit, Failure};
+use command::volume_args::UpgradeArgs;
+use command::{notify, output};
+use linux::volume;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
+
+use crate::mount::{leave_output, leave_terminal, say};
+
+/// The server's environment has it: the number of the file by which it says that it works, and
+/// those of [`Held`].
+const HELD: &str = "HOMENODE_MOUNT_HELD";
+/// Rest after a start that failed.
+const REST: Duration = Duration::from_secs(1);
+/// Starts that fail in a row.
+const TRIES: u32 = 3;
+/// Time without a server.
+const LONGEST: Duration = Duration::from_secs(30);
+/// A server that a fault of its own ends earlier than this is a failed start, too.
+const YOUNG: Duration = Duration::from_secs(10);
+
+/// What a server has from its holder.
+pub struct Server {
+    pub held: Arc<Held>,
+    works: UnixStream,
+}
+
+impl Server {
+    /// What the holder gave this process, if that is a held server.
+    pub fn of_holder() -> Result<Option<Self>, Failure> {
+        let Some(told) = std::env::var(HELD).ok() else { return Ok(None) };
+        let failed = |error: io::Error| Failure::from_error(Exit::Io, "cannot take over from the holder", &error);
+        let (works, held) = told.split_once(',').unwrap_or_default();
+        let held = Held::inherited(held).map_err(failed)?;
+        let works = ::mount::inherited_file(works).map_err(failed)?;
+        Ok(Some(Self { held: Arc::new(held), works: works.into() }))
+    }
+
+    /// The mount works.
+    pub fn works(&mut self) {
+        if let Err(error) = self.works.write_all(&[1]) {
+            tracing::warn!("the holder does not hear that the mount works: {error}");
+        }
+    }
+}
+
+/// Starts a server in the way of this process, and holds its mount until it ends.
+pub fn run(workers: usize, background: bool) -> Result<Exit, Failure> {
+    let failed = |error: io::Error| Failure::from_error(Exit::Io, "cannot hold the mount", &error);
+    Holder::new(workers, background).and_then(Holder::run).map_err(failed)
+}
+
+struct Holder {
+    held: Held,
+    background: bool,
+    /// Where the user is, for paths.
+    cwd: PathBuf,
+    /// Where the program is found after an upgrade.
+    path: PathBuf,
+    /// A newer program, which has worked or is about to be tried.
+    newer: Option<File>,
+    /// A byte for each server that works, and the end that it inherits.
+    works: (UnixStream, UnixStream),
+    /// A byte for each signal that ends the mount, and for each that asks for an upgrade.
+    stop: UnixStream,
+    upgrade: UnixStream,
+}
+
+/// Bytes that came.
+fn came(from: &mut UnixStream) -> usize {
+    from.read(&mut [0; 64]).unwrap_or(0)
+}
+
+impl Holder {
+    fn new(workers: usize, background: bool) -> io::Result<Self> {
+        let held = Held::new(workers)?;
+        let works = UnixStream::pair()?;
+        fcntl_setfd(&works.1, FdFlags::empty())?;
+        let on = |signals: &[i32]| {
+            let (read, write) = UnixStream::pair()?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, write.try_clone()?)?;
+            }
+            read.set_nonblocking(true)?;
+            Ok::<_, io::Error>(read)
+        };
+        let (stop, upgrade) = (on(&[SIGTERM, SIGINT, SIGHUP])?, on(&[SIGUSR2])?);
+        works.0.set_nonblocking(true)?;
+        let (cwd, path) = (std::env::current_dir()?, std::env::current_exe()?);
+        Ok(Self { held, background, cwd, path, newer: None, works, stop, upgrade })
+    }
+
+    fn start(&self) -> io::Result<(Child, OwnedFd)> {
+        let program = match &self.newer {
+            Some(file) => format!("/proc/self/fd/{}", file.as_raw_fd()),
+            None => "/proc/self/exe".to_owned(),
+        };
+        let child = Command::new(program)
+            .arg0("homenode")
+            .args(command::volume_args::command_line(std::env::args_os()).into_iter().skip(1))
+            .env(HELD, format!("{},{}", self.works.1.as_raw_fd(), self.held.told()))
+            .env_remove("NOTIFY_SOCKET")
+            .current_dir(&self.cwd)
+            .stdin(Stdio::null())
+            .spawn()?;
+        let watch = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        Ok((child, watch))
+    }
+
+    fn run(mut self) -> io::Result<Exit> {
+        let mut first = true;
+        // When the last server died, and how many starts have failed since.
+        let (mut died, mut failed) = (None, 0);
+        if self.background {
+            leave_terminal()?;
+        }
+        loop {
+            let mut server = match self.start() {
+                Ok(server) => server,
+                Err(error) if first => return Err(error),
+                Err(error) => {
+                    failed += 1;
+                    if failed >= TRIES {
+                        return Err(error);
+                    }
+                    self.newer = None;
+                    continue;
+                }
+            };
+            let begun = Instant::now();
+            let Served { ended, worked, stopped, upgraded } = self.serve(&mut server, &mut first, &mut died)?;
+            let signal = ended.signal();
+            let dir = self.held.dir();
+            let dir = dir.display();
+            // A server that ends by itself once it works has ended the mount.
+            let over = worked && signal.is_none();
+            if first || over || stopped || !self.held.is_mounted() {
+                return Ok(match (ended.code(), signal) {
+                    (Some(code), _) => u8::try_from(code).map_or(Exit::Io, Exit::Command),
+                    (None, _) => Exit::Io,
+                });
+            }
+            let fault = signal.is_some_and(|signal| signal != Signal::KILL.as_raw());
+            if !worked && !upgraded {
+                std::thread::sleep(REST); // another process may be at the volume's files
+            }
+            failed = if !worked || (fault && begun.elapsed() < YOUNG) { failed + 1 } else { 0 };
+            let since = *died.get_or_insert_with(Instant::now);
+            if failed >= TRIES || since.elapsed() >= LONGEST {
+                say(&format!("{dir}: no server works any more ({ended}): the mount ends (ENOTCONN)"));
+                return Ok(Exit::Io);
+            }
+            if upgraded {
+                self.newer = File::open(&self.path).ok();
+            } else {
+                say(&format!("{dir}: its server ended ({ended}): the next one takes over"));
+                if !worked {
+                    self.newer = None;
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of a server, and does what signals ask for meanwhile.
+    fn serve(
+        &mut self,
+        (child, watch): &mut (Child, OwnedFd),
+        first: &mut bool,
+        died: &mut Option<Instant>,
+    ) -> io::Result<Served> {
+        let pid = Pid::from_child(child);
+        let (mut worked, mut stopped, mut upgraded) = (false, false, false);
+        loop {
+            let left = died.map(|died: Instant| LONGEST.saturating_sub(died.elapsed()));
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut fds = [watch.as_fd(), self.works.0.as_fd(), self.stop.as_fd(), self.upgrade.as_fd()]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(0) => kill_process(pid, Signal::KILL)?, // it hangs
+                Ok(_) => {}
+                Err(error) if io::Error::from(error).kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+            let [dead, ..] = fds.map(|fd| !fd.revents().is_empty());
+            if came(&mut self.works.0) > 0 {
+                worked = true;
+                if let Some(died) = died.take() {
+                    let dir = self.held.dir();
+                    say(&format!("{}: a server has taken over after {:.2?}", dir.display(), died.elapsed()));
+                }
+                if std::mem::take(first) {
+                    notify::ready(None);
+                    if self.background {
+                        leave_output()?;
+                    }
+                }
+            }
+            if came(&mut self.stop) > 0 && !dead {
+                stopped = true;
+                notify::stopping();
+                kill_process(pid, Signal::TERM)?;
+            }
+            if came(&mut self.upgrade) > 0 && !dead && worked && self.held.is_mounted() {
+                upgraded = true;
+                *died = Some(Instant::now());
+                kill_process(pid, Signal::KILL)?;
+            }
+            if dead {
+                return Ok(Served { ended: child.wait()?, worked, stopped, upgraded });
+            }
+        }
+    }
+}
+
+/// Has the holder of a mount replace its server, and waits for the next one.
+pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
+    let name = args.dir.display().to_string();
+    let failed = |error: io::Error| Failure::from_error(Exit::Io, name.clone(), &error);
+    let dir = File::open(&args.dir).map_err(failed)?;
+    let before = volume::server(&dir).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODATA | libc::EOPNOTSUPP) => Failure::new(Exit::Usage, name.clone(), "no mount of homenode"),
+        _ => failed(error),
+    })?;
+    let Some(holder) = before.holder.and_then(Pid::from_raw) else {
+        let why = "nothing holds this mount while its server is replaced";
+        return Err(Failure::new(Exit::Unsupported, name, why).hint("unmount it, and mount it again with -o hold"));
+    };
+    let begun = Instant::now();
+    kill_process(holder, Signal::USR2).map_err(|errno| failed(errno.into()))?;
+    let after = loop {
+        // Waits while there is no server.
+        let now = volume::server(&dir).map_err(failed)?;
+        if now.pid != before.pid {
+            break now;
+        }
+        if begun.elapsed() > LONGEST {
+            return Err(Failure::new(Exit::Io, name, "its holder does not replace the server"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let pause = begun.elapsed();
+    let own = std::fs::metadata("/proc/self/exe").map_err(failed)?;
+    if after.program == before.program && after.program != (own.dev(), own.ino()) {
+        let why = "the program that served before goes on, as the new one did not take over";
+        return Err(Failure::new(Exit::Io, name, why).hint("the system's log says more"));
+    }
+    if !global.json {
+        let (old, new, name) = (before.version, after.version, output::escape(&name));
+        output::print(&format!("{name}: version {new} serves it, {old} did; that took {pause:.2?}\n"))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// How a server ended.
+struct Served {
+    ended: ExitStatus,
+    worked: bool,
+    stopped: bool,
+    upgraded: bool,
+}
