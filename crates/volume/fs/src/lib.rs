@@ -93,6 +93,7 @@ pub mod fsck;
 mod inode;
 #[cfg(test)]
 mod interleavings;
+mod leaving;
 mod locks;
 mod log;
 pub mod medium;

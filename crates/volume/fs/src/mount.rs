@@ -232,6 +232,7 @@ impl Volume {
         if !self.damage().is_empty() {
             return Ok(());
         }
+        self.give_back_all();
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
         let known = !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();

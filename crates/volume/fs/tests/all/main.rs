@@ -11,6 +11,7 @@ mod damage;
 mod emulated;
 mod failures;
 mod full;
+mod leaving;
 mod mapped;
 mod medium;
 mod model;
