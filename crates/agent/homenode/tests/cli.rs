@@ -61,6 +61,7 @@ const SUB_COMMANDS: [&str; 25] = [
     "mkfs",
     "mount",
     "fsck",
+    "drain",
     "fs",
     "completions",
     "man",

@@ -123,7 +123,8 @@ pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
 pub use open::{is_copied_while_mounted, open_files, open_files_to_look, open_files_to_repair, reserve};
 pub use ops::{
-    Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage,
+    Drained, Held, Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat,
+    Stays, Usage, Why,
 };
 pub use placement::Placement;
 pub use recent::Recent;

@@ -122,6 +122,22 @@ impl Unread {
         word.fetch_or(bit, Ordering::AcqRel);
     }
 
+    /// Notes another parent of a directory. If memory has it, its inode, for doing the same there:
+    /// as long as somebody holds that, it is not let go.
+    pub fn set_parent(
+        &self,
+        ino: Ino,
+        shard: usize,
+        parent: Ino,
+        known: impl FnOnce() -> Option<Arc<Inode>>,
+    ) -> Option<Arc<Inode>> {
+        let _guard = self.reading.get(shard).map(lock);
+        if let Some(noted) = self.parents.write().unwrap_or_else(PoisonError::into_inner).get_mut(&ino) {
+            *noted = parent;
+        }
+        known()
+    }
+
     /// All that are not in memory.
     pub fn inodes(&self) -> Vec<Ino> {
         let mut all = Vec::new();

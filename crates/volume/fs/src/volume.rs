@@ -306,6 +306,14 @@ impl Volume {
         self.add_inode(inode);
     }
 
+    /// Notes another parent of a directory.
+    pub(crate) fn set_parent(&self, ino: Ino, parent: Ino) {
+        let known = self.unread.set_parent(ino, shard(ino), parent, || self.known_inode(ino));
+        if let Some(inode) = known {
+            inode.write().dir.iter_mut().for_each(|dir| dir.parent = parent);
+        }
+    }
+
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
             let gone = shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
@@ -320,10 +328,11 @@ impl Volume {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// A free slot in the inode table of the first of `regions` that has one.
+    /// A free slot in the inode table of the first of `regions` that has one and is not avoided.
     pub(crate) fn take_slot(&self, regions: &[usize]) -> Result<Ino> {
+        let regions = regions.iter().filter(|region| !self.allocator.avoids(**region));
         let take = |&region: &usize| Some(Ino::new(region, sync::lock(self.slots.get(region)?).take()?));
-        regions.iter().find_map(take).ok_or(Error::Lacks(u64::MAX))
+        { regions }.find_map(take).ok_or(Error::Lacks(u64::MAX))
     }
 
     pub(crate) fn give_slot(&self, ino: Ino) {

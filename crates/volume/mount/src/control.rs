@@ -24,6 +24,7 @@ use linux::affinity;
 use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
+use crate::draining::Draining;
 use crate::server::refused;
 
 /// Migrations that run at a time.
@@ -43,6 +44,8 @@ pub(crate) enum Name {
     Migrate,
     /// How far it is.
     Migration,
+    /// Empties a region: of the root directory.
+    Drain,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -55,6 +58,7 @@ impl Name {
             Ok(volume::NODES) => Some(Self::Nodes),
             Ok(volume::MIGRATE) => Some(Self::Migrate),
             Ok(volume::MIGRATION) => Some(Self::Migration),
+            Ok(volume::DRAIN) => Some(Self::Drain),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -66,6 +70,7 @@ pub(crate) struct Control {
     known: Mutex<Known>,
     /// Where migrations may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
+    draining: Draining,
 }
 
 #[derive(Debug, Default)]
@@ -96,7 +101,7 @@ struct Job {
 impl Control {
     /// No migrations yet. They run where the calling thread may.
     pub(crate) fn new() -> Self {
-        Self { known: Mutex::default(), cpus: affinity::get(0).ok() }
+        Self { known: Mutex::default(), cpus: affinity::get(0).ok(), draining: Draining::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -114,12 +119,16 @@ impl Control {
                 let job = jobs.find(|job| (job.ino, job.generation) == (ino, generation));
                 Ok(job.ok_or(Error::NoAttribute)?.told().to_json().into_bytes())
             }
-            Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
+            Name::Drain if ino == Ino::ROOT => Ok(self.draining.told().ok_or(Error::NoAttribute)?.into_bytes()),
+            Name::Migrate | Name::Drain | Name::Reserved => Err(Error::NoAttribute),
         }
     }
 
     /// Does what setting an attribute asks for.
     pub(crate) fn set(&self, volume: &Arc<Volume>, ino: Ino, name: Name, value: &[u8]) -> Result<()> {
+        if name == Name::Drain && ino == Ino::ROOT {
+            return self.draining.order(volume, value, self.cpus.clone());
+        }
         if name != Name::Migrate {
             return Err(refused(libc::EOPNOTSUPP));
         }
@@ -191,6 +200,7 @@ impl Control {
 
     /// Stops all, and waits for them: the mount has ended.
     pub(crate) fn end(&self) {
+        self.draining.end();
         let jobs = {
             let mut known = self.known();
             known.ended = true;

@@ -20,6 +20,7 @@
 mod caller;
 mod connection;
 mod control;
+mod draining;
 mod listing;
 mod mountpoint;
 #[cfg(feature = "null")]
@@ -34,6 +35,7 @@ mod wire;
 
 use std::sync::Arc;
 
+pub use draining::told;
 pub use mountpoint::{Error, Flags, Unmounted, check, remount, shown};
 pub use session::{Session, serve};
 

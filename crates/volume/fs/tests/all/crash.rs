@@ -391,6 +391,27 @@ fn data_with_checksums_survives_a_crash_at_every_fence() {
     assert!(flushes > 3 && unnoticed == 0, "{unnoticed} of {flushes}");
 }
 
+/// A file with two names in a directory with another one: all that changes its number.
+#[test]
+fn a_drain_survives_a_crash_at_every_fence() {
+    let s = String::from;
+    let link = Op::Link(s("/d/a"), s("/n"));
+    let prelude =
+        [Op::Mkdir(s("/d")), Op::Create(s("/d/a")), Op::Write(s("/d/a"), 0, 100, 1), link, Op::Mkdir(s("/d/e"))];
+    let run = |sabotage| {
+        let checker = Arc::new(Mutex::new(Checker::default()));
+        let counts = enumerate_with(&checker, &prelude, &[Op::Drain(0)], sabotage);
+        (checker, counts)
+    };
+    let (checker, (flushes, _)) = run(None);
+    report(&checker.lock().unwrap(), "a drain");
+    assert!(flushes > 33, "{flushes}");
+    for flush in [1, 6, 17, 25, 33] {
+        let found = !run(Some(Sabotage::Flush(flush))).0.lock().unwrap().failures.is_empty();
+        assert!(found, "nobody misses flush {flush}");
+    }
+}
+
 /// Blocks go in steps, and others get them in between; what is left of them is given away where a
 /// later operation finds no room.
 #[test]

@@ -8,6 +8,7 @@ mod concurrent;
 mod cores;
 mod crash;
 mod damage;
+mod drain;
 mod emulated;
 mod failures;
 mod full;

@@ -32,6 +32,8 @@ pub enum Op {
     /// Blocks that an operation frees are given back in steps of two extents, of which so many
     /// follow it.
     Leaving(usize, Box<Op>),
+    /// All out of a region; then it is used again.
+    Drain(usize),
     Clean(String),
     DropHistory(String),
     /// As after a kernel's `forget`: it is read again at the next use.
@@ -131,6 +133,10 @@ impl Op {
                 let _ = (0..*steps).take_while(|_| v.give_back()).count();
                 v.leave_logs(None);
                 done
+            }
+            Drain(region) => {
+                v.drain(*region, |_| true)?;
+                v.avoid(*region, false)
             }
             Clean(path) => v.clean(find(path)?),
             Forget(path) => {
@@ -251,6 +257,7 @@ impl Op {
                 let node = m.find(path)?;
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
+            Drain(_) => Ok(()),
             Migrate(path, _) | MigrateRange(path, ..) | Clean(path) => m.find(path).map(|_| ()),
             DropHistory(path) | Forget(path) => m.find(path).map(|_| ()),
             Leaving(_, op) => op.on_model(m),
