@@ -94,6 +94,7 @@ mod inode;
 #[cfg(test)]
 mod interleavings;
 mod leaving;
+mod lines;
 mod locks;
 mod log;
 pub mod medium;
