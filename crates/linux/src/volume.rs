@@ -257,7 +257,8 @@ pub fn follow_drain(root: &File, go_on: impl FnMut(&Drain) -> bool) -> io::Resul
 /// # Errors
 ///
 /// EPERM: it takes CAP_SYS_ADMIN. EINVAL: there is no such region, or none that could take what is
-/// written. EBUSY: one is being emptied. EROFS: the mount is read-only. ENODATA: nothing is to stop.
+/// written. EBUSY: one is being emptied. EROFS: the mount is read-only. ENODATA: nothing is to
+/// stop.
 pub fn drain(root: &File, order: &str) -> io::Result<()> {
     Ok(fsetxattr(root, DRAIN, order.as_bytes(), XattrFlags::empty())?)
 }

@@ -10,8 +10,8 @@
 //! A line that the medium cannot read costs that line. Each page is tried once, and what a whole
 //! inode owns is no page of another.
 //!
-//! **Limits.** Without the line of the inode it is a guess which pages are history (`lines`). To find pages
-//! takes a look at each block of the volume and at each log, once.
+//! **Limits.** Without the line of the inode it is a guess which pages are history (`lines`). To
+//! find pages takes a look at each block of the volume and at each log, once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

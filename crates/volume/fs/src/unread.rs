@@ -122,19 +122,21 @@ impl Unread {
         word.fetch_or(bit, Ordering::AcqRel);
     }
 
-    /// Notes another parent of a directory. If memory has it, its inode, for doing the same there:
-    /// as long as somebody holds that, it is not let go.
-    pub fn set_parent(
+    /// Notes that the parent of a directory has another number. If memory has the directory, its
+    /// inode, for doing the same there: as long as somebody holds that, it is not let go.
+    pub fn change_parent(
         &self,
         ino: Ino,
         shard: usize,
-        parent: Ino,
+        (from, to): (Ino, Ino),
         known: impl FnOnce() -> Option<Arc<Inode>>,
     ) -> Option<Arc<Inode>> {
         let _guard = self.reading.get(shard).map(lock);
-        if let Some(noted) = self.parents.write().unwrap_or_else(PoisonError::into_inner).get_mut(&ino) {
-            *noted = parent;
+        let mut parents = self.parents.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(noted) = parents.get_mut(&ino).filter(|noted| **noted == from) {
+            *noted = to;
         }
+        drop(parents);
         known()
     }
 

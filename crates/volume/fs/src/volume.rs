@@ -306,11 +306,11 @@ impl Volume {
         self.add_inode(inode);
     }
 
-    /// Notes another parent of a directory.
-    pub(crate) fn set_parent(&self, ino: Ino, parent: Ino) {
-        let known = self.unread.set_parent(ino, shard(ino), parent, || self.known_inode(ino));
+    /// Notes that the parent of a directory has another number, if that still is its parent.
+    pub(crate) fn change_parent(&self, ino: Ino, (from, to): (Ino, Ino)) {
+        let known = self.unread.change_parent(ino, shard(ino), (from, to), || self.known_inode(ino));
         if let Some(inode) = known {
-            inode.write().dir.iter_mut().for_each(|dir| dir.parent = parent);
+            inode.write().dir.iter_mut().filter(|dir| dir.parent == from).for_each(|dir| dir.parent = to);
         }
     }
 

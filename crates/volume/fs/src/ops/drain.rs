@@ -155,7 +155,8 @@ impl Volume {
         }
         done.stays.truncate(TOLD);
         let wanted = |ino: Ino| done.stays.binary_search_by_key(&ino, |stays| stays.ino).is_ok();
-        let places = if done.stays.is_empty() { Places::new() } else { self.places(wanted) };
+        let (all, mut places) = (self.all_inodes(), Places::new());
+        all.iter().filter(|_| !done.stays.is_empty()).for_each(|ino| self.add_places(*ino, &wanted, &mut places));
         for stays in &mut done.stays {
             let place = places.get(&stays.ino).and_then(|places| places.first());
             stays.path = match stays.ino {
@@ -168,7 +169,8 @@ impl Volume {
 
     /// Goes through all inodes once. False: it was stopped.
     fn drain_once(&self, region: usize, stays: &mut Vec<Stays>, go_on: &mut dyn FnMut(Held) -> bool) -> Result<bool> {
-        let (all, mut failed) = (self.all_inodes(), BTreeMap::new());
+        let (all, mut failed, mut places) = (self.all_inodes(), BTreeMap::new(), Places::new());
+        let numbered = |ino: Ino| ino.region() == region;
         let migration = Migration { out_of: Some(region), ..Migration::default() };
         let is_there = |inode: &Inode| {
             let state = inode.read();
@@ -180,6 +182,7 @@ impl Volume {
                 return Ok(false);
             }
             let _visit = Self::visit(self, *ino);
+            self.add_places(*ino, &numbered, &mut places);
             let left = self.inode(*ino).and_then(|inode| match is_there(&inode) {
                 false => Ok(()),
                 true => {
@@ -190,8 +193,7 @@ impl Volume {
             });
             failed.extend(left.err().and_then(Why::of).map(|why| (*ino, why)));
         }
-        let numbered = |ino: Ino| ino.region() == region;
-        let (mut places, mut renamed) = (self.places(numbered), BTreeMap::new());
+        let mut renamed = BTreeMap::new();
         for ino in all.into_iter().filter(|ino| numbered(*ino)) {
             if !go_on(self.held(region)) {
                 return Ok(false);
@@ -226,19 +228,15 @@ impl Volume {
         all
     }
 
-    /// All names of these inodes.
-    fn places(&self, wanted: impl Fn(Ino) -> bool) -> Places {
-        let mut places = Places::new();
-        for ino in self.all_inodes() {
-            let _visit = Self::visit(self, ino);
-            let Some(inode) = self.known_inode(ino).filter(|inode| inode.kind == Kind::Directory) else { continue };
-            let state = inode.read();
-            let names = state.dir.iter().filter(|_| !state.gone).flat_map(|dir| dir.after(0));
-            for (name, named) in names.filter(|(_, named)| wanted(named.ino)) {
-                places.entry(named.ino).or_default().push((ino, name.into()));
-            }
+    /// Adds the names that a directory has of these inodes.
+    fn add_places(&self, dir: Ino, wanted: &dyn Fn(Ino) -> bool, places: &mut Places) {
+        let _visit = Self::visit(self, dir);
+        let Some(inode) = self.known_inode(dir).filter(|inode| inode.kind == Kind::Directory) else { return };
+        let state = inode.read();
+        let names = state.dir.iter().filter(|_| !state.gone).flat_map(|names| names.after(0));
+        for (name, named) in names.filter(|(_, named)| wanted(named.ino)) {
+            places.entry(named.ino).or_default().push((dir, name.into()));
         }
-        places
     }
 
     fn path_from_root(&self, mut at: Ino, name: &[u8]) -> Option<Vec<u8>> {
@@ -330,7 +328,7 @@ impl Volume {
         old.unnamed = Some(durable);
         self.reclaim(&inode, old)?;
         drop(locked);
-        children.into_iter().for_each(|child| self.set_parent(child, new));
+        children.into_iter().for_each(|child| self.change_parent(child, (ino, new)));
         Ok(Ok(new))
     }
 
