@@ -76,6 +76,20 @@ Examples:
   sudo homenode upgrade /mnt")]
     Upgrade(UpgradeArgs),
 
+    /// Empty a region of a volume before its memory goes
+    ///
+    /// Data, logs and inodes move to other regions, while the volume is used if it is mounted, and
+    /// the region gets nothing new until the volume is unmounted. A file that has its number in the
+    /// region gets another one, unless it is open, or the kernel remembers it. What stays is listed
+    /// with the reason, and the exit code is 1 then. Ctrl-C stops it; what has moved stays where it
+    /// is now. On a mount it takes root (CAP_SYS_ADMIN).
+    #[command(after_help = "\
+Examples:
+  sudo homenode-fs drain /data 1             # a mounted volume
+  sudo homenode-fs drain /data 1 --use-again # its memory stays after all
+  homenode-fs drain /dev/shm/a 1             # a volume that is not mounted")]
+    Drain(DrainArgs),
+
     /// Look at a volume and its files, and move them between nodes
     #[command(
         subcommand,
@@ -399,6 +413,20 @@ pub struct FsckArgs {
     /// Which volume
     #[command(flatten)]
     pub volume: VolumeArgs,
+}
+
+/// `homenode drain`.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The directory where the volume is mounted; or, if it is not, any one region of it
+    #[command(flatten)]
+    pub volume: VolumeArgs,
+    /// The region, as `homenode fs info` numbers them
+    #[arg(value_name = "REGION")]
+    pub index: usize,
+    /// Put new blocks there again instead, on a mount
+    #[arg(long)]
+    pub use_again: bool,
 }
 
 /// `homenode fs`.

@@ -3,8 +3,8 @@
 //! **Problem.** One process has a volume while it is mounted, its server, and only the server knows
 //! the nodes of a file's blocks, or can move them.
 //!
-//! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`]
-//! and [`MIGRATION`], which any tool for attributes can use, too. None is listed, so that no copy
+//! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`],
+//! [`MIGRATION`] and [`DRAIN`], which any tool for attributes can use, too. None is listed, so that no copy
 //! of a file takes one along. The kernel checks who may: [`NODES`] is for those who may read the
 //! file, `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both sides, and
 //! the asking side.
@@ -39,6 +39,11 @@ const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// Read: who serves the mount, as JSON ([`Server`]).
 pub const SERVER: &str = "homenode.server";
+
+/// Of the root directory. Set: `1` starts to empty region 1, which gets nothing new from then on,
+/// `cancel` stops that, and after `use 1` it gets new blocks again. Read: the drain that runs, or
+/// the last one, as JSON ([`Drain`]).
+pub const DRAIN: &str = "trusted.homenode.drain";
 
 /// No node.
 pub const UNKNOWN: &str = "unknown";
@@ -87,7 +92,50 @@ impl std::fmt::Display for Order {
     }
 }
 
-/// State of a migration.
+/// The emptying of a region. Units: bytes and seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Its index.
+    pub region: usize,
+    /// Whether it runs, or how it ended.
+    pub state: State,
+    /// Bytes of data and logs that were there when it began.
+    pub bytes: u64,
+    /// Those that are there now.
+    pub left_bytes: u64,
+    /// Inodes that have their numbers there now.
+    pub left_inodes: u64,
+    /// What stays, and why, as far as an answer has room for it.
+    pub stays: Vec<Stays>,
+    /// How many more stay.
+    pub more: usize,
+    /// How long it has taken.
+    pub seconds: f64,
+    /// Errno of a failure.
+    pub errno: Option<i32>,
+    /// Why it failed.
+    pub why: Option<String>,
+}
+
+impl Drain {
+    /// Its form as an attribute's value.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// A file or directory of which something stays in a region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stays {
+    /// Its number.
+    pub inode: u64,
+    /// A path to it from the root of the volume, if one was found.
+    pub path: Option<String>,
+    /// Why it stays.
+    pub why: String,
+}
+
+/// State of a migration, or of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -355,8 +403,8 @@ pub fn migration(file: &File) -> io::Result<Migration> {
 /// # Errors
 ///
 /// Those of [`migration`]; the mount has ended.
-pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Result<Migration> {
-    follow_any(|| migration(file), |now| (go_on(now), now.state == State::Running), || order(file, Order::Cancel))
+pub fn follow(file: &File, go_on: impl FnMut(&Migration) -> bool) -> io::Result<Migration> {
+    follow_any(|| migration(file), |now| now.state == State::Running, || order(file, Order::Cancel), go_on)
 }
 
 /// The same for a scrub.
@@ -364,25 +412,51 @@ pub fn follow(file: &File, mut go_on: impl FnMut(&Migration) -> bool) -> io::Res
 /// # Errors
 ///
 /// Those of [`scrub`]; the mount has ended.
-pub fn follow_scrub(file: &File, mut go_on: impl FnMut(&Scrub) -> bool) -> io::Result<Scrub> {
-    follow_any(
-        || scrub(file),
-        |now| (go_on(now), now.state == Some(State::Running)),
-        || order_scrub(file, ScrubOrder::Cancel),
-    )
+pub fn follow_scrub(file: &File, go_on: impl FnMut(&Scrub) -> bool) -> io::Result<Scrub> {
+    let runs = |now: &Scrub| now.state == Some(State::Running);
+    follow_any(|| scrub(file), runs, || order_scrub(file, ScrubOrder::Cancel), go_on)
 }
 
-/// `look` says whether to go on, and whether it runs.
+/// The same for a drain, of the root directory of a mount.
+///
+/// # Errors
+///
+/// Those of [`draining`]; the mount has ended.
+pub fn follow_drain(root: &File, go_on: impl FnMut(&Drain) -> bool) -> io::Result<Drain> {
+    follow_any(|| draining(root), |now| now.state == State::Running, || drain(root, "cancel"), go_on)
+}
+
+/// Begins or ends the emptying of a region of a mounted volume, by its root directory ([`DRAIN`]).
+///
+/// # Errors
+///
+/// EPERM: it takes CAP_SYS_ADMIN. EINVAL: there is no such region, or none that could take what is
+/// written. EBUSY: one is being emptied. EROFS: the mount is read-only. ENODATA: nothing is to
+/// stop.
+pub fn drain(root: &File, order: &str) -> io::Result<()> {
+    Ok(fsetxattr(root, DRAIN, order.as_bytes(), XattrFlags::empty())?)
+}
+
+/// How far it is, or how the last one ended.
+///
+/// # Errors
+///
+/// ENODATA: none was drained since the mount.
+pub fn draining(root: &File) -> io::Result<Drain> {
+    serde_json::from_slice(&get(root, DRAIN)?).map_err(io::Error::other)
+}
+
 fn follow_any<T>(
-    mut ask: impl FnMut() -> io::Result<T>,
-    mut look: impl FnMut(&T) -> (bool, bool),
+    look: impl Fn() -> io::Result<T>,
+    runs: impl Fn(&T) -> bool,
     cancel: impl Fn() -> io::Result<()>,
+    mut go_on: impl FnMut(&T) -> bool,
 ) -> io::Result<T> {
     let ([mut pause, longest], mut stopped) = (PAUSES, None::<Instant>);
     loop {
-        let now = ask()?;
-        let (on, runs) = look(&now);
-        if !runs || stopped.is_some_and(|at| at.elapsed() > STOPPING) {
+        let now = look()?;
+        let on = go_on(&now);
+        if !runs(&now) || stopped.is_some_and(|at| at.elapsed() > STOPPING) {
             return Ok(now);
         }
         if !on && stopped.is_none() {

@@ -62,6 +62,7 @@ const SUB_COMMANDS: [&str; 26] = [
     "mount",
     "upgrade",
     "fsck",
+    "drain",
     "fs",
     "completions",
     "man",

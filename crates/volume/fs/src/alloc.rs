@@ -49,6 +49,8 @@ pub struct Allocator {
     failed: Arc<Failed>,
     /// Some of them would be free.
     lost: AtomicBool,
+    /// A bit for each region that gets nothing new.
+    avoided: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -90,7 +92,7 @@ impl Allocator {
             Region { from, total, part_len, reserve, free: Apart(AtomicU64::new(count)), parts }
         };
         let regions = superblock.regions.iter().enumerate().map(region).collect();
-        Self { regions, failed: Arc::default(), lost: AtomicBool::new(false) }
+        Self { regions, failed: Arc::default(), lost: AtomicBool::new(false), avoided: AtomicU64::new(0) }
     }
 
     /// The same, but these blocks are not taken back.
@@ -171,6 +173,20 @@ impl Allocator {
         self.allocate_behind(regions, want, (part, None), purpose, into)
     }
 
+    /// Whether a region gets nothing new, but what frees something where there is no other room.
+    pub fn avoid(&self, region: usize, avoid: bool) {
+        let bit = 1 << region;
+        match avoid {
+            true => self.avoided.fetch_or(bit, Ordering::Relaxed),
+            false => self.avoided.fetch_and(!bit, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether it is [avoided](Self::avoid).
+    pub fn avoids(&self, region: usize) -> bool {
+        self.avoided.load(Ordering::Relaxed) >> region & 1 == 1
+    }
+
     /// The same, from `goal` on if that is free and in the region that is tried.
     pub fn allocate_behind<'a>(
         &'a self,
@@ -180,7 +196,11 @@ impl Allocator {
         purpose: Purpose,
         into: &mut Fresh<'a>,
     ) -> Result<(Block, u64)> {
-        let found = regions.iter().find_map(|region| self.take(*region, want, from, purpose)).ok_or(Error::NoSpace)?;
+        let take = |region: &usize| self.take(*region, want, from, purpose);
+        let found = regions.iter().filter(|region| !self.avoids(**region)).find_map(take);
+        let last = matches!(purpose, Purpose::Freeing | Purpose::Cleaning);
+        let found = found.or_else(|| regions.iter().filter(|region| last && self.avoids(**region)).find_map(take));
+        let found = found.ok_or(Error::NoSpace)?;
         into.runs.push(found);
         Ok(found)
     }
@@ -240,7 +260,8 @@ impl Allocator {
 
     /// Free blocks of all regions, without those that only operations that free space may use.
     pub fn room(&self) -> u64 {
-        self.regions.iter().map(|r| r.free.load(Ordering::Relaxed).saturating_sub(r.reserve)).sum()
+        let room = |r: &Region| r.free.load(Ordering::Relaxed).saturating_sub(r.reserve);
+        self.regions.iter().zip(0..).filter(|(_, region)| !self.avoids(*region)).map(|(r, _)| room(r)).sum()
     }
 
     /// Blocks that only operations that free space may use.

@@ -38,6 +38,7 @@ use crate::format::page::{self, SLOTS};
 use crate::format::word::Field;
 use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
+use crate::leaving::Leaving;
 use crate::log::{self, Appended, Log, NO_TAIL, Pages};
 use crate::ops::check_live;
 use crate::store::{Flushed, Store};
@@ -76,7 +77,9 @@ pub(crate) struct Room {
     /// Held by a write that uses the reserve; taken before the lock of any inode.
     replacing: Mutex<()>,
     left: Mutex<Left>,
-    /// Somebody left a log, or the thread is to end.
+    /// Blocks that the thread is to give back.
+    pub(crate) leaving: Leaving,
+    /// Somebody left a log or blocks, or the thread is to end.
     left_one: Condvar,
 }
 
@@ -86,6 +89,8 @@ struct Left {
     /// With more live slots than these; `None`: none, as nobody else would clean them.
     longer_than: Option<usize>,
     inodes: BTreeSet<Ino>,
+    /// There are blocks to give back.
+    blocks: bool,
 }
 
 impl Room {
@@ -106,6 +111,18 @@ impl Room {
             self.left_one.notify_all();
         }
         leaves
+    }
+
+    /// Whether somebody else will give back the blocks of so many extents.
+    fn leaves_blocks(&self, extents: usize) -> bool {
+        extents > 1 && lock(&self.left).longer_than.is_some_and(|most| extents > most)
+    }
+
+    /// Hands them over.
+    fn leave_blocks(&self, extents: Extents, pages: Vec<Block>) {
+        self.leaving.add(extents, pages);
+        lock(&self.left).blocks = true;
+        self.left_one.notify_all();
     }
 
     /// Keeps others from the half of the reserve that is for what replaces something.
@@ -138,9 +155,10 @@ impl Volume {
         if lack > (0..self.slots.len()).map(|region| self.allocator.usage(region).1).sum() {
             return false;
         }
+        self.give_back_all();
         let _alone = lock(&self.room.making);
         if self.room.made.load(Ordering::Acquire) != made {
-            return true; // another thread cleaned meanwhile
+            return true; // blocks were left, or another thread cleaned meanwhile
         }
         // A full volume is full at once where none changed.
         let mut listed = std::mem::take(&mut *lock(&self.room.changed));
@@ -268,7 +286,8 @@ impl Volume {
     }
 
     /// From now on operations leave logs with more than so many live slots to
-    /// [`Volume::clean_left`]; with `None`, none.
+    /// [`Volume::clean_left`], and the blocks of as many extents to [`Volume::give_back`]; with
+    /// `None`, none.
     pub fn leave_logs(&self, longer_than: Option<usize>) {
         lock(&self.room.left).longer_than = longer_than;
         self.room.left_one.notify_all();
@@ -289,10 +308,45 @@ impl Volume {
         true
     }
 
-    /// Waits for a log that was left. False: none will be left any more.
+    /// Gives back blocks that operations left, of as many extents as a step has. False: there are
+    /// none.
+    pub fn give_back(&self) -> bool {
+        let step = lock(&self.room.left).longer_than.unwrap_or(STEP);
+        let given = self.room.leaving.step(&self.allocator, step);
+        if let Some(blocks) = given {
+            // Whoever found no room meanwhile tries again.
+            self.room.made.fetch_add(blocks, Ordering::AcqRel);
+            lock(&self.room.left).blocks = true;
+        }
+        given.is_some()
+    }
+
+    /// Gives back all of them.
+    pub(crate) fn give_back_all(&self) {
+        while self.give_back() {}
+    }
+
+    /// Gives back the blocks and the log of an inode that is gone.
+    pub(crate) fn give_blocks(&self, state: &mut State) {
+        let (extents, pages) = (std::mem::take(&mut state.extents), std::mem::take(&mut state.log.pages));
+        if self.room.leaves_blocks(extents.len()) {
+            return self.room.leave_blocks(extents, pages);
+        }
+        self.free_pages(&pages);
+        extents.iter().for_each(|run| self.allocator.free(run.block, run.count));
+    }
+
+    /// Before a file is cut off at a file block: takes away what is beyond, if that is much.
+    pub(crate) fn leave_tail(&self, state: &mut State, file_block: u64) {
+        if state.extents.end() > file_block && self.room.leaves_blocks(state.extents.len()) {
+            self.room.leave_blocks(state.extents.cut_off(file_block), Vec::new());
+        }
+    }
+
+    /// Waits for a log or blocks that were left. False: none will be left any more.
     fn wait_for_left(&self) -> bool {
         let mut left = lock(&self.room.left);
-        while left.longer_than.is_some() && left.inodes.is_empty() {
+        while left.longer_than.is_some() && left.inodes.is_empty() && !std::mem::take(&mut left.blocks) {
             left = wait(&self.room.left_one, left);
         }
         left.longer_than.is_some()
@@ -608,6 +662,7 @@ impl Background {
             // After a panic operations clean by themselves again.
             let _leaves = Leaves(&cleans);
             while cleans.wait_for_left() {
+                cleans.give_back();
                 cleans.clean_left();
             }
         };

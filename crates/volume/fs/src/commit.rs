@@ -8,7 +8,7 @@ use crate::format::entry::Entry;
 use crate::format::inode::pos_word;
 use crate::format::journal::{self, Record};
 use crate::format::word::Field;
-use crate::format::{Block, Ino, LogPos};
+use crate::format::{BLOCK_BYTES, Block, Ino, LogPos};
 use crate::inode::Inode;
 use crate::log::{self, Appended};
 use crate::store::{Durable, Flushed, Store};
@@ -69,7 +69,11 @@ impl Volume {
             }
         }
         for (ino, entry) in entries {
-            let applied = locked.get_mut(*ino)?.apply(entry, time, &mut freed);
+            let state = locked.get_mut(*ino)?;
+            if let Entry::Size(size) = entry {
+                self.leave_tail(state, size.div_ceil(BLOCK_BYTES));
+            }
+            let applied = state.apply(entry, time, &mut freed);
             self.store.certain(|| applied.map_err(Error::Invalid))?;
         }
         for (block, count) in freed {

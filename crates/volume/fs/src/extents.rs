@@ -122,6 +122,32 @@ impl Extents {
         }
     }
 
+    /// Takes away all from a file block on.
+    pub fn cut_off(&mut self, file_block: u64) -> Self {
+        if let Some(run) = self.runs.range(..file_block).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block) {
+            self.runs.insert(run.file_block, cut(run, run.file_block, file_block));
+            self.runs.insert(file_block, cut(run, file_block, run.end()));
+        }
+        let mut tail = Self { runs: self.runs.split_off(&file_block), blocks: self.blocks.clone() };
+        if self.runs.is_empty() {
+            self.blocks.fill(0);
+            return tail;
+        }
+        tail.blocks.fill(0);
+        for run in tail.runs.values() {
+            let region = run.block.region();
+            if let (Some(all), Some(own)) = (self.blocks.get_mut(region), tail.blocks.get_mut(region)) {
+                (*all, *own) = (*all - run.count, *own + run.count);
+            }
+        }
+        tail
+    }
+
+    /// All blocks, for giving them back.
+    pub fn into_runs(self) -> impl Iterator<Item = (Block, u64)> + Send + 'static {
+        self.runs.into_values().map(|run| (run.block, run.count))
+    }
+
     /// The runs that have any of `count` file blocks, each cut to that range.
     pub fn range(&self, file_block: u64, count: u64) -> impl Iterator<Item = Run> + '_ {
         let end = file_block.saturating_add(count);

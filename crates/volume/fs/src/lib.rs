@@ -94,6 +94,8 @@ mod inherited;
 mod inode;
 #[cfg(test)]
 mod interleavings;
+mod leaving;
+mod lines;
 mod locks;
 mod log;
 pub mod medium;
@@ -126,7 +128,8 @@ pub use mount::superblock_of;
 pub use note::{Note, Word, note_in};
 pub use open::{is_copied_while_mounted, open_files, open_files_to_look, open_files_to_repair, reserve};
 pub use ops::{
-    Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat, Usage,
+    Drained, Held, Migrated, Migration, Name, NewFile, Progress, RegionUsage, Rename, SetAttributes, SetXattr, Stat,
+    Stays, Usage, Why,
 };
 pub use placement::Placement;
 pub use recent::Recent;

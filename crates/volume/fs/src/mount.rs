@@ -28,6 +28,7 @@ use crate::format::inode;
 use crate::format::superblock::{self, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Ino};
 use crate::inode::{Inode, State};
+use crate::lines;
 use crate::log::{Log, NO_TAIL};
 use crate::medium::{At, Medium, Overlay};
 use crate::placement::Placement;
@@ -245,6 +246,7 @@ impl Volume {
         if !self.damage().is_empty() {
             return Ok(());
         }
+        self.give_back_all();
         // Who frees an inode waits for nothing, and this thread's fence only for what it flushes:
         // one that the medium still has in use would never be used again.
         let mut freed = Flushed::nothing();
@@ -320,6 +322,12 @@ fn recover(
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
+    // What is only looked at may be guessed.
+    let lines = if changed { BTreeMap::new() } else { lines::find(store, &mut inodes)? };
+    let words = lines::words(store, &lines)?;
+    if !words.is_empty() {
+        store.commit(&words, &Flushed::nothing().fence(store)?)?;
+    }
     let mut tree =
         if changed { scan::walk(store, &mut inodes) } else { scan::walk_lost(store, &mut inodes, !damage.is_empty()) };
     let kind = |ino: &Ino| Some((*ino, inodes.get(ino)?.state.as_ref().ok()?.kind));
@@ -334,6 +342,7 @@ fn recover(
         free_orphans(store, &mut inodes, &tree.orphans)?;
     }
     let mut all = damage;
+    all.extend(lines.into_keys().map(|ino| Damage::Inode { ino, what: "its line is lost, and its log was found" }));
     all.extend(tree.damage.into_iter().chain(owners));
     let mut damaged = tree.astray;
     if changed && !all.is_empty() {

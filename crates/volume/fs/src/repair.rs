@@ -24,6 +24,7 @@ use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::entry::{Attributes, Entry, Kind, Run};
 use crate::format::{Block, Ino, get_u64, inode as line};
 use crate::inode::{Inode, State};
+use crate::lines;
 use crate::log::{self, NO_TAIL};
 use crate::mount::{self, Recovered};
 use crate::ops::names_to_change;
@@ -47,7 +48,7 @@ pub struct Repaired {
     pub removed: usize,
     /// Files and directories that have lost entries of their logs, and keep the rest.
     pub kept: usize,
-    /// Files and directories of which a flipped bit was put right.
+    /// Files and directories of which a flipped bit was put right, or the line was found again.
     pub mended: usize,
 }
 
@@ -101,6 +102,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         return Err(damage.last().cloned().map_or(Error::NoSpace, Error::from));
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
+    let lines = lines::find(&store, &mut inodes)?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
     // There is no other place for it.
     if let Some(damage @ Damage::Inode { what: UNREADABLE, .. }) = tree.astray.get(&Ino::ROOT) {
@@ -134,6 +136,12 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         words.extend([line::HEAD, line::TAIL].map(|place| (block, at + place, 0)));
     }
     store.commit(&words, &Flushed::nothing().fence(&store)?)?;
+    let whole = |ino: &Ino| inodes.get(ino).is_some_and(|found| found.state.is_ok());
+    let lines: BTreeMap<_, _> = lines.into_iter().filter(|(ino, _)| whole(ino)).collect();
+    let words = lines::words(&store, &lines)?;
+    if !words.is_empty() {
+        store.commit(&words, &Flushed::nothing().fence(&store)?)?;
+    }
     mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
 
     // Damaged, and nameless once those names are gone.
@@ -165,7 +173,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         emptied: empty.len(),
         removed: gone.len(),
         kept: tree.gapped.len(),
-        mended: tree.flipped.len(),
+        mended: tree.flipped.len() + lines.len(),
     };
     let place = if tree.lost.is_empty() { None } else { Some(volume.lost_and_found(empty.contains_key(&Ino::ROOT))?) };
     for (ino, links) in &tree.lost {

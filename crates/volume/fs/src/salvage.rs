@@ -10,8 +10,8 @@
 //! A line that the medium cannot read costs that line. Each page is tried once, and what a whole
 //! inode owns is no page of another.
 //!
-//! **Limits.** Without the inode's line nobody knows which of its pages are history. To find pages
-//! takes a look at each block of the volume and at each log, once.
+//! **Limits.** Without the line of the inode it is a guess which pages are history (`lines`). To
+//! find pages takes a look at each block of the volume and at each log, once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,7 +119,7 @@ fn leads_to(store: &Store, (ino, generation): (Ino, u32), at: Block, known: Opti
 pub type LogPages = FxHashMap<Ino, Vec<(u32, u32, Block)>>;
 
 /// Looks for them in each block of the volume that no whole inode owns.
-fn all_pages(store: &Store) -> Result<LogPages> {
+pub(crate) fn all_pages(store: &Store) -> Result<LogPages> {
     let (mut pages, owned) = (LogPages::default(), scan::owned(store)?);
     let is_owned = |block: Block| {
         let before = owned.partition_point(|(from, _)| *from <= block).checked_sub(1);

@@ -345,6 +345,12 @@ fn read_table(
     Ok(())
 }
 
+/// What a log says of its inode's place in the volume, also past what is bad.
+pub(crate) fn known(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos) -> Result<Known> {
+    let unknown = Damage::Inode { ino: whose.0, what: "its mode has an unknown kind" };
+    Known::new(replay(store, whose, head, tail, true)?).ok_or(unknown.into())
+}
+
 /// What of a block of an inode table can be read, and a bit for each line that cannot; such a line
 /// fails its checks.
 pub(crate) fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK]>, u64)> {

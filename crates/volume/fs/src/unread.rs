@@ -122,6 +122,24 @@ impl Unread {
         word.fetch_or(bit, Ordering::AcqRel);
     }
 
+    /// Notes that the parent of a directory has another number. If memory has the directory, its
+    /// inode, for doing the same there: as long as somebody holds that, it is not let go.
+    pub fn change_parent(
+        &self,
+        ino: Ino,
+        shard: usize,
+        (from, to): (Ino, Ino),
+        known: impl FnOnce() -> Option<Arc<Inode>>,
+    ) -> Option<Arc<Inode>> {
+        let _guard = self.reading.get(shard).map(lock);
+        let mut parents = self.parents.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(noted) = parents.get_mut(&ino).filter(|noted| **noted == from) {
+            *noted = to;
+        }
+        drop(parents);
+        known()
+    }
+
     /// All that are not in memory.
     pub fn inodes(&self) -> Vec<Ino> {
         let mut all = Vec::new();

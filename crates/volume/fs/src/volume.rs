@@ -311,6 +311,14 @@ impl Volume {
         self.add_inode(inode);
     }
 
+    /// Notes that the parent of a directory has another number, if that still is its parent.
+    pub(crate) fn change_parent(&self, ino: Ino, (from, to): (Ino, Ino)) {
+        let known = self.unread.change_parent(ino, shard(ino), (from, to), || self.known_inode(ino));
+        if let Some(inode) = known {
+            inode.write().dir.iter_mut().filter(|dir| dir.parent == from).for_each(|dir| dir.parent = to);
+        }
+    }
+
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
             let gone = shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
@@ -325,10 +333,11 @@ impl Volume {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// A free slot in the inode table of the first of `regions` that has one.
+    /// A free slot in the inode table of the first of `regions` that has one and is not avoided.
     pub(crate) fn take_slot(&self, regions: &[usize]) -> Result<Ino> {
+        let regions = regions.iter().filter(|region| !self.allocator.avoids(**region));
         let take = |&region: &usize| Some(Ino::new(region, sync::lock(self.slots.get(region)?).take()?));
-        regions.iter().find_map(take).ok_or(Error::Lacks(u64::MAX))
+        { regions }.find_map(take).ok_or(Error::Lacks(u64::MAX))
     }
 
     pub(crate) fn give_slot(&self, ino: Ino) {

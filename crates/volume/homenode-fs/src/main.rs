@@ -3,6 +3,7 @@
 //! it.
 
 mod content;
+mod drain;
 mod fs_files;
 mod fs_volume;
 mod hold;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         VolumeCommand::Fsck(args) => fs_volume::fsck(&global, args),
         VolumeCommand::Mount(args) => mount::run(&global, args),
         VolumeCommand::Upgrade(args) => hold::upgrade(&global, args),
+        VolumeCommand::Drain(args) => drain::run(&global, args),
         VolumeCommand::Fs(command) => fs_files::run(&global, command),
     };
     exit::end(result, global.json)

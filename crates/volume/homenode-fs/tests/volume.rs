@@ -571,3 +571,31 @@ fn copies_of_a_mounted_volume_are_told_and_a_missing_region_costs_its_own_files(
     let (code, told) = said(&["fs", "ls", &volume]);
     assert!(code == Some(0) && told.contains("the region is missing"), "{told}");
 }
+
+#[test]
+fn a_region_is_emptied_and_then_its_loss_costs_nothing() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    stdout(&["mkfs", "--size", "8MiB", &path("a@0"), &path("b@1")]);
+    fs::write(path("file"), vec![7; 1 << 20]).unwrap();
+    stdout(&["fs", "put", &path("a"), &path("file"), "/f"]);
+    stdout(&["fs", "migrate", &path("a"), "/f", "--to", "1"]);
+    for args in [vec!["2"], vec!["1", "--use-again"]] {
+        assert_eq!(code(&[&["drain", &path("a")], args.as_slice()].concat()), 2, "{args:?}");
+    }
+    let told = json(&["drain", &path("a"), "1"]);
+    let expected = serde_json::json!({
+        "region": 1, "empty": true, "stopped": false, "moved": told["moved"], "left": 0, "left_inodes": 0,
+        "stays": [], "more": 0, "hint": null,
+    });
+    assert_eq!((&told, told["moved"].as_u64() >= Some(1 << 20)), (&expected, true));
+    // The root directory cannot leave, which the exit code says, too.
+    let output = homenode(&["drain", &path("a"), "0"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines = "region 0: 0 B of blocks and 1 inode are left\nstays: /: the root directory cannot leave region 0\n";
+    assert_eq!((output.status.code(), said.as_str()), (Some(1), lines));
+    stdout(&["drain", &path("a"), "1"]);
+    fs::remove_file(path("b")).unwrap();
+    stdout(&["fs", "get", &path("a"), "/f", &path("got")]);
+    assert!(fs::read(path("got")).unwrap() == fs::read(path("file")).unwrap());
+}

@@ -24,6 +24,7 @@ use linux::affinity;
 use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
+use crate::draining::Draining;
 use crate::scrubs::Scrubs;
 use crate::server::refused;
 
@@ -48,6 +49,8 @@ pub(crate) enum Name {
     Scrub(bool),
     /// Who serves the mount.
     Server,
+    /// Empties a region: of the root directory.
+    Drain,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -63,6 +66,7 @@ impl Name {
             Ok(volume::SCRUB) => Some(Self::Scrub(true)),
             Ok(volume::SCRUBBED) => Some(Self::Scrub(false)),
             Ok(volume::SERVER) => Some(Self::Server),
+            Ok(volume::DRAIN) => Some(Self::Drain),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -78,6 +82,7 @@ pub(crate) struct Control {
     cpus: Option<CpuSet>,
     /// The process that holds the mount.
     holder: Option<i32>,
+    draining: Draining,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +135,8 @@ impl Control {
             }
             Name::Scrub(all) => Ok(self.scrubs.told(volume, all).into_bytes()),
             Name::Server => Ok(volume::Server::own(self.holder).to_json().into_bytes()),
-            Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
+            Name::Drain if ino == Ino::ROOT => Ok(self.draining.told().ok_or(Error::NoAttribute)?.into_bytes()),
+            Name::Migrate | Name::Drain | Name::Reserved => Err(Error::NoAttribute),
         }
     }
 
@@ -138,6 +144,9 @@ impl Control {
     pub(crate) fn set(&self, volume: &Arc<Volume>, ino: Ino, name: Name, value: &[u8]) -> Result<()> {
         if name == Name::Scrub(true) {
             return self.scrubs.order(volume, value, self.cpus.clone());
+        }
+        if name == Name::Drain && ino == Ino::ROOT {
+            return self.draining.order(volume, value, self.cpus.clone());
         }
         if name != Name::Migrate {
             return Err(refused(libc::EOPNOTSUPP));
@@ -211,6 +220,7 @@ impl Control {
     /// Stops all, and waits for them: the mount has ended.
     pub(crate) fn end(&self) {
         self.scrubs.end();
+        self.draining.end();
         let jobs = {
             let mut known = self.known();
             known.ended = true;

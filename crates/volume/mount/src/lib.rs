@@ -21,6 +21,7 @@ mod asker;
 mod caller;
 mod connection;
 mod control;
+mod draining;
 mod held;
 mod listing;
 mod mountpoint;
@@ -37,6 +38,7 @@ mod wire;
 
 use std::sync::Arc;
 
+pub use draining::told;
 pub use held::{Held, inherited_file};
 pub use mountpoint::{Error, Flags, Unmounted, check, remount, shown};
 pub use session::{Session, serve};

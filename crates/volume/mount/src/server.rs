@@ -457,8 +457,13 @@ impl Server {
     /// Makes something and answers with it.
     fn make(&self, request: &Request<'_>, name: &[u8], new: NewFile<'_>, answer: &mut Answer<'_>) -> Result<Ino> {
         let new = NewFile { uid: request.uid, gid: request.gid, ..new };
-        let made = self.volume.create(request.ino()?, name, new)?;
-        self.volume.remember(made.ino)?;
+        let parent = request.ino()?;
+        let mut made = self.volume.create(parent, name, new)?;
+        match self.volume.remember(made.ino) {
+            // A drain has given it another number already.
+            Err(Error::NotFound) => made = self.volume.lookup_to_remember(parent, name)?,
+            done => done?,
+        }
         answer.entry(&made);
         Ok(made.ino)
     }
@@ -553,7 +558,7 @@ impl Server {
                     return Ok(());
                 }
                 name.named.cookie = place.behind(at);
-                if self.list_one(most, name, attributes, answer)?.is_break() {
+                if self.list_one((dir, at, most), name, attributes, answer)?.is_break() {
                     return Ok(());
                 }
             }
@@ -563,17 +568,29 @@ impl Server {
         }
     }
 
-    fn list_one(&self, most: u32, name: &Name, attributes: bool, answer: &mut Answer<'_>) -> Result<ControlFlow<()>> {
+    fn list_one(
+        &self,
+        (dir, cookie, most): (Ino, u64, u32),
+        name: &mut Name,
+        attributes: bool,
+        answer: &mut Answer<'_>,
+    ) -> Result<ControlFlow<()>> {
         if !attributes {
             return Ok(answer.name(most, &name.name, name.named, None));
         }
-        let ino = name.named.ino;
-        match self.volume.remember(ino) {
-            Ok(()) => {}
-            Err(Error::NotFound) => return Ok(ControlFlow::Continue(())), // removed meanwhile
-            // It is damaged: a name without attributes. What uses it gets the error.
-            Err(_) => return Ok(answer.name(most, &name.name, name.named, Some(None))),
+        while let Err(error) = self.volume.remember(name.named.ino) {
+            if !matches!(error, Error::NotFound) {
+                // It is damaged: a name without attributes. What uses it gets the error.
+                return Ok(answer.name(most, &name.name, name.named, Some(None)));
+            }
+            // It was removed meanwhile, or a drain has given it another number.
+            let now = self.volume.names(dir, cookie - 1, 1)?.first().map(|now| now.named);
+            match now.filter(|now| now.cookie == cookie && now.ino != name.named.ino) {
+                Some(now) => name.named.ino = now.ino,
+                None => return Ok(ControlFlow::Continue(())),
+            }
         }
+        let ino = name.named.ino;
         let stat = self.volume.stat(ino);
         let listed = stat.map(|stat| answer.name(most, &name.name, name.named, Some(Some(&stat))));
         if !matches!(listed, Ok(ControlFlow::Continue(()))) {
@@ -718,12 +735,16 @@ mod tests {
         }
     }
 
-    fn server() -> (Arc<Failing>, Server) {
-        let file = File::from(rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        file.set_len(16 << 20).unwrap();
-        let mapped = Mapped::new(&[RegionFile { file, bind: None }]).unwrap();
+    fn server(nodes: u32) -> (Arc<Failing>, Server) {
+        let region = |_| {
+            let file = File::from(rustix::fs::memfd_create("homenode", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(16 << 20).unwrap();
+            RegionFile { file, bind: None }
+        };
+        let mapped = Mapped::new(&(0..nodes).map(region).collect::<Vec<_>>()).unwrap();
         let medium = Arc::new(Failing(mapped, AtomicBool::new(false)));
-        let layout = Layout { volume: [7; 16], nodes: vec![Some(0)], journals: 2, ..Layout::default() };
+        let nodes = (0..nodes).map(Some).collect();
+        let layout = Layout { volume: [7; 16], nodes, journals: 2, ..Layout::default() };
         fs::mkfs(Box::new(Arc::clone(&medium)), &layout).unwrap();
         let volume = Volume::mount(Box::new(Arc::clone(&medium)), fs::Options::default()).unwrap();
         (medium, Server::new(Arc::new(volume), &Options::default()))
@@ -745,7 +766,7 @@ mod tests {
     /// The kernel was not told of names that were remembered for it, and never forgot them.
     #[test]
     fn a_listing_that_fails_midway_tells_what_it_has() {
-        let (medium, server) = server();
+        let (medium, server) = server(1);
         let make = |parent, name: &[u8]| {
             let mode = libc::S_IFDIR | 0o755;
             server.volume.create(parent, name, NewFile { mode, ..NewFile::default() }).unwrap().ino
@@ -764,5 +785,31 @@ mod tests {
         assert_eq!(list(&server, dir, behind), (Some(libc::EUCLEAN), 0), "its parent");
         medium.1.store(false, Ordering::Relaxed);
         assert_eq!(list(&server, dir, behind), (Some(0), 2 * (128 + 32)));
+    }
+
+    /// A name whose target got another number between the look at the directory and that at the
+    /// target looked as if it had been removed.
+    #[test]
+    fn a_listing_finds_what_a_drain_has_given_another_number() {
+        let (_, server) = server(2);
+        let volume = &server.volume;
+        for name in [b"a", b"b"] {
+            fs::on_node(1, || volume.create(Ino::ROOT, name, NewFile { mode: 0o644, ..NewFile::default() })).unwrap();
+        }
+        let mut names = volume.names(Ino::ROOT, 0, 2).unwrap();
+        assert_eq!(volume.drain(1, |_| true).unwrap().stays, []);
+        volume.unlink(Ino::ROOT, b"b").unwrap();
+        let mut out = vec![0; BUFFER];
+        for (name, found) in names.iter_mut().zip([true, false]) {
+            let (cookie, old) = (name.named.cookie, name.named.ino);
+            let mut answer = Answer::new(&mut out);
+            answer.begin();
+            let went = server.list_one((Ino::ROOT, cookie, REQUEST), name, true, &mut answer).unwrap();
+            assert!(went.is_continue());
+            assert_eq!((!answer.is_empty(), name.named.ino != old), (found, found));
+            if found {
+                volume.forget(name.named.ino, 1).unwrap();
+            }
+        }
     }
 }

@@ -15,7 +15,6 @@
 //! **Limits.** One migration per file at a time. The inode itself stays: its number says where it
 //! is.
 
-use std::iter;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -80,6 +79,9 @@ pub struct Migration {
     pub rate: Option<u64>,
     /// The file's log stays where it is: only some of its blocks are to move.
     pub leave_log: bool,
+    /// All that is in this region, to the nearest other ones that have room; `to` and `from` mean
+    /// nothing then.
+    pub out_of: Option<usize>,
 }
 
 impl Volume {
@@ -103,7 +105,10 @@ impl Volume {
     /// Moves blocks of a file to a node, and its log if that is to move as well. The regions of the
     /// node share them. `go_on` is asked before each step, and while the migration waits.
     pub fn migrate(&self, ino: Ino, migration: Migration, mut go_on: impl FnMut(Progress) -> bool) -> Result<Migrated> {
-        let regions = self.regions.on_node(migration.to);
+        let regions = match migration.out_of {
+            Some(region) => self.regions.nearest(region).get(1..).unwrap_or_default(),
+            None => self.regions.on_node(migration.to),
+        };
         if regions.is_empty() {
             return Err(Error::NoRegionOnNode(migration.to));
         }
@@ -160,8 +165,8 @@ impl Volume {
         }
         let log_moves = || inode.read().log.pages.iter().any(|page| self.is_to_move(migration, page.region()));
         if !migration.leave_log && log_moves() {
-            let first = Regions::turn(regions, inode.ino.slot().into(), 0);
-            let regions: Vec<_> = iter::once(first).chain(regions.iter().copied()).collect();
+            let turns = self.take_turns(regions).then(|| Regions::turn(regions, inode.ino.slot().into(), 0));
+            let regions: Vec<_> = turns.into_iter().chain(regions.iter().copied()).collect();
             let blocks = inode.read().extents.blocks();
             let mut on = || go_on(Progress { moved: done.moved, blocks, latest: None });
             match self.in_steps(inode, clean::STEP, self.log_pages(&regions, Purpose::Growth), &mut on) {
@@ -172,8 +177,16 @@ impl Volume {
         Ok(done)
     }
 
+    /// Whether regions are alike: those of one node.
+    fn take_turns(&self, regions: &[usize]) -> bool {
+        regions.iter().all(|one| regions.first().is_some_and(|first| self.regions.together(*one, *first)))
+    }
+
     /// Whether a migration moves what is in a region.
     fn is_to_move(&self, migration: &Migration, region: usize) -> bool {
+        if let Some(from) = migration.out_of {
+            return region == from;
+        }
         let node = self.regions.node(region);
         node != Some(migration.to) && (migration.from.is_none() || node == migration.from)
     }
@@ -230,13 +243,19 @@ impl Volume {
         Ok(true)
     }
 
-    /// Blocks for a run in the regions of one node, which take turns, with no way out to another.
+    /// Blocks for a run in these regions and no other: those of one node take turns.
     fn blocks_in<'a>(&'a self, ino: Ino, regions: &[usize], run: Run, fresh: &mut Fresh<'a>) -> Result<Vec<Run>> {
         let mut new: Vec<Run> = Vec::new();
         let mut at = run.file_block;
         while at < run.end() {
-            let upto = if regions.len() > 1 { run.end().min((at / STRIPE + 1) * STRIPE) } else { run.end() };
-            let first = [Regions::turn(regions, ino.slot().into(), at)];
+            let turns = regions.len() > 1 && self.take_turns(regions);
+            let upto = if turns { run.end().min((at / STRIPE + 1) * STRIPE) } else { run.end() };
+            let first = if turns {
+                Regions::turn(regions, ino.slot().into(), at)
+            } else {
+                regions.first().copied().unwrap_or(0)
+            };
+            let first = [first];
             let take = |from: &[usize], fresh: &mut Fresh<'a>| {
                 self.allocator.allocate(from, upto - at, self.cpu(), Purpose::Growth, fresh)
             };

@@ -2,6 +2,7 @@
 
 mod attributes;
 mod blocks;
+mod drain;
 mod file;
 mod migrate;
 mod names;
@@ -9,6 +10,7 @@ mod rename;
 mod space;
 
 pub use attributes::{SetAttributes, SetXattr, Stat};
+pub use drain::{Drained, Held, Stays, Why};
 pub use migrate::{Migrated, Migration, Progress};
 pub use names::{Name, NewFile};
 pub(crate) use names::{check_live, names_to_change};

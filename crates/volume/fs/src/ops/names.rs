@@ -220,6 +220,14 @@ impl Volume {
         }
     }
 
+    /// The generation of the next life of a number.
+    pub(super) fn next_generation(&self, ino: Ino) -> Result<u32> {
+        match inode::decode(ino, &self.store.read_inode(ino)?) {
+            Ok(Line::Free(generation)) => Ok(generation.wrapping_add(1)),
+            _ => Err(Damage::Inode { ino, what: "it was free and is not" }.into()),
+        }
+    }
+
     /// Writes it.
     fn make_inode(
         &self,
@@ -230,10 +238,7 @@ impl Volume {
         time: i64,
     ) -> Result<(Inode, Flushed)> {
         let (block, line) = self.store.inode_at(ino)?;
-        let generation = match inode::decode(ino, &self.store.read_inode(ino)?) {
-            Ok(Line::Free(generation)) => generation.wrapping_add(1),
-            _ => return Err(Damage::Inode { ino, what: "it was free and is not" }.into()),
-        };
+        let generation = self.next_generation(ino)?;
         let attributes = Attributes {
             mode: kind.mode_bits() | new.mode & 0o7777,
             uid: new.uid,
@@ -285,17 +290,8 @@ impl Volume {
             .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
         debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
         // Only now: another thread may take the number at once, and looks at that word.
-        self.give_blocks(&inode.read());
+        self.give_blocks(&mut inode.write());
         self.give_slot(inode.ino);
-    }
-
-    fn give_blocks(&self, state: &State) {
-        for page in &state.log.pages {
-            self.allocator.free(*page, 1);
-        }
-        for run in state.extents.iter() {
-            self.allocator.free(run.block, run.count);
-        }
     }
 
     /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and

@@ -44,7 +44,7 @@ impl Volume {
             RegionUsage {
                 node: self.regions.node(i),
                 blocks,
-                free_blocks,
+                free_blocks: free_blocks + self.room.leaving.blocks(i),
                 reserved_blocks: self.allocator.reserve(i),
                 inodes: self.store.superblock().regions.get(i).map_or(0, |r| r.inodes),
                 free_inodes: lock(slots).count(),

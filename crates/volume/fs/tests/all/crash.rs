@@ -391,6 +391,51 @@ fn data_with_checksums_survives_a_crash_at_every_fence() {
     assert!(flushes > 3 && unnoticed == 0, "{unnoticed} of {flushes}");
 }
 
+/// A file with two names in a directory with another one: all that changes its number.
+#[test]
+fn a_drain_survives_a_crash_at_every_fence() {
+    let s = String::from;
+    let link = Op::Link(s("/d/a"), s("/n"));
+    let prelude =
+        [Op::Mkdir(s("/d")), Op::Create(s("/d/a")), Op::Write(s("/d/a"), 0, 100, 1), link, Op::Mkdir(s("/d/e"))];
+    let run = |sabotage| {
+        let checker = Arc::new(Mutex::new(Checker::default()));
+        let counts = enumerate_with(&checker, &prelude, &[Op::Drain(0)], sabotage);
+        (checker, counts)
+    };
+    let (checker, (flushes, _)) = run(None);
+    report(&checker.lock().unwrap(), "a drain");
+    assert!(flushes > 33, "{flushes}");
+    for flush in [1, 6, 17, 25, 33] {
+        let found = !run(Some(Sabotage::Flush(flush))).0.lock().unwrap().failures.is_empty();
+        assert!(found, "nobody misses flush {flush}");
+    }
+}
+
+/// Blocks go in steps, and others get them in between; what is left of them is given away where a
+/// later operation finds no room.
+#[test]
+fn giving_back_in_steps_survives_a_crash_at_every_fence() {
+    let s = String::from;
+    let write = |at: u64| Op::Write(s("/a"), at * 8192, 4096, at as u8);
+    let prelude: Vec<Op> = [Op::Mkdir(s("/d")), Op::Mkdir(s("/e")), Op::Create(s("/a")), Op::Create(s("/b"))]
+        .into_iter()
+        .chain((0..6).map(write))
+        .collect();
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    for op in [Op::Unlink(s("/a")), Op::Truncate(s("/a"), 0), Op::Truncate(s("/a"), 9000)] {
+        for steps in [0, 1] {
+            let ops = followed(Op::Leaving(steps, Box::new(op.clone())));
+            enumerate_with(&checker, &prelude, &ops, None);
+        }
+    }
+    report(&checker.lock().unwrap(), "giving back in steps");
+    let ops = followed(Op::Leaving(1, Box::new(Op::Truncate(s("/a"), 0))));
+    let checker = Arc::new(Mutex::new(Checker::default()));
+    enumerate_with(&checker, &prelude, &ops, Some(Sabotage::Flush(1)));
+    assert!(!checker.lock().unwrap().failures.is_empty(), "blocks are given back that the file still has");
+}
+
 /// A log of three pages, of which the middle one is history: what happens to it, and how to get
 /// there.
 pub fn history() -> Vec<Op> {

@@ -29,6 +29,11 @@ pub enum Op {
     Migrate(String, u32),
     /// To a node, only these blocks.
     MigrateRange(String, u32, u64, u64),
+    /// Blocks that an operation frees are given back in steps of two extents, of which so many
+    /// follow it.
+    Leaving(usize, Box<Op>),
+    /// All out of a region; then it is used again.
+    Drain(usize),
     Clean(String),
     DropHistory(String),
     /// As after a kernel's `forget`: it is read again at the next use.
@@ -153,6 +158,17 @@ impl Op {
                 let range = Migration { to: *to, from, first: *first, end, leave_log: true, ..Migration::default() };
                 v.migrate(find(path)?, range, |_| true).map(|_| ())
             }
+            Leaving(steps, op) => {
+                v.leave_logs(Some(2));
+                let done = op.try_on_volume(v);
+                let _ = (0..*steps).take_while(|_| v.give_back()).count();
+                v.leave_logs(None);
+                done
+            }
+            Drain(region) => {
+                v.drain(*region, |_| true)?;
+                v.avoid(*region, false)
+            }
             Clean(path) => v.clean(find(path)?),
             Forget(path) => {
                 let ino = find(path)?;
@@ -272,8 +288,10 @@ impl Op {
                 let node = m.find(path)?;
                 m.nodes[node].xattrs.remove(name.as_bytes()).map(|_| ()).ok_or(libc::ENODATA)
             }
+            Drain(_) => Ok(()),
             Migrate(path, _) | MigrateRange(path, ..) | Clean(path) => m.find(path).map(|_| ()),
             DropHistory(path) | Forget(path) => m.find(path).map(|_| ()),
+            Leaving(_, op) => op.on_model(m),
             CleanAround(path, _, op) => m.find(path).and_then(|_| op.on_model(m)),
         }
     }

@@ -1,5 +1,6 @@
 //! Volumes of 1 to 64 regions, and regions that are missing or belong elsewhere.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use fs::{Error, Ino, Layout, Migration, NewFile, Options, Placement, Volume};
@@ -293,23 +294,44 @@ fn format_1_is_refused_by_one_line() {
     assert!(said.contains("earlier version"), "{said}");
 }
 
+/// A mounted volume whose regions are files, and where those are.
+pub struct Files {
+    pub place: tempfile::TempDir,
+    pub paths: Vec<PathBuf>,
+    pub volume: Volume,
+}
+
+/// Regions of 4 MiB, each on a node of its own.
+pub fn on_files(count: u32) -> Files {
+    let place = tempfile::tempdir_in("/dev/shm").unwrap();
+    let paths: Vec<_> = (0..count).map(|i| place.path().join(format!("r{i}"))).collect();
+    let files = paths.iter().map(|path| {
+        let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
+        file.set_len(4 << 20).unwrap();
+        fs::medium::RegionFile { file, bind: None }
+    });
+    let mapped = fs::medium::Mapped::new(&files.collect::<Vec<_>>()).unwrap();
+    let names = paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect();
+    fs::mkfs(Box::new(mapped), &Layout { nodes: (0..count).map(Some).collect(), names, ..layout() }).unwrap();
+    let volume = Volume::mount(Box::new(fs::open_files(&paths).unwrap()), options(1)).unwrap();
+    Files { place, paths, volume }
+}
+
+/// The volume without one of its regions, to look at.
+pub fn look_without(paths: &[PathBuf], lost: usize) -> Volume {
+    let gone = paths[lost].with_extension("gone");
+    std::fs::rename(&paths[lost], &gone).unwrap();
+    let left: Vec<_> = paths.iter().filter(|path| **path != paths[lost]).cloned().collect();
+    let volume = Volume::look(Box::new(fs::open_files_to_look(&left[..1]).unwrap()), options(1)).unwrap();
+    std::fs::rename(&gone, &paths[lost]).unwrap();
+    volume
+}
+
 /// Two regions, a file wholly on one of them: without the other nothing could be reached.
 #[test]
 fn a_missing_region_costs_what_is_on_it() {
     for (lost, clean) in [(1, true), (1, false), (0, true), (0, false)] {
-        let place = tempfile::tempdir_in("/dev/shm").unwrap();
-        let paths: Vec<_> = (0..2).map(|i| place.path().join(format!("r{i}"))).collect();
-        let open = |paths: &[std::path::PathBuf]| fs::open_files(paths);
-        let files = paths.iter().map(|path| {
-            let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
-            file.set_len(4 << 20).unwrap();
-            fs::medium::RegionFile { file, bind: None }
-        });
-        let mapped = fs::medium::Mapped::new(&files.collect::<Vec<_>>()).unwrap();
-        let names = paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect();
-        let layout = Layout { nodes: vec![Some(0), Some(1)], names, ..layout() };
-        fs::mkfs(Box::new(mapped), &layout).unwrap();
-        let volume = Volume::mount(Box::new(open(&paths).unwrap()), options(1)).unwrap();
+        let Files { place, paths, volume } = on_files(2);
         let mut inos = Vec::new();
         for node in [0, 1] {
             let file = fs::on_node(node, || crate::create(&volume, &format!("f{node}")).unwrap());
@@ -324,7 +346,7 @@ fn a_missing_region_costs_what_is_on_it() {
 
         std::fs::rename(&paths[lost], place.path().join("gone")).unwrap();
         let given = &paths[1 - lost..2 - lost];
-        assert!(matches!(open(given), Err(Error::RegionMissing(region, _)) if region == lost));
+        assert!(matches!(fs::open_files(given), Err(Error::RegionMissing(region, _)) if region == lost));
         let volume = Volume::look(Box::new(fs::open_files_to_look(given).unwrap()), options(1)).unwrap();
         let said = volume.damage().iter().map(ToString::to_string).collect::<Vec<_>>();
         assert!(said.iter().any(|line| line.contains("the region is missing")), "{said:?}");
@@ -343,17 +365,7 @@ fn a_missing_region_costs_what_is_on_it() {
 #[test]
 fn what_a_directory_on_a_missing_region_named_can_be_seen() {
     for clean in [true, false] {
-        let place = tempfile::tempdir_in("/dev/shm").unwrap();
-        let paths: Vec<_> = (0..3).map(|i| place.path().join(format!("r{i}"))).collect();
-        let files = paths.iter().map(|path| {
-            let file = std::fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
-            file.set_len(4 << 20).unwrap();
-            fs::medium::RegionFile { file, bind: None }
-        });
-        let mapped = fs::medium::Mapped::new(&files.collect::<Vec<_>>()).unwrap();
-        let names = paths.iter().map(|path| path.as_os_str().as_encoded_bytes().to_vec()).collect();
-        fs::mkfs(Box::new(mapped), &Layout { nodes: vec![Some(0), Some(1), Some(2)], names, ..layout() }).unwrap();
-        let volume = Volume::mount(Box::new(fs::open_files(&paths).unwrap()), options(1)).unwrap();
+        let Files { place: _place, paths, volume } = on_files(3);
         let made = |node, dir, name: &[u8], mode| {
             fs::on_node(node, || volume.create(dir, name, NewFile { mode, ..NewFile::default() }).unwrap().ino)
         };
@@ -365,10 +377,7 @@ fn what_a_directory_on_a_missing_region_named_can_be_seen() {
         } else {
             drop(volume);
         }
-        std::fs::rename(&paths[1], place.path().join("gone")).unwrap();
-        let volume =
-            Volume::look(Box::new(fs::open_files_to_look(&[paths[0].clone(), paths[2].clone()]).unwrap()), options(1))
-                .unwrap();
+        let volume = look_without(&paths, 1);
         let found = volume.resolve(format!("#{file}").as_bytes());
         assert_eq!(found.unwrap(), file, "unmounted: {clean}");
     }

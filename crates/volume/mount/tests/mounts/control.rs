@@ -22,6 +22,7 @@ use crate::semantics::USER;
 pub const TESTS: Tests = &[
     ("a_file_moves_while_it_is_read_and_written", a_file_moves_while_it_is_read_and_written),
     ("a_migration_can_be_stopped_and_ends_with_the_mount", a_migration_can_be_stopped_and_ends_with_the_mount),
+    ("a_region_is_emptied_under_a_mount", a_region_is_emptied_under_a_mount),
     ("migrations_are_refused_with_a_reason", migrations_are_refused_with_a_reason),
     ("only_root_moves_files_and_readers_look_at_them", only_root_moves_files_and_readers_look_at_them),
 ];
@@ -146,6 +147,54 @@ fn a_migration_can_be_stopped_and_ends_with_the_mount() {
     let began = Instant::now();
     mount.end();
     assert!(began.elapsed().as_secs() < 8, "it would have taken so long");
+}
+
+fn a_region_is_emptied_under_a_mount() {
+    let mount = Mount::new(Cache::Kernel, 32);
+    let file = file(&mount.path("f"));
+    volume::order(&file, to(1)).unwrap();
+    ended(&file);
+    let root = File::open(mount.path("")).unwrap();
+    assert_eq!(errno(volume::drain(&file, "1")), Some(libc::EOPNOTSUPP));
+    assert_eq!(errno(volume::draining(&root)), Some(libc::ENODATA));
+    assert_eq!(errno(volume::drain(&root, "cancel")), Some(libc::ENODATA));
+    for wrong in ["2", "x", "", "-1", "use", "use x", "1 2", "use 1 2"] {
+        assert_eq!(errno(volume::drain(&root, wrong)), Some(libc::EINVAL), "{wrong}");
+    }
+    let drain = || {
+        volume::drain(&root, "1").unwrap();
+        let began = Instant::now();
+        let done = volume::follow_drain(&root, |_| {
+            assert!(began.elapsed() < PATIENCE);
+            true
+        });
+        done.unwrap()
+    };
+    let done = drain();
+    assert_eq!((done.state, done.left_bytes, done.why), (State::Done, 0, None));
+    assert!(done.bytes >= 4 << 20, "{}", done.bytes);
+    assert_eq!(nodes(&file), [4 << 20, 0]);
+    // A file that is open keeps its number, and works.
+    let in_region_1 = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()) >> 32 == 1;
+    assert_eq!(done.left_inodes, u64::from(in_region_1), "{:?}", done.stays);
+    assert_eq!(
+        done.stays.iter().map(|stays| stays.path.as_deref()).collect::<Vec<_>>(),
+        vec![Some("/f"); usize::from(in_region_1)]
+    );
+    file.write_all_at(&[7; BLOCK], 0).unwrap();
+    assert_eq!(nodes(&file), [4 << 20, 0], "nothing new goes there");
+    assert_eq!(
+        errno(volume::order(&file, to(1)).and_then(|()| match ended(&file).errno {
+            Some(errno) => Err(Error::from_raw_os_error(errno)),
+            None => Ok(()),
+        })),
+        Some(libc::ENOSPC)
+    );
+    volume::drain(&root, "use 1").unwrap();
+    volume::order(&file, to(1)).unwrap();
+    assert_eq!((ended(&file).state, nodes(&file)), (State::Done, [0, 4 << 20]));
+    drop((file, root));
+    mount.end();
 }
 
 fn migrations_are_refused_with_a_reason() {
