@@ -42,8 +42,8 @@ Examples:
     /// system.
     ///
     /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
-    /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
-    /// region= equal the options of these names. The kernel checks permissions, as for a local file
+    /// the other filesystem-independent options of mount(8); cache=, placement=, workers=,
+    /// memory=, idmap and region= equal the options of these names. The kernel checks permissions, as for a local file
     /// system, and all users may use the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
@@ -144,8 +144,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads
-    /// reach no counter of homenode; with `direct`, each read and write reaches the volume
-    /// [default: kernel]
+    /// reach no counter of homenode; with `direct`, each read and write reaches the volume;
+    /// `writeback` is `kernel`, and writes are durable only after fsync or close [default: kernel]
     #[arg(long, value_name = "CACHE")]
     pub cache: Option<CacheArg>,
     /// Where new blocks go: to the node of the writing thread, by chance, to one node after the
@@ -155,6 +155,13 @@ pub struct MountArgs {
     /// Threads that serve the mount [default: one for each CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
+    /// Memory that names, extents and attributes of cached files may take; those of one owner a
+    /// quarter of it [default: an eighth of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub memory: Option<u64>,
+    /// Let the mount be idmapped, as for containers with user namespaces (Linux 6.12)
+    #[arg(long)]
+    pub idmap: bool,
     /// Which nodes, and what moves
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -312,6 +319,8 @@ pub enum CacheArg {
     Kernel,
     /// No cache
     Direct,
+    /// The kernel's page cache, which also holds what was written until it is asked to write it
+    Writeback,
 }
 
 /// `local`, `random`, `interleave` or `nodeN`.
@@ -398,6 +407,18 @@ pub enum FsCommand {
     /// On a mount it takes root (CAP_SYS_ADMIN), and the file is used meanwhile. Ctrl-C stops the
     /// migration; what has moved stays.
     Migrate(MigrateArgs),
+    /// Show what users and projects use of a mounted volume, and limit it
+    ///
+    /// It takes root (CAP_SYS_ADMIN). Limits are kept on the volume and hold at once: what would
+    /// pass one fails with EDQUOT. The blocks of a file's data and of its log count, for its owner
+    /// and for its project. Root has no limit.
+    #[command(after_help = "\
+Examples:
+  homenode fs quota /mnt
+  homenode fs quota /mnt --user alice --bytes 10GiB --files 100000
+  homenode fs quota /mnt --project 7 --assign /mnt/build --bytes 50GiB
+  homenode fs quota /mnt --user alice --bytes 0                        # no limit")]
+    Quota(QuotaArgs),
     /// Show what is on the medium
     #[command(subcommand)]
     Debug(DebugCommand),
@@ -489,6 +510,29 @@ pub struct MigrateArgs {
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = units::parse_positive_rate)]
     pub rate: Option<f64>,
+}
+
+/// `homenode fs quota`.
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// The directory that the volume is mounted on
+    #[arg(value_name = "MOUNT")]
+    pub mount: PathBuf,
+    /// A user, by name or number
+    #[arg(long, value_name = "USER", conflicts_with = "project")]
+    pub user: Option<String>,
+    /// A project: a number that files have from their directory
+    #[arg(long, value_name = "ID")]
+    pub project: Option<u32>,
+    /// Most bytes of data and logs that the user or project may have; 0: no limit
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub bytes: Option<u64>,
+    /// Most files, directories and others; 0: no limit
+    #[arg(long, value_name = "N")]
+    pub files: Option<u64>,
+    /// Give a file, or a directory with all that is in it and will be, to the project
+    #[arg(long, value_name = "PATH", requires = "project")]
+    pub assign: Option<PathBuf>,
 }
 
 /// `homenode fs debug`.

@@ -50,6 +50,7 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
                 None => migrate_on_mount(global, args, &stop),
             }
         }
+        FsCommand::Quota(args) => crate::quota::run(global, args),
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
 }

@@ -6,6 +6,7 @@ mod content;
 mod fs_files;
 mod fs_volume;
 mod mount;
+mod quota;
 mod volume_policy;
 
 use std::ffi::OsString;

@@ -12,9 +12,9 @@ use linux::resident::{self, Resident};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use crate::Cache;
 use crate::stale::{Stale, Waiting};
 use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
+use crate::{Cache, Options};
 
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
@@ -63,7 +63,7 @@ pub(crate) fn another(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 /// Answers the kernel's first request: what both sides can do. `ring`: io_uring, too. Returns
 /// whether it will be used.
-pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::Result<bool> {
+pub(crate) fn handshake(connection: &OwnedFd, options: &Options, ring: bool) -> io::Result<bool> {
     let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
     let mut answer = Answer::new(&mut out);
     loop {
@@ -94,13 +94,21 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, ring: bool) -> io::R
             | init::POSIX_ACL
             | init::SETXATTR_EXT
             | init::INIT_EXT;
-        if cache == Cache::Direct {
-            wanted |= init::DIRECT_IO_ALLOW_MMAP;
+        match options.cache {
+            Cache::Direct => wanted |= init::DIRECT_IO_ALLOW_MMAP,
+            Cache::Writeback => wanted |= init::WRITEBACK_CACHE,
+            Cache::Kernel => {}
+        }
+        if options.idmap {
+            wanted |= init::ALLOW_IDMAP;
         }
         if ring {
             wanted |= init::OVER_IO_URING;
         }
         let agreed = offered & wanted;
+        if options.idmap && agreed & init::ALLOW_IDMAP == 0 {
+            tracing::warn!("the kernel does not let this mount be idmapped: that takes Linux 6.12");
+        }
         answer.begin();
         answer.u32(VERSION.0);
         answer.u32(VERSION.1);

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use fs::format::BLOCK_BYTES;
 use fs::{Error, Ino, Kind, Migrated, Result, Volume};
 use linux::affinity;
+use linux::quota::{self, Limit, MOST as MOST_QUOTAS, Quota, Quotas};
 use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
@@ -43,6 +44,10 @@ pub(crate) enum Name {
     Migrate,
     /// How far it is.
     Migration,
+    /// What users and projects use and may.
+    Quota,
+    /// The project of the file.
+    Project,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -55,6 +60,8 @@ impl Name {
             Ok(volume::NODES) => Some(Self::Nodes),
             Ok(volume::MIGRATE) => Some(Self::Migrate),
             Ok(volume::MIGRATION) => Some(Self::Migration),
+            Ok(quota::QUOTA) => Some(Self::Quota),
+            Ok(quota::PROJECT) => Some(Self::Project),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -64,6 +71,7 @@ impl Name {
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     known: Mutex<Known>,
+    stop: Arc<AtomicBool>,
     /// Where migrations may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
 }
@@ -72,6 +80,8 @@ pub(crate) struct Control {
 struct Known {
     /// Oldest first.
     jobs: Vec<(Arc<Job>, Option<JoinHandle<()>>)>,
+    /// The thread that counts what users and projects use.
+    counting: Option<JoinHandle<()>>,
     /// The mount has ended.
     ended: bool,
 }
@@ -96,7 +106,7 @@ struct Job {
 impl Control {
     /// No migrations yet. They run where the calling thread may.
     pub(crate) fn new() -> Self {
-        Self { known: Mutex::default(), cpus: affinity::get(0).ok() }
+        Self { known: Mutex::default(), stop: Arc::default(), cpus: affinity::get(0).ok() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -104,7 +114,7 @@ impl Control {
     }
 
     /// The value of an attribute.
-    pub(crate) fn get(&self, volume: &Volume, ino: Ino, name: Name) -> Result<Vec<u8>> {
+    pub(crate) fn get(&self, volume: &Arc<Volume>, ino: Ino, name: Name) -> Result<Vec<u8>> {
         match name {
             Name::Nodes => Ok(volume::nodes_to_json(volume.bytes_by_node(ino)?).into_bytes()),
             Name::Migration => {
@@ -114,14 +124,46 @@ impl Control {
                 let job = jobs.find(|job| (job.ino, job.generation) == (ino, generation));
                 Ok(job.ok_or(Error::NoAttribute)?.told().to_json().into_bytes())
             }
+            Name::Quota => {
+                self.count(volume)?;
+                Ok(told(volume).to_json().into_bytes())
+            }
+            Name::Project => Ok(volume.project(ino)?.to_string().into_bytes()),
             Name::Migrate | Name::Reserved => Err(Error::NoAttribute),
         }
     }
 
+    /// Starts to count what users and projects use, if nobody has yet.
+    fn count(&self, volume: &Arc<Volume>) -> Result<()> {
+        let mut known = self.known();
+        if !known.ended && volume.start_counting() {
+            let (volume, stop) = (Arc::clone(volume), Arc::clone(&self.stop));
+            let count = move || volume.count_all(|| !stop.load(Ordering::Acquire));
+            let thread = thread::Builder::new().name("mount-quota".to_owned()).spawn(count);
+            known.counting = Some(thread.map_err(|_| refused(libc::ENOMEM))?);
+        }
+        Ok(())
+    }
+
     /// Does what setting an attribute asks for.
     pub(crate) fn set(&self, volume: &Arc<Volume>, ino: Ino, name: Name, value: &[u8]) -> Result<()> {
-        if name != Name::Migrate {
-            return Err(refused(libc::EOPNOTSUPP));
+        match name {
+            Name::Migrate => {}
+            Name::Project => {
+                let id = std::str::from_utf8(value).ok().and_then(|id| id.trim().parse().ok());
+                return volume.set_project(ino, id.ok_or(Error::Invalid("a number"))?);
+            }
+            Name::Quota => {
+                let limit = Limit::parse(value).ok_or(Error::Invalid("user or project, number, bytes, files"))?;
+                let blocks = limit.bytes.div_ceil(BLOCK_BYTES);
+                let subject = match limit.subject {
+                    quota::Subject::User(id) => fs::Subject::User(id),
+                    quota::Subject::Project(id) => fs::Subject::Project(id),
+                };
+                volume.set_quota(subject, fs::Space { blocks, files: limit.files })?;
+                return self.count(volume);
+            }
+            Name::Nodes | Name::Migration | Name::Reserved => return Err(refused(libc::EOPNOTSUPP)),
         }
         match Order::parse(value).ok_or(Error::Invalid("a node, or `cancel`"))? {
             Order::To(to, rate) => self.start(volume, ino, to.0, rate),
@@ -195,7 +237,10 @@ impl Control {
             let mut known = self.known();
             known.ended = true;
             known.jobs.iter().for_each(|(job, _)| job.stop.store(true, Ordering::Release));
-            known.jobs.iter_mut().filter_map(|(_, handle)| handle.take()).collect::<Vec<_>>()
+            self.stop.store(true, Ordering::Release);
+            let counting = known.counting.take();
+            let jobs = known.jobs.iter_mut().filter_map(|(_, handle)| handle.take());
+            jobs.chain(counting).collect::<Vec<_>>()
         };
         for handle in jobs {
             // It catches its panics.
@@ -258,6 +303,26 @@ impl Job {
             thread::sleep(pause);
         }
     }
+}
+
+/// What users and projects use and may.
+fn told(volume: &Volume) -> Quotas {
+    let (whole, all) = volume.quotas();
+    let quota = |(subject, quota): (fs::Subject, fs::Quota)| Quota {
+        subject: match subject {
+            fs::Subject::User(id) => quota::Subject::User(id),
+            fs::Subject::Project(id) => quota::Subject::Project(id),
+        },
+        bytes: quota.used.blocks * BLOCK_BYTES,
+        bytes_limit: quota.limit.blocks * BLOCK_BYTES,
+        files: quota.used.files,
+        files_limit: quota.limit.files,
+    };
+    let mut quotas: Vec<Quota> = all.into_iter().map(quota).collect();
+    quotas.sort_by_key(|quota| quota.bytes_limit == 0 && quota.files_limit == 0);
+    let more = quotas.len() > MOST_QUOTAS;
+    quotas.truncate(MOST_QUOTAS);
+    Quotas { counting: !whole, quotas, more }
 }
 
 fn forget(volume: &Volume, ino: Ino) {

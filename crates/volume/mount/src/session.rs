@@ -64,7 +64,7 @@ pub(crate) fn answered(server: Arc<dyn Answers>, dir: &Path, options: &Options) 
             queues.into_iter().map(serve).collect::<io::Result<Vec<_>>>()
         });
         let queues = queues.inspect_err(|error| tracing::debug!("no io_uring: {error}")).unwrap_or_default();
-        let agreed = handshake(&connection, options.cache, !queues.is_empty())?;
+        let agreed = handshake(&connection, options, !queues.is_empty())?;
         mountpoint.read_ahead();
         for (cpu, queue) in queues.into_iter().enumerate().filter(|_| agreed) {
             ways.push((format!("mount-cpu{cpu}"), Box::new(queue)));

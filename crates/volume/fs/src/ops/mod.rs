@@ -5,6 +5,7 @@ mod blocks;
 mod file;
 mod migrate;
 mod names;
+mod quota;
 mod rename;
 mod space;
 
