@@ -62,7 +62,7 @@ In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
   /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail,policy=auto  0  0
 
 As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
-    Mount(MountArgs),
+    Mount(Box<MountArgs>),
 
     /// Look at a volume and its files, and move them between nodes
     #[command(

@@ -33,6 +33,9 @@ pub const PROJECT: &[u8] = b"homenode.project";
 
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
+/// A name and its value.
+type Pair = (Box<[u8]>, Box<[u8]>);
+
 /// Names and values.
 pub type Values = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
@@ -53,7 +56,7 @@ struct One {
     /// Bytes of name and value.
     bytes: u16,
     /// What they are, if they are in memory.
-    kept: Option<Box<(Box<[u8]>, Box<[u8]>)>>,
+    kept: Option<Box<Pair>>,
 }
 
 fn hash(name: &[u8]) -> u64 {

@@ -54,7 +54,7 @@ fn attributes_of_files_that_are_held_stay_on_the_medium() {
     let mut mount = Mount::new(Cache::Kernel, 64);
     let value = [7; 3900];
     let open =
-        |mount: &Mount, i| OpenOptions::new().write(true).create(true).open(mount.path(&format!("f{i}"))).unwrap();
+        |mount: &Mount, i| OpenOptions::new().append(true).create(true).open(mount.path(&format!("f{i}"))).unwrap();
     let before = mount.memory();
     let held: Vec<File> = (0..FILES).map(|i| open(&mount, i)).collect();
     for file in &held {
