@@ -153,7 +153,7 @@ impl Volume {
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
         let volume = Self::with(store, found, options)?;
-        volume.load_quotas()?;
+        volume.load_quotas();
         Ok(volume)
     }
 

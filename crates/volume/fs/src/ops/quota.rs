@@ -32,10 +32,11 @@ fn subject_of(name: &[u8]) -> Option<Subject> {
 }
 
 impl Volume {
-    /// Takes the limits from the medium, and counts what they limit, if there are any.
-    pub(crate) fn load_quotas(&self) -> Result<()> {
-        let root = self.inode(Ino::ROOT)?;
-        let limits = root.read().all_xattrs(&self.store, root.whose())?;
+    /// Takes the limits from the medium, and counts what they limit, if there are any. A root that is
+    /// damaged keeps nobody from what can be used without it.
+    pub(crate) fn load_quotas(&self) {
+        let limits = self.inode(Ino::ROOT).and_then(|root| root.read().all_xattrs(&self.store, root.whose()));
+        let Ok(limits) = limits else { return };
         let mut some = false;
         for (name, value) in &limits {
             if let Some(subject) = subject_of(name) {
@@ -46,7 +47,6 @@ impl Volume {
         if some && self.start_counting() {
             self.count_all(|| true);
         }
-        Ok(())
     }
 
     /// Limits a user or a project from now on; a limit of nothing ends that. Root has no limit.
