@@ -43,8 +43,9 @@ Examples:
     ///
     /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
     /// the other filesystem-independent options of mount(8); cache=, placement=, workers=,
-    /// memory=, idmap and region= equal the options of these names. The kernel checks permissions, as for a local file
-    /// system, and all users may use the mount. Reading never changes the access time.
+    /// memory=, idmap and region= equal the options of these names. The kernel checks permissions,
+    /// as for a local file system, and all users may use the mount. Reading never changes the
+    /// access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
     /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server

@@ -13,8 +13,8 @@
 //! with a look at each inode, in the order of numbers, while others change the volume: what has a
 //! number below the [`Counts::upto`] is counted, and changes of it are.
 //!
-//! **Limits.** What cannot be read again is not let go: files without a name, and what somebody uses
-//! at that moment. Writers of one owner that find room at the same time may pass a limit by what
+//! **Limits.** What cannot be read again is not let go: files without a name, and what somebody is
+//! using. Writers of one owner that find room at the same time may pass a limit by what
 //! each of them writes.
 
 use std::collections::BTreeMap;

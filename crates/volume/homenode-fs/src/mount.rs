@@ -328,7 +328,8 @@ fn serve(global: &Global, args: &MountArgs, wanted: &Wanted, background: bool) -
     // Each thread that uses the mount takes up to two.
     linux::files::raise_limit();
     // Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
-    // mount. What users can make it hold is bounded below. Only with CAP_SYS_RESOURCE; else it stays as it is.
+    // mount. What users can make it hold is bounded below. Only with CAP_SYS_RESOURCE; else it stays
+    // as it is.
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     // Before the volume is recovered.
     ::mount::check(&args.dir).map_err(|e| failure(&e))?;

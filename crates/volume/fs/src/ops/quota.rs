@@ -32,8 +32,8 @@ fn subject_of(name: &[u8]) -> Option<Subject> {
 }
 
 impl Volume {
-    /// Takes the limits from the medium, and counts what they limit, if there are any. A root that is
-    /// damaged keeps nobody from what can be used without it.
+    /// Takes the limits from the medium, and counts what they limit, if there are any. A root that
+    /// is damaged keeps nobody from what can be used without it.
     pub(crate) fn load_quotas(&self) {
         let limits = self.inode(Ino::ROOT).and_then(|root| root.read().all_xattrs(&self.store, root.whose()));
         let Ok(limits) = limits else { return };
