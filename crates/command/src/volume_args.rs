@@ -43,10 +43,10 @@ Examples:
     /// system.
     ///
     /// Options of -o: ro, rw, exec, noexec, suid, nosuid, dev, nodev, sync, dirsync, noatime and
-    /// the other filesystem-independent options of mount(8); cache=, placement=, workers= and
-    /// region= equal the options of these names; nohold is --no-hold, and hold the opposite. The
-    /// kernel checks permissions, as for a local file system, and all users may use the mount.
-    /// Reading never changes the access time.
+    /// the other filesystem-independent options of mount(8); cache=, placement=, workers=, memory=,
+    /// idmap and region= equal the options of these names; nohold is --no-hold, and hold the
+    /// opposite. The kernel checks permissions, as for a local file system, and all users may use
+    /// the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
     /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server
@@ -64,7 +64,7 @@ In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
   /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail,policy=auto  0  0
 
 As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
-    Mount(MountArgs),
+    Mount(Box<MountArgs>),
 
     /// Have a newer program serve a mount that goes on
     ///
@@ -170,8 +170,8 @@ pub struct MountArgs {
     #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads
-    /// reach no counter of homenode; with `direct`, each read and write reaches the volume
-    /// [default: kernel]
+    /// reach no counter of homenode; with `direct`, each read and write reaches the volume;
+    /// `writeback` is `kernel`, and writes are durable only after fsync or close [default: kernel]
     #[arg(long, value_name = "CACHE")]
     pub cache: Option<CacheArg>,
     /// Where new blocks go: to the node of the writing thread, by chance, to one node after the
@@ -184,6 +184,13 @@ pub struct MountArgs {
     /// Without a process that holds the mount: when its server dies, so does the mount
     #[arg(long)]
     pub no_hold: bool,
+    /// Memory that names, extents and attributes of cached files may take; those of one owner a
+    /// quarter of it [default: an eighth of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub memory: Option<u64>,
+    /// Let the mount be idmapped, as for containers with user namespaces (Linux 6.12)
+    #[arg(long)]
+    pub idmap: bool,
     /// Which nodes, and what moves
     #[command(flatten)]
     pub nodes: NodesArgs,
@@ -349,6 +356,8 @@ pub enum CacheArg {
     Kernel,
     /// No cache
     Direct,
+    /// The kernel's page cache, which also holds what was written until it is asked to write it
+    Writeback,
 }
 
 /// `local`, `random`, `interleave` or `nodeN`.
@@ -461,6 +470,18 @@ Examples:
   sudo homenode fs scrub /mnt --background      # --status says how far it is
   homenode fs scrub /mnt --status --json")]
     Scrub(ScrubArgs),
+    /// Show what users and projects use of a mounted volume, and limit it
+    ///
+    /// It takes root (CAP_SYS_ADMIN). Limits are kept on the volume and hold at once: what would
+    /// pass one fails with EDQUOT. The blocks of a file's data and of its log count, for its owner
+    /// and for its project. Root has no limit.
+    #[command(after_help = "\
+Examples:
+  homenode fs quota /mnt
+  homenode fs quota /mnt --user alice --bytes 10GiB --files 100000
+  homenode fs quota /mnt --project 7 --assign /mnt/build --bytes 50GiB
+  homenode fs quota /mnt --user alice --bytes 0                        # no limit")]
+    Quota(QuotaArgs),
     /// Show what is on the medium
     #[command(subcommand)]
     Debug(DebugCommand),
@@ -572,6 +593,29 @@ pub struct ScrubArgs {
     /// Stop the one that runs
     #[arg(long, conflicts_with_all = ["rate", "background", "status"])]
     pub stop: bool,
+}
+
+/// `homenode fs quota`.
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    /// The directory that the volume is mounted on
+    #[arg(value_name = "MOUNT")]
+    pub mount: PathBuf,
+    /// A user, by name or number
+    #[arg(long, value_name = "USER", conflicts_with = "project")]
+    pub user: Option<String>,
+    /// A project: a number that files have from their directory
+    #[arg(long, value_name = "ID")]
+    pub project: Option<u32>,
+    /// Most bytes of data and logs that the user or project may have; 0: no limit
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
+    pub bytes: Option<u64>,
+    /// Most files, directories and others; 0: no limit
+    #[arg(long, value_name = "N")]
+    pub files: Option<u64>,
+    /// Give a file, or a directory with all that is in it and will be, to the project
+    #[arg(long, value_name = "PATH", requires = "project")]
+    pub assign: Option<PathBuf>,
 }
 
 /// `homenode fs debug`.

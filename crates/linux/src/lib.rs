@@ -29,6 +29,7 @@ pub mod pages;
 pub mod patient;
 pub mod privileges;
 pub mod processor;
+pub mod quota;
 pub mod random;
 pub mod reclaim;
 pub mod residency;

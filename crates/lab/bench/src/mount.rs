@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use mount::plane::Callers;
-use mount::{Options, null};
+use mount::{Cache, Options, null};
 
 use crate::systems::{Mount, region, volume};
 use crate::{Result, quartiles, random_numbers};
@@ -44,6 +44,7 @@ const LARGE: usize = 1 << 20;
 const SMALLS: usize = 256;
 const LARGES: usize = 16;
 const NAMES: usize = 128;
+const APPENDS: usize = 1024;
 
 pub fn main(args: &[&str]) -> Result<()> {
     match *args {
@@ -62,12 +63,15 @@ const SERVED: &[(&str, bool, bool)] = &[
     ("null", false, false),
     ("homenode, io_uring", true, true),
     ("null, io_uring", false, true),
+    (WRITE_BACK, true, false),
 ];
+const WRITE_BACK: &str = "homenode, write-back";
 
 /// Serves until standard input ends.
 fn serve(kind: &str, dir: &Path) {
     let (_, of_volume, ring) = *SERVED.iter().find(|(name, ..)| *name == kind).unwrap();
-    let options = Options { source: "bench".to_owned(), ring, ..Options::default() };
+    let cache = if kind == WRITE_BACK { Cache::Writeback } else { Cache::Kernel };
+    let options = Options { source: "bench".to_owned(), cache, ring, ..Options::default() };
     let mountpoint = dir.join(kind);
     let session = if of_volume {
         let volume = volume(&region(dir, kind), VOLUME);
@@ -88,6 +92,8 @@ struct System {
     mount: Mount,
     /// The file, by way of the page cache and past it.
     files: [File; 2],
+    /// One that only grows.
+    log: File,
 }
 
 impl System {
@@ -109,7 +115,8 @@ impl System {
             }
         }
         files[0].sync_all().unwrap();
-        Self { name, mount, files }
+        let log = OpenOptions::new().append(true).create(true).open(dir.join("file00001")).unwrap();
+        Self { name, mount, files, log }
     }
 }
 
@@ -146,6 +153,17 @@ fn read(system: &System, buffer: &mut Buffer, direct: usize, size: usize, count:
 fn write(system: &System, buffer: &mut Buffer, direct: usize, size: usize, count: usize, seed: u64) {
     for at in places(size, count, seed) {
         system.files[direct].write_all_at(&buffer.0[..size], at).unwrap();
+    }
+}
+
+/// Small records behind one another, and what makes them durable at the end.
+fn append(system: &System, buffer: &Buffer, size: usize, sync: bool) {
+    if !system.name.starts_with("null") {
+        system.log.set_len(0).unwrap();
+    }
+    (0..APPENDS).for_each(|_| (&system.log).write_all(&buffer.0[..size]).unwrap());
+    if sync {
+        system.log.sync_all().unwrap();
     }
 }
 
@@ -197,6 +215,10 @@ const LOADS: &[Load] = &[
     Load { name: "read 1 MiB, cached", count: LARGES, threads: 1, work: |s, b, n| read(s, b, 0, LARGE, LARGES, n) },
     Load { name: "write 4 KiB, cached", count: SMALLS, threads: 1, work: |s, b, n| write(s, b, 0, SMALL, SMALLS, n) },
     Load { name: "write 1 MiB, cached", count: LARGES, threads: 1, work: |s, b, n| write(s, b, 0, LARGE, LARGES, n) },
+    Load { name: "append 100 bytes", count: APPENDS, threads: 1, work: |s, b, _| append(s, b, 100, false) },
+    Load { name: "append 100 bytes, and fsync", count: APPENDS, threads: 1, work: |s, b, _| append(s, b, 100, true) },
+    Load { name: "append 4 KiB", count: APPENDS, threads: 1, work: |s, b, _| append(s, b, SMALL, false) },
+    Load { name: "append 4 KiB, and fsync", count: APPENDS, threads: 1, work: |s, b, _| append(s, b, SMALL, true) },
     Load { name: "create and close", count: NAMES, threads: 1, work: create },
     Load { name: "stat, asked", count: NAMES, threads: 1, work: stat },
     Load { name: "unlink", count: NAMES, threads: 1, work: remove },
@@ -271,16 +293,21 @@ fn measure(place: &Path, rounds: u64, json: &Path, only: &str) {
         for (s, system) in systems.iter().enumerate() {
             let of = |which: usize| seen[&(l, s)].iter().map(|took| took[which]).collect::<Vec<_>>();
             let base = SERVED.iter().position(|(name, ..)| *name == system.name.replace("homenode", "null"));
+            let ext4 = (system.name != "ext4").then(|| systems.iter().position(|other| other.name == "ext4")).flatten();
+            let to_ext4 = ext4.map(|ext4| {
+                let ratios = seen[&(l, s)].iter().zip(&seen[&(l, ext4)]).map(|(took, ext4)| took[0] / ext4[0]);
+                quartiles(ratios.collect())
+            });
             let ratio = |which: usize| {
                 let base = base.filter(|base| *base != s)?;
                 let ratios = seen[&(l, s)].iter().zip(&seen[&(l, base)]).map(|(took, null)| took[which] / null[which]);
                 Some(quartiles(ratios.collect()))
             };
             let (clock, cpu) = (quartiles(of(0)), quartiles(of(1)));
-            println!("{}", row(load.name, system.name, [clock, cpu], [ratio(0), ratio(1)]));
+            println!("{}", row(load.name, system.name, [clock, cpu], [ratio(0), ratio(1), to_ext4]));
             records.push(serde_json::json!({
                 "operation": load.name, "system": system.name, "threads": load.threads, "rounds": rounds,
-                "ns": clock, "cpu_ns": cpu, "to_null": ratio(0), "cpu_to_null": ratio(1),
+                "ns": clock, "cpu_ns": cpu, "to_null": ratio(0), "cpu_to_null": ratio(1), "to_ext4": to_ext4,
             }));
         }
     }
@@ -335,15 +362,17 @@ fn told(place: &Path, rounds: u64) -> Vec<(&'static str, f64, f64)> {
 }
 
 fn heading() -> &'static str {
-    "| operation | on | µs (quartiles) | CPU µs | to null (quartiles) | CPU to null |\n|---|---|---:|---:|---:|---:|"
+    "| operation | on | µs (quartiles) | CPU µs | to null (quartiles) | CPU to null | to ext4 |\n|---|---|---:|---:|---:|---:|---:|"
 }
 
-fn row(operation: &str, system: &str, times: [[f64; 3]; 2], ratios: [Option<[f64; 3]>; 2]) -> String {
+fn row(operation: &str, system: &str, times: [[f64; 3]; 2], ratios: [Option<[f64; 3]>; 3]) -> String {
     let ratio = |of: Option<[f64; 3]>| match of {
         Some([low, middle, high]) => format!("{middle:.2} ({low:.2} to {high:.2})"),
         None => "–".to_owned(),
     };
     let [[low, middle, high], [_, cpu, _]] = times.map(|all| all.map(|ns| ns / 1000.0));
-    let (clock, cpu_ratio) = (ratio(ratios[0]), ratio(ratios[1]));
-    format!("| {operation} | {system} | {middle:.2} ({low:.2} to {high:.2}) | {cpu:.2} | {clock} | {cpu_ratio} |")
+    let [clock, cpu_ratio, to_ext4] = ratios.map(ratio);
+    format!(
+        "| {operation} | {system} | {middle:.2} ({low:.2} to {high:.2}) | {cpu:.2} | {clock} | {cpu_ratio} | {to_ext4} |"
+    )
 }

@@ -44,6 +44,7 @@ use crate::ops::check_live;
 use crate::store::{Flushed, Store};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock, wait};
 use crate::volume::Volume;
+use crate::xattrs::Values;
 
 /// A log shorter than two pages is not worth cleaning: a file has one page in any case.
 const CLEAN_FROM: usize = 2 * (SLOTS - 1);
@@ -217,7 +218,7 @@ impl Volume {
             return None;
         }
         self.room.looks.fetch_add(1, Ordering::Relaxed);
-        let needs = pages_of(&state);
+        let needs = pages_of(&state, &state.all_xattrs(&self.store, inode.whose()).ok()?);
         if needs < state.log.pages.len() {
             return Some(needs);
         }
@@ -393,10 +394,11 @@ impl Volume {
             let mut state = inode.write();
             check_live(&state)?;
             state.rewriting = Some(Box::default());
-            let whose = (inode.ino, inode.generation);
+            let whose = inode.whose();
+            let xattrs = state.all_xattrs(&self.store, whose)?;
             let log = Appended::after(pages.allocator, (state.log.sequence, NO_TAIL));
             let mut new = Rewrite { whose, pages, log, flushed: Flushed::nothing(), from: state.log.tail };
-            state.first_entries().try_for_each(|(entry, time)| new.push(&self.store, &entry, time))?;
+            state.first_entries(&xattrs).try_for_each(|(entry, time)| new.push(&self.store, &entry, time))?;
             new
         };
         let mut more = true;
@@ -456,8 +458,9 @@ impl Volume {
     fn clean_log(&self, inode: &Inode, state: &mut State, purpose: Purpose) -> Result<()> {
         let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
         let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
-        let whose = (inode.ino, inode.generation);
-        state.entries().try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;
+        let whose = inode.whose();
+        let xattrs = state.all_xattrs(&self.store, whose)?;
+        state.entries(&xattrs).try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;
         let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
         let old = self.switch_log(inode, state, new, flushed)?;
         self.free_pages(&old);
@@ -479,6 +482,7 @@ impl Volume {
         state.rewriting = None;
         let old = std::mem::replace(&mut state.log, new.into_log());
         state.log.cleaned = state.log.slots();
+        self.settle(inode, state);
         Ok(old.pages)
     }
 
@@ -520,6 +524,7 @@ impl Volume {
         for page in pages.iter().filter(|page| !state.log.pages.contains(page)) {
             self.allocator.free(*page, 1);
         }
+        self.settle(inode, state);
         Ok(dropped as u64)
     }
 
@@ -561,8 +566,8 @@ impl Volume {
             }
         }
         let extents = again.extents.iter().eq(state.extents.iter());
-        let rest = (again.attributes, again.size, &again.xattrs) == (state.attributes, state.size, &state.xattrs);
-        Ok(extents && rest && again.dir.is_none() && state.dir.is_none())
+        let rest = (again.attributes, again.size) == (state.attributes, state.size);
+        Ok(extents && rest && again.xattrs.are(&state.xattrs) && again.dir.is_none() && state.dir.is_none())
     }
 }
 
@@ -582,8 +587,8 @@ fn may_lose(state: &State) -> usize {
 }
 
 /// Pages that the log would have if it was cleaned. Each extent takes one slot.
-fn pages_of(state: &State) -> usize {
-    let first = state.first_entries().map(|(entry, _)| entry.slots());
+fn pages_of(state: &State, xattrs: &Values) -> usize {
+    let first = state.first_entries(xattrs).map(|(entry, _)| entry.slots());
     let names = state.dir.iter().flat_map(|_| state.more_entries(0)).map(|(_, entry)| entry.slots());
     let again = usize::from(state.live_slots() > 1);
     log::pages_for(first.chain(iter::repeat_n(1, state.extents.len())).chain(names).chain(iter::repeat_n(1, again)))

@@ -45,6 +45,12 @@ impl Volume {
                         break;
                     }
                 };
+                if purpose == Purpose::Growth
+                    && let Err(error) = self.quotas.check_blocks(state, appended.new_pages())
+                {
+                    failed = Some((i, error));
+                    break;
+                }
                 flushed = flushed.and(std::mem::take(&mut appended.dirty).flush(&self.store)?);
                 logs.push((i, appended));
             }
@@ -82,6 +88,7 @@ impl Volume {
         for (inode, state) in &mut locked.0 {
             self.room.changed(inode, state);
             self.clean_if_worth(inode, state);
+            self.settle(inode, state);
         }
         Ok(durable)
     }

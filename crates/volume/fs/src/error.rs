@@ -71,6 +71,9 @@ pub enum Error {
     /// The volume has no region on this node.
     #[error("no region of the volume is on node {0}")]
     NoRegionOnNode(u32),
+    /// The owner or the project of a file has all that its quota allows.
+    #[error("the quota of its owner or project is used up")]
+    Quota,
     /// This region is not where it was when the volume was made.
     #[error("region {} is missing, {}", .0, .1.display())]
     RegionMissing(usize, PathBuf),
@@ -185,6 +188,7 @@ impl Error {
             Self::NameTooLong => libc::ENAMETOOLONG,
             Self::TooLarge => libc::EFBIG,
             Self::NoSpace | Self::Lacks(_) => libc::ENOSPC,
+            Self::Quota => libc::EDQUOT,
             Self::TooManyLinks => libc::EMLINK,
             Self::NoAttribute => libc::ENODATA,
             Self::AttributeTooLarge => libc::E2BIG,

@@ -90,7 +90,7 @@ impl Volume {
             let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
             was.unwrap_or_default().saturating_sub(times)
         };
-        let left = self.known_inode(ino).map_or(0, less);
+        let left = self.brought_back(ino).map_or(0, less);
         lock(&self.inherited.forgotten).insert(ino, left);
         true
     }
@@ -104,7 +104,7 @@ impl Volume {
 
     /// The kernel does not know an inode. `left` is what was taken with it.
     pub fn is_unknown(&self, ino: Ino, left: u64) -> Result<()> {
-        let Some(inode) = self.known_inode(ino) else {
+        let Some(inode) = self.brought_back(ino) else {
             self.inherited.end(ino);
             return Ok(());
         };

@@ -4,19 +4,20 @@
 //! entries after the commit, recovery applies the same entries from the log, so the two cannot
 //! differ.
 
-use std::collections::BTreeMap;
 use std::iter;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use crate::account::Account;
 use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::{BLOCK_BYTES, Ino, LINE, MAX_SIZE};
 use crate::log::Log;
-use crate::store::Durable;
+use crate::store::{Durable, Store};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::xattrs::{Values, Xattrs};
 
 /// An inode that is in use.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub struct Inode {
     pub listed: AtomicBool,
     /// The directory in which it was last made, found or renamed, as a number; 0: none.
     pub named_in: AtomicU64,
+    /// What it was counted with.
+    pub(crate) account: std::sync::Mutex<Account>,
     state: RwLock<State>,
 }
 
@@ -55,6 +58,7 @@ impl Inode {
             stepping: Mutex::new(()),
             listed: AtomicBool::new(false),
             named_in: AtomicU64::new(0),
+            account: std::sync::Mutex::default(),
             state: RwLock::new(state),
         }
     }
@@ -63,7 +67,8 @@ impl Inode {
     pub fn found(ino: Ino, generation: u32, state: State) -> Result<Self> {
         let kind = Kind::of_mode(state.attributes.mode);
         let kind = kind.ok_or(Damage::Inode { ino, what: "its mode has an unknown kind" })?;
-        Ok(Self::new(ino, generation, kind, state))
+        let account = std::sync::Mutex::new(Account::of(&state));
+        Ok(Self { account, ..Self::new(ino, generation, kind, state) })
     }
 
     /// Notes in which directory it was last named. As a rule it is noted already, and nobody waits
@@ -74,14 +79,14 @@ impl Inode {
         }
     }
 
+    /// Its number, and which life of it.
+    pub fn whose(&self) -> (Ino, u32) {
+        (self.ino, self.generation)
+    }
+
     /// For reading, together with other readers.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The same if nobody changes it right now.
-    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, State>> {
-        self.state.try_read().ok()
     }
 
     /// For changing, alone.
@@ -89,9 +94,6 @@ impl Inode {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Extended attributes: names and values.
-pub type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
 /// State of an inode, from its log.
 #[derive(Debug)]
@@ -208,7 +210,7 @@ impl State {
             attributes,
             size: 0,
             extents: Extents::default(),
-            xattrs: BTreeMap::new(),
+            xattrs: Xattrs::default(),
             dir: None,
             log,
             unnamed: None,
@@ -355,12 +357,14 @@ impl State {
                 self.note_name(named.cookie);
             }
             Entry::Xattr { name, value } => {
-                self.xattrs.insert(name.into(), value.into());
+                self.xattrs.set(name, value);
                 self.attributes.ctime = time;
                 return Ok(());
             }
             Entry::XattrGone(name) => {
-                self.xattrs.remove(name).ok_or("an attribute is removed that is not there")?;
+                if !self.xattrs.remove(name) {
+                    return Err("an attribute is removed that is not there");
+                }
                 self.attributes.ctime = time;
                 return Ok(());
             }
@@ -410,11 +414,22 @@ impl State {
         Entry::Attributes(attributes, self.dir.as_ref().map_or(0, Dir::next_cookie))
     }
 
+    /// The value of an extended attribute of this inode.
+    pub fn xattr(&self, store: &Store, whose: (Ino, u32), name: &[u8]) -> Result<Option<Box<[u8]>>> {
+        self.xattrs.value(store, whose, &self.log, name)
+    }
+
+    /// All extended attributes of this inode.
+    pub fn all_xattrs(&self, store: &Store, whose: (Ino, u32)) -> Result<Values> {
+        self.xattrs.values(store, whose, &self.log)
+    }
+
     /// The entries with which a log begins that says the same as the whole log, with their times.
-    pub fn first_entries(&self) -> impl Iterator<Item = (Entry<'_>, i64)> {
+    /// `xattrs` are [all](State::all_xattrs) that it has.
+    pub fn first_entries<'a>(&'a self, xattrs: &'a Values) -> impl Iterator<Item = (Entry<'a>, i64)> {
         let time = self.attributes.ctime;
         let size = (self.size > 0).then(|| (Entry::Size(self.size.min(MAX_SIZE)), time));
-        let xattrs = self.xattrs.iter().map(move |(name, value)| (Entry::Xattr { name, value }, time));
+        let xattrs = xattrs.iter().map(move |(name, value)| (Entry::Xattr { name, value }, time));
         iter::once(self.attributes_entry()).chain(size).chain(xattrs)
     }
 
@@ -429,10 +444,10 @@ impl State {
 
     /// All of them, and the attributes again where those between changed the times: what log
     /// cleaning writes.
-    pub fn entries(&self) -> impl Iterator<Item = (Entry<'_>, i64)> {
+    pub fn entries<'a>(&'a self, xattrs: &'a Values) -> impl Iterator<Item = (Entry<'a>, i64)> {
         let more = self.more_entries(0).map(|(_, entry)| (entry, self.attributes.ctime));
         let again = (self.live_slots() > 1).then(|| self.attributes_entry());
-        self.first_entries().chain(more).chain(again)
+        self.first_entries(xattrs).chain(more).chain(again)
     }
 
     /// Bytes that it takes in memory, about.
@@ -441,15 +456,16 @@ impl State {
         /// its bytes.
         const INODE: usize = 640;
         const PIECE: usize = 64;
-        let xattrs: usize = self.xattrs.iter().map(|(name, value)| PIECE + name.len() + value.len()).sum();
         let names = self.dir.as_ref().map_or(0, |dir| 2 * LINE * dir.slots());
-        (INODE + xattrs + names + PIECE * self.extents.len()) as u64
+        (INODE + self.xattrs.memory() + names + PIECE * self.extents.len()) as u64
     }
 
     /// Slots that [`State::entries`] needs.
     pub fn live_slots(&self) -> usize {
-        let xattrs = self.xattrs.iter().map(|(name, value)| Entry::Xattr { name, value }.slots()).sum::<usize>();
-        let others = usize::from(self.size > 0) + self.extents.len() + xattrs + self.dir.as_ref().map_or(0, Dir::slots);
+        let others = usize::from(self.size > 0)
+            + self.extents.len()
+            + self.xattrs.slots()
+            + self.dir.as_ref().map_or(0, Dir::slots);
         1 + others + usize::from(others > 0)
     }
 }

@@ -76,6 +76,7 @@
 //! # }
 //! ```
 
+mod account;
 pub mod acl;
 mod alloc;
 mod caller;
@@ -114,7 +115,9 @@ mod store;
 mod sync;
 mod unread;
 mod volume;
+mod xattrs;
 
+pub use account::{Quota, Space, Subject};
 pub use caller::{as_thread, on_node};
 pub use clean::Background;
 pub use counters::{RangeUse, Traffic, Use};

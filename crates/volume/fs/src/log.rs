@@ -91,6 +91,11 @@ impl<'a> Appended<'a> {
         Ok(())
     }
 
+    /// How many pages it adds.
+    pub fn new_pages(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();

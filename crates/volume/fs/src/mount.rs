@@ -160,7 +160,9 @@ impl Volume {
             let nothing = Flushed::nothing().fence(&store)?;
             store.commit(&[(scan::state_block(), 0, scan::state_word(Use::Mounted))], &nothing)?;
         }
-        Self::with(store, found, options)
+        let volume = Self::with(store, found, options)?;
+        volume.load_quotas();
+        Ok(volume)
     }
 
     /// Mounts a volume for reading only, and stores nothing: recovery happens in memory. Where it

@@ -379,8 +379,9 @@ impl Volume {
         let pages = self.log_pages(self.regions.nearest(ino.region()), Purpose::Cleaning);
         let after = (state.log.sequence.saturating_add(AHEAD), NO_TAIL);
         let mut new = log::Appended::after(&self.allocator, after);
+        let xattrs = state.all_xattrs(&self.store, (ino, generation))?;
         state
-            .entries()
+            .entries(&xattrs)
             .try_for_each(|(entry, time)| new.push(&self.store, pages, (ino, generation), (&entry, time)))?;
         let durable = std::mem::take(&mut new.dirty).flush(&self.store)?.fence(&self.store)?;
         let (block, at) = self.store.inode_at(ino)?;

@@ -410,6 +410,7 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bo
     let log = match strict {
         Err(Error::Damaged(damage)) if past => {
             state = State::new(Log::none(tail));
+            state.xattrs.keep_all();
             let mut kind = None;
             salvage(store, whose, head, tail, &mut |item| match item {
                 Item::Entry(Entry::Attributes(attributes, _), _) => kind = Kind::of_mode(attributes.mode),

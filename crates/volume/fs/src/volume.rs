@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use topology::Topology;
 
+use crate::account::{self, Away, Memory, Quotas};
 use crate::alloc::{Allocator, Purpose};
 use crate::checkpoint::Checkpoint;
 use crate::clean::Room;
@@ -62,7 +63,15 @@ impl Default for Options {
 }
 
 /// Inodes that were read or made since the mount, and not forgotten.
-type Shard = RwLock<FxHashMap<Ino, Arc<Inode>>>;
+type Shard = RwLock<Table>;
+
+#[derive(Default)]
+struct Table {
+    /// Those in memory.
+    known: FxHashMap<Ino, Arc<Inode>>,
+    /// Those that a kernel remembers, and that are on the medium only.
+    away: FxHashMap<Ino, Away>,
+}
 
 /// A mounted volume. All methods may be called from any number of threads.
 pub struct Volume {
@@ -78,6 +87,8 @@ pub struct Volume {
     pub(crate) room: Room,
     inodes: Vec<Apart<Shard>>,
     unread: Unread,
+    pub(crate) memory: Memory,
+    pub(crate) quotas: Quotas,
     /// A kernel remembers inodes: those that it does not are to be let go. Without one, whoever has
     /// the volume uses them by number.
     pub(crate) kernel: AtomicBool,
@@ -165,6 +176,8 @@ impl Volume {
             orphaned: AtomicBool::default(),
             stubs: Mutex::default(),
             doubtful: AtomicBool::default(),
+            memory: Memory::default(),
+            quotas: Quotas::default(),
             released: AtomicU64::new(0),
             store,
             allocator,
@@ -187,7 +200,7 @@ impl Volume {
     /// ([`Volume::in_doubt`]).
     pub(crate) fn let_go(&self, inode: Arc<Inode>) {
         let ino = inode.ino;
-        if self.try_let_go(inode) {
+        if self.try_let_go(inode, false) {
             sync::lock(&self.busy).insert(ino);
         }
     }
@@ -203,42 +216,101 @@ impl Volume {
             }
             tried
         };
-        let stays = |ino: &Ino| self.known_inode(*ino).is_some_and(|inode| self.try_let_go(inode));
+        let stays = |ino: &Ino| self.known_inode(*ino).is_some_and(|inode| self.try_let_go(inode, false));
         let still: Vec<Ino> = tried.into_iter().filter(stays).collect();
         let mut busy = sync::lock(&self.busy);
         busy.extend(still);
         busy.len()
     }
 
-    /// Forgets an inode, unless it is to stay in memory. True: it is to go, but stays for now, as
-    /// somebody is at it.
-    fn try_let_go(&self, inode: Arc<Inode>) -> bool {
+    /// Forgets an inode, unless it is to stay in memory; `away`: also one that a kernel remembers.
+    /// True: it is to go, but stays for now, as somebody is at it.
+    fn try_let_go(&self, inode: Arc<Inode>, away: bool) -> bool {
         let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return false };
         // That another inode of its part of the table is being read says nothing of this one.
         let mut busy = true;
         self.unread.let_go(inode.ino, shard(inode.ino), || {
-            let mut known = known.write().unwrap_or_else(PoisonError::into_inner);
-            busy = known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode))
-                && inode.remembered.load(Ordering::Acquire) == 0;
+            let mut table = known.write().unwrap_or_else(PoisonError::into_inner);
+            let (remembered, opens) = (inode.remembered.load(Ordering::Acquire), inode.opens.load(Ordering::Acquire));
+            let known = table.known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode));
+            busy = known && (away || remembered == 0);
             // This one and that of the table: nobody else has it, nor can get it.
-            let unused = busy && Arc::strong_count(&inode) == 2 && inode.opens.load(Ordering::Acquire) == 0;
+            let unused = busy && Arc::strong_count(&inode) == 2 && (away || opens == 0);
             let state = unused.then(|| inode.read())?;
             busy = false;
             if state.gone || state.unnamed.is_some() {
                 return None; // it goes with its last use
             }
             let parent = state.dir.as_ref().map(|dir| dir.parent);
-            self.released.fetch_add(state.memory(), Ordering::Relaxed);
             drop(state);
-            known.remove(&inode.ino);
-            // A table does not become smaller by itself.
-            let len = known.len();
-            if known.capacity() > SPARE && known.capacity() / 4 > len {
-                known.shrink_to(2 * len);
+            self.released.fetch_add(self.memory.leaves(&inode), Ordering::Relaxed);
+            table.known.remove(&inode.ino);
+            if remembered > 0 || opens > 0 {
+                let named_in = inode.named_in.load(Ordering::Relaxed);
+                table.away.insert(inode.ino, Away { remembered, opens, named_in });
             }
+            shrink(&mut table.known);
             Some(parent)
         });
         busy
+    }
+
+    /// From now on inodes in memory are to take so many bytes at most, and those of one owner a
+    /// quarter of that: [`Volume::is_over`] says that they take more.
+    pub fn bound_memory(&self, bytes: u64) {
+        self.memory.set_bound(bytes);
+    }
+
+    /// Whether inodes take more memory than they should: [`Volume::shrink`] is due.
+    pub fn is_over(&self) -> bool {
+        self.memory.is_over()
+    }
+
+    /// Bytes that inodes take in memory, about.
+    pub fn memory(&self) -> u64 {
+        self.memory.all()
+    }
+
+    /// Lets go of inodes that nobody is using right now, also of those that a kernel remembers,
+    /// where all or those of their owner take more memory than they should: down to three quarters
+    /// of that.
+    pub fn shrink(&self) {
+        if !self.memory.take_over() {
+            return;
+        }
+        // A look has given it names that are on no medium.
+        let inodes = self.known_inodes().filter(|inode| inode.ino != Ino::ROOT || !self.is_look());
+        inodes.filter(|inode| self.memory.exceeds(inode, 3)).for_each(|inode| _ = self.try_let_go(inode, true));
+    }
+
+    /// An inode that a kernel forgets so many times: where it is in memory, it is forgotten there;
+    /// else it is forgotten now, which is `None`.
+    pub(crate) fn forget_away(&self, ino: Ino, times: u64) -> Result<Option<Arc<Inode>>> {
+        if let Some(known) = self.known_inode(ino) {
+            return Ok(Some(known));
+        }
+        let table = self.inodes.get(shard(ino)).ok_or(Error::NotFound)?;
+        let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = table.known.get(&ino) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let away = table.away.get_mut(&ino).ok_or(Error::NotFound)?;
+        let left = away.remembered.checked_sub(times);
+        away.remembered = left.ok_or(Error::Invalid("the inode is not remembered so many times"))?;
+        if away.remembered == 0 && away.opens == 0 {
+            table.away.remove(&ino);
+            shrink(&mut table.away);
+        }
+        Ok(None)
+    }
+
+    /// An inode that is in memory, or was let go of while a kernel remembers it.
+    pub(crate) fn brought_back(&self, ino: Ino) -> Option<Arc<Inode>> {
+        let is_away = |table: &Apart<Shard>| {
+            table.read().unwrap_or_else(PoisonError::into_inner).away.contains_key(&ino)
+        };
+        let away = || self.inodes.get(shard(ino)).is_some_and(is_away);
+        self.known_inode(ino).or_else(|| if away() { self.inode(ino).ok() } else { None })
     }
 
     /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays
@@ -250,7 +322,7 @@ impl Volume {
 
     /// How many inodes are in memory.
     pub fn inodes_in_memory(&self) -> usize {
-        let len = |known: &Apart<Shard>| known.read().unwrap_or_else(PoisonError::into_inner).len();
+        let len = |table: &Apart<Shard>| table.read().unwrap_or_else(PoisonError::into_inner).known.len();
         self.inodes.iter().map(len).sum()
     }
 
@@ -262,14 +334,14 @@ impl Volume {
 
     pub(crate) fn known_inode(&self, ino: Ino) -> Option<Arc<Inode>> {
         let shard = self.inodes.get(shard(ino))?;
-        shard.read().unwrap_or_else(PoisonError::into_inner).get(&ino).cloned()
+        shard.read().unwrap_or_else(PoisonError::into_inner).known.get(&ino).cloned()
     }
 
     /// The inodes that are in memory.
     pub(crate) fn known_inodes(&self) -> impl Iterator<Item = Arc<Inode>> + '_ {
         self.inodes.iter().flat_map(|shard| {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
-            shard.values().cloned().collect::<Vec<_>>()
+            shard.known.values().cloned().collect::<Vec<_>>()
         })
     }
 
@@ -299,9 +371,17 @@ impl Volume {
     pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {
         let inode = Arc::new(inode);
         self.room.changed(&inode, &inode.read());
-        if let Some(shard) = self.inodes.get(shard(inode.ino)) {
-            shard.write().unwrap_or_else(PoisonError::into_inner).insert(inode.ino, Arc::clone(&inode));
-        }
+        let insert = || {
+            let Some(table) = self.inodes.get(shard(inode.ino)) else { return };
+            let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(away) = table.away.remove(&inode.ino) {
+                inode.remembered.fetch_add(away.remembered, Ordering::AcqRel);
+                inode.opens.fetch_add(away.opens, Ordering::AcqRel);
+                inode.named_in.store(away.named_in, Ordering::Relaxed);
+            }
+            table.known.insert(inode.ino, Arc::clone(&inode));
+        };
+        account::begin(&self.memory, &self.quotas, &inode, insert);
         inode
     }
 
@@ -321,10 +401,9 @@ impl Volume {
 
     pub(crate) fn forget_inode(&self, ino: Ino) {
         if let Some(shard) = self.inodes.get(shard(ino)) {
-            let gone = shard.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
-            // Whoever holds its lock counts no memory.
-            let bytes = gone.and_then(|inode| Some(inode.try_read()?.memory()));
-            self.released.fetch_add(bytes.unwrap_or(0), Ordering::Relaxed);
+            let gone = shard.write().unwrap_or_else(PoisonError::into_inner).known.remove(&ino);
+            let bytes = gone.map_or(0, |inode| self.memory.leaves(&inode));
+            self.released.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
@@ -400,6 +479,11 @@ impl Volume {
         Ok(state.gaps.as_ref().map_or_else(Vec::new, |gaps| gaps.ranges(state.size)))
     }
 
+    /// Counts what an inode takes, after a change of it.
+    pub(crate) fn settle(&self, inode: &Inode, state: &State) {
+        account::settle(&self.memory, &self.quotas, inode, state);
+    }
+
     /// The advisory locks of its users.
     pub fn locks(&self) -> &Locks {
         &self.locks
@@ -424,6 +508,14 @@ impl Volume {
     /// Where pages of a log come from: the first of these regions that has one.
     pub(crate) fn log_pages<'a>(&'a self, regions: &'a [usize], purpose: Purpose) -> Pages<'a, 'a> {
         Pages { allocator: &self.allocator, regions, part: self.cpu(), purpose }
+    }
+}
+
+/// A table does not become smaller by itself.
+fn shrink<T>(table: &mut FxHashMap<Ino, T>) {
+    let len = table.len();
+    if table.capacity() > SPARE && table.capacity() / 4 > len {
+        table.shrink_to(2 * len);
     }
 }
 

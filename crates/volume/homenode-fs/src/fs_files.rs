@@ -52,6 +52,7 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
             }
         }
         FsCommand::Scrub(args) => scrub::run(global, args),
+        FsCommand::Quota(args) => crate::quota::run(global, args),
         FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
 }

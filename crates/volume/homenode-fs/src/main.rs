@@ -8,6 +8,7 @@ mod fs_files;
 mod fs_volume;
 mod hold;
 mod mount;
+mod quota;
 mod scrub;
 mod volume_policy;
 

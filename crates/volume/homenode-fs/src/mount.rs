@@ -31,7 +31,7 @@ use crate::volume_policy::{Nodes, Prepared};
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::notify;
-use command::output::{self, units::count};
+use command::output::{self, units, units::count};
 use command::signals::Stop;
 
 /// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
@@ -162,6 +162,8 @@ struct Wanted {
     options: Options,
     placement: ::fs::Placement,
     nodes: NodesArgs,
+    /// Bytes that inodes may take in memory.
+    memory: u64,
     /// Whether the user says who keeps data, and how many threads serve.
     chosen: (bool, bool),
     remount: bool,
@@ -176,9 +178,10 @@ impl Wanted {
         let usage = |option: &str, why: &str| Failure::new(Exit::Usage, format!("option {option:?}"), why);
         let (mut cache, mut placement, mut remount) = (args.cache, args.placement, false);
         let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
-        let mut nodes = args.nodes.clone();
+        let (mut nodes, mut memory) = (args.nodes.clone(), args.memory);
         let mut hold = args.no_hold.then_some(false);
         let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
+        options.idmap = args.idmap;
         options.workers = args.workers.map_or(options.workers, usize::from);
         let joined = joined(&args.options);
         let given = || joined.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
@@ -196,7 +199,9 @@ impl Wanted {
             }
             match name {
                 "cache" => {
-                    cache = Some(CacheArg::from_str(value, false).map_err(|_| usage(option, "kernel or direct"))?)
+                    cache = Some(
+                        CacheArg::from_str(value, false).map_err(|_| usage(option, "kernel, direct or writeback"))?,
+                    )
                 }
                 "placement" => placement = Some(parse_placement(value).map_err(|why| usage(option, &why))?),
                 "workers" => {
@@ -204,6 +209,8 @@ impl Wanted {
                     let workers = value.parse().ok().filter(|workers| (1..=1024).contains(workers));
                     options.workers = workers.ok_or_else(|| usage(option, "a number from 1 to 1024"))?;
                 }
+                "memory" => memory = Some(units::parse_bytes(value).map_err(|why| usage(option, &why))?),
+                "idmap" if value.is_empty() => options.idmap = true,
                 "region" => volume.region.push(PathBuf::from(value)),
                 "remount" => {}
                 "hold" => hold = Some(true),
@@ -236,6 +243,13 @@ impl Wanted {
         let chosen = (cache.is_some(), workers_chosen);
         options.cache = match cache {
             Some(CacheArg::Direct) => Cache::Direct,
+            Some(CacheArg::Writeback) if nodes.policy() => {
+                let why = "is not for a policy, which wants to know who writes";
+                return Err(
+                    usage("cache=writeback", why).hint("cache=direct tells it; without a policy all caches work")
+                );
+            }
+            Some(CacheArg::Writeback) => Cache::Writeback,
             _ => Cache::Kernel,
         };
         let placement = match placement.unwrap_or(PlacementArg::Local) {
@@ -245,7 +259,8 @@ impl Wanted {
             PlacementArg::Node(node) => ::fs::Placement::Node(node),
         };
         let may_be_missing = !remount && given().any(|option| option == "nofail");
-        Ok(Self { volume, options, placement, nodes, chosen, remount, hold, may_be_missing })
+        let memory = memory.unwrap_or_else(own_memory);
+        Ok(Self { volume, options, placement, nodes, memory, chosen, remount, hold, may_be_missing })
     }
 
     /// Whether a holder keeps the mount: by default where the kernel can send requests again, and
@@ -338,7 +353,7 @@ fn serve_held(global: &Global, args: &MountArgs, wanted: &Wanted, background: bo
 }
 
 /// Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
-/// mount. Only with CAP_SYS_RESOURCE; else it stays as it is.
+/// mount. What users can make it hold is bounded. Only with CAP_SYS_RESOURCE; else it stays as it is.
 fn never_killed() {
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
 }
@@ -383,6 +398,10 @@ fn serve(
     fs_volume::damage_lines(&volume, &wanted.volume.volume).iter().for_each(|line| say(line));
     nodes.serve(&mut options, &wanted.nodes, wanted.chosen);
     options.held = server.as_ref().map(|server| Arc::clone(&server.held));
+    if wanted.options.cache == Cache::Writeback {
+        check_writeback(&volume, wanted)?;
+    }
+    volume.bound_memory(wanted.memory);
     let volume = Arc::new(volume);
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {
         Ok(session) => session,
@@ -480,6 +499,24 @@ fn serve(
     ended.map_err(|e| failure(&e))?;
     decided?;
     Ok(Exit::Done)
+}
+
+/// Write-back comes from a thread of the kernel, so that data that should be near its writer would
+/// be near that.
+fn check_writeback(volume: &::fs::Volume, wanted: &Wanted) -> Result<(), Failure> {
+    let nodes: std::collections::BTreeSet<_> = volume.usage().regions.iter().map(|region| region.node).collect();
+    if wanted.placement != ::fs::Placement::Local || nodes.len() < 2 {
+        return Ok(());
+    }
+    let why = "with placement=local new data would be where the kernel writes it back, not where its writer runs";
+    Err(Failure::new(Exit::Usage, "option \"cache=writeback\"", why).hint("name another placement, such as interleave"))
+}
+
+/// Memory for inodes where nobody says how much: an eighth of the machine's, and no less than a
+/// server of some files takes.
+fn own_memory() -> u64 {
+    let machine = rustix::system::sysinfo();
+    ((machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit)) / 8).max(64 << 20)
 }
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.

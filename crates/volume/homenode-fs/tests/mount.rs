@@ -43,6 +43,8 @@ const TESTS: &[(&str, fn())] = &[
     ("files_of_a_mount_are_looked_at_and_moved", files_of_a_mount_are_looked_at_and_moved),
     ("what_a_mount_refuses_to_move_is_told", what_a_mount_refuses_to_move_is_told),
     ("a_scrub_of_a_mount_names_the_damaged_file_and_place", a_scrub_of_a_mount_names_the_damaged_file_and_place),
+    ("quotas_are_shown_and_set_on_a_mount", quotas_are_shown_and_set_on_a_mount),
+    ("write_back_is_refused_where_it_would_mislead", write_back_is_refused_where_it_would_mislead),
 ];
 
 fn main() {
@@ -55,7 +57,8 @@ fn main() {
     let spared = ("a_server_is_not_the_oom_killers_first_choice", spared, no_sys_resource());
     let failed = a_server_goes_on_when_some_of_its_memory_has_failed as fn();
     let failed = ("a_server_goes_on_when_some_of_its_memory_has_failed", failed, no_catching());
-    let all = TESTS.iter().map(|(name, test)| (*name, *test, None)).chain([spared, failed]);
+    let idmapped = ("an_idmapped_mount_shows_and_keeps_mapped_owners", an_idmapped_mount as fn(), no_idmap());
+    let all = TESTS.iter().map(|(name, test)| (*name, *test, None)).chain([spared, failed, idmapped]);
     let trials = all.map(|(name, test, lacks)| {
         let missing = missing.clone().or(lacks);
         Trial::ignorable_test(name, move || match missing {
@@ -78,6 +81,14 @@ fn no_sys_resource() -> Option<String> {
 /// Why memory that fails cannot be survived here.
 fn no_catching() -> Option<String> {
     (!cfg!(target_arch = "x86_64")).then(|| "memory that fails ends the process here".to_owned())
+}
+
+/// Why no FUSE mount can be idmapped here.
+fn no_idmap() -> Option<String> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    ((major, minor) < (6, 12)).then(|| format!("Linux 6.12 can, this is {release}"))
 }
 
 /// A volume, and a directory to mount it on.
@@ -829,5 +840,146 @@ fn what_a_mount_refuses_to_move_is_told() {
     let refused = migrate("f", "1");
     assert!(refused.0 == 5 && refused.1.contains("the mount is read-only (EROFS)"), "{refused:?}");
     place_of(&path("f"));
+    place.unmount();
+}
+
+fn quotas_are_shown_and_set_on_a_mount() {
+    let place = Place::new();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    let quota = |args: &[&str]| homenode(&[&["--json", "fs", "quota", &place.dir], args].concat());
+    let set = |args: &[&str]| assert_eq!(ends(&quota(args)), (0, String::new()));
+    fs::create_dir(place.path("d")).unwrap();
+    fs::write(place.path("d/f"), vec![1; 100 << 10]).unwrap();
+    std::os::unix::fs::chown(place.path("d/f"), Some(1000), Some(1000)).unwrap();
+    let (code, all) = json(&quota(&[]));
+    let file = serde_json::json!({"user": 1000, "bytes": 104 << 10, "bytes_limit": 0, "files": 1, "files_limit": 0});
+    assert!(code == 0 && all["quotas"].as_array().unwrap().contains(&file), "{all}");
+    set(&["--user", "1000", "--bytes", "256KiB"]);
+    set(&["--user", "1000", "--files", "9"]);
+    set(&["--project", "7", "--assign", place.path("d").to_str().unwrap(), "--bytes", "1MiB"]);
+    let grow = |len: u64| {
+        fs::OpenOptions::new().write(true).open(place.path("d/f")).unwrap().write_all(&vec![2; len as usize])
+    };
+    assert_eq!(grow(300 << 10).unwrap_err().raw_os_error(), Some(libc::EDQUOT));
+    grow(200 << 10).unwrap();
+    let more = fs::write(place.path("d/g"), vec![3; 900 << 10]);
+    assert_eq!(more.unwrap_err().raw_os_error(), Some(libc::EDQUOT), "the project's");
+    assert_eq!(fs::read_dir(place.path("d")).unwrap().count(), 2);
+    place.unmount();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    let (_, user) = json(&quota(&["--user", "1000"]));
+    assert_eq!(
+        (&user["quotas"][0]["bytes_limit"], &user["quotas"][0]["files_limit"]),
+        (&(256 << 10).into(), &9.into())
+    );
+    assert_eq!(grow(300 << 10).unwrap_err().raw_os_error(), Some(libc::EDQUOT));
+    set(&["--user", "1000", "--bytes", "0", "--files", "0"]);
+    set(&["--project", "7", "--bytes", "0"]);
+    grow(300 << 10).unwrap();
+    let refused = ends(&quota(&["--user", "0", "--bytes", "1MiB"]));
+    assert!(refused.0 == 2 && refused.1.contains("root has no limit"), "{refused:?}");
+    let elsewhere = ends(&homenode(&["fs", "quota", place.place.path().to_str().unwrap()]));
+    assert!(elsewhere.0 == 2 && elsewhere.1.contains("is not on a mounted volume"), "{elsewhere:?}");
+    place.unmount();
+}
+
+/// Its writes carry no thread.
+fn write_back_is_refused_where_it_would_mislead() {
+    let place = Place::on_two_nodes();
+    let (code, said) = place.mount(&["-o", "cache=writeback"]);
+    assert!(code == 2 && said.contains("placement=local"), "{code} {said}");
+    let (code, said) = place.mount(&["-o", "cache=writeback,policy=auto,placement=interleave"]);
+    assert!(code == 2 && said.contains("policy"), "{code} {said}");
+    assert_eq!(place.mount(&["-o", "cache=writeback,placement=interleave"]), (0, String::new()));
+    place.unmount();
+    let place = Place::new();
+    assert_eq!(place.mount(&["-o", "cache=writeback"]), (0, String::new()));
+    place.unmount();
+}
+
+/// A user namespace in which user and group 0 are 10000 outside, and so on.
+struct UserNamespace(Child);
+
+impl UserNamespace {
+    fn new() -> Self {
+        let child = Command::new("unshare").args(["--user", "sleep", "600"]).spawn().unwrap();
+        let (own, other) = ("/proc/self/ns/user".to_owned(), format!("/proc/{}/ns/user", child.id()));
+        while fs::read_link(&own).ok() == fs::read_link(&other).ok() {
+            std::thread::yield_now();
+        }
+        for map in ["uid_map", "gid_map"] {
+            fs::write(format!("/proc/{}/{map}", child.id()), "0 10000 1000").unwrap();
+        }
+        Self(child)
+    }
+
+    fn file(&self) -> fs::File {
+        fs::File::open(format!("/proc/{}/ns/user", self.0.id())).unwrap()
+    }
+}
+
+impl Drop for UserNamespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A copy of a mount that shows owners as the namespace has them.
+fn idmapped(dir: &str, namespace: &fs::File) -> std::io::Result<std::os::fd::OwnedFd> {
+    use std::os::fd::AsRawFd;
+    const IDMAP: u64 = 0x0010_0000;
+    let flags = rustix::mount::OpenTreeFlags::OPEN_TREE_CLONE | rustix::mount::OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = rustix::mount::open_tree(rustix::fs::CWD, dir, flags)?;
+    let attributes = [IDMAP, 0, 0, namespace.as_raw_fd() as u64];
+    let (fd, empty, size) = (tree.as_raw_fd(), c"".as_ptr(), size_of_val(&attributes));
+    // SAFETY: the call reads `size` bytes, which live through it.
+    let set =
+        unsafe { libc::syscall(libc::SYS_mount_setattr, fd, empty, libc::AT_EMPTY_PATH, attributes.as_ptr(), size) };
+    if set == 0 { Ok(tree) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Pods with user namespaces need it.
+fn an_idmapped_mount() {
+    use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    let namespace = UserNamespace::new();
+    assert_eq!(place.mount(&[]), (0, String::new()));
+    assert_eq!(idmapped(&place.dir, &namespace.file()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    place.unmount();
+    assert_eq!(place.mount(&["-o", "idmap"]), (0, String::new()));
+    fs::write(place.path("f"), b"roots").unwrap();
+    let mapped = idmapped(&place.dir, &namespace.file()).unwrap();
+    let owner = |name: &str| statat(&mapped, name, AtFlags::empty()).map(|stat| (stat.st_uid, stat.st_gid)).unwrap();
+    assert_eq!(owner("f"), (10000, 10000));
+    // As root of the namespace, who has no rights outside.
+    let as_user = |id: u32, work: &(dyn Fn() -> rustix::io::Result<()> + Sync)| {
+        std::thread::scope(|scope| {
+            let works = scope.spawn(|| {
+                // SAFETY: of this thread only, which ends.
+                unsafe { (libc::setfsgid(id), libc::setfsuid(id)) };
+                work()
+            });
+            works.join().unwrap()
+        })
+    };
+    let create = |name: &str| openat(&mapped, name, OFlags::CREATE | OFlags::WRONLY, Mode::from(0o600)).map(drop);
+    as_user(10000, &|| create("g")).unwrap();
+    assert_eq!(as_user(10001, &|| create("h")), Err(rustix::io::Errno::ACCESS));
+    as_user(10000, &|| rustix::fs::mkdirat(&mapped, "d", Mode::from(0o700))).unwrap();
+    as_user(10000, &|| rustix::fs::symlinkat("f", &mapped, "l")).unwrap();
+    as_user(10000, &|| rustix::fs::renameat(&mapped, "g", &mapped, "h")).unwrap();
+    assert_eq!(owner("h"), (10000, 10000));
+    rustix::fs::chownat(&mapped, "h", Some(rustix::fs::Uid::from_raw(10007)), None, AtFlags::empty()).unwrap();
+    for (name, uid) in [("f", 0), ("h", 7), ("d", 0), ("l", 0)] {
+        assert_eq!(fs::symlink_metadata(place.path(name)).unwrap().uid(), uid, "{name}");
+    }
+    // Most requests tell no user: what is for root alone stays so.
+    std::os::unix::fs::chown(place.path("f"), Some(5), Some(5)).unwrap();
+    fs::set_permissions(place.path("f"), std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    as_user(10001, &|| rustix::fs::chownat(&mapped, "f", None, None, AtFlags::empty())).unwrap();
+    assert_eq!(fs::metadata(place.path("f")).unwrap().mode() & 0o7777, 0o4755);
+    drop(mapped);
     place.unmount();
 }

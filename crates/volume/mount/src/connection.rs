@@ -12,10 +12,10 @@ use linux::resident::{self, Resident};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use crate::Cache;
 use crate::held::Seat;
 use crate::stale::{Stale, Waiting};
 use crate::wire::{Answer, BUFFER, REQUEST, Request, VERSION, init, opcode};
+use crate::{Cache, Options};
 
 pub(crate) const DEVICE: &str = "/dev/fuse";
 
@@ -78,7 +78,7 @@ pub(crate) fn clone_to(new: &OwnedFd, connection: &OwnedFd) -> Result<(), Errno>
 
 /// Answers the kernel's first request: what both sides can do. `more`: bits of [`init`] for which
 /// not every server is made. Returns what was agreed.
-pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, more: u64) -> io::Result<u64> {
+pub(crate) fn handshake(connection: &OwnedFd, options: &Options, more: u64) -> io::Result<u64> {
     let (mut buffer, mut out) = (vec![0; BUFFER], vec![0; BUFFER]);
     let mut answer = Answer::new(&mut out);
     loop {
@@ -110,10 +110,18 @@ pub(crate) fn handshake(connection: &OwnedFd, cache: Cache, more: u64) -> io::Re
             | init::SETXATTR_EXT
             | init::INIT_EXT
             | more;
-        if cache == Cache::Direct {
-            wanted |= init::DIRECT_IO_ALLOW_MMAP;
+        match options.cache {
+            Cache::Direct => wanted |= init::DIRECT_IO_ALLOW_MMAP,
+            Cache::Writeback => wanted |= init::WRITEBACK_CACHE,
+            Cache::Kernel => {}
+        }
+        if options.idmap {
+            wanted |= init::ALLOW_IDMAP;
         }
         let agreed = offered & wanted;
+        if options.idmap && agreed & init::ALLOW_IDMAP == 0 {
+            tracing::warn!("the kernel does not let this mount be idmapped: that takes Linux 6.12");
+        }
         answer.begin();
         answer.u32(VERSION.0);
         answer.u32(VERSION.1);

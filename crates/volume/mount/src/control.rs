@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use fs::format::BLOCK_BYTES;
 use fs::{Error, Ino, Kind, Migrated, Result, Volume};
 use linux::affinity;
+use linux::quota::{self, Limit, MOST as MOST_QUOTAS, Quota, Quotas};
 use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
@@ -51,6 +52,10 @@ pub(crate) enum Name {
     Server,
     /// Empties a region: of the root directory.
     Drain,
+    /// What users and projects use and may.
+    Quota,
+    /// The project of the file.
+    Project,
     /// A name that may mean something to a later version.
     Reserved,
 }
@@ -67,6 +72,8 @@ impl Name {
             Ok(volume::SCRUBBED) => Some(Self::Scrub(false)),
             Ok(volume::SERVER) => Some(Self::Server),
             Ok(volume::DRAIN) => Some(Self::Drain),
+            Ok(quota::QUOTA) => Some(Self::Quota),
+            Ok(quota::PROJECT) => Some(Self::Project),
             _ => spaces.iter().any(|space| name.starts_with(space)).then_some(Self::Reserved),
         }
     }
@@ -78,6 +85,7 @@ pub(crate) struct Control {
     known: Mutex<Known>,
     /// Scrubs of the volume.
     scrubs: Scrubs,
+    stop: Arc<AtomicBool>,
     /// Where migrations and scrubs may run; `None`: where they are asked for.
     cpus: Option<CpuSet>,
     /// The process that holds the mount.
@@ -89,6 +97,8 @@ pub(crate) struct Control {
 struct Known {
     /// Oldest first.
     jobs: Vec<(Arc<Job>, Option<JoinHandle<()>>)>,
+    /// The thread that counts what users and projects use.
+    counting: Option<JoinHandle<()>>,
     /// The mount has ended.
     ended: bool,
 }
@@ -123,7 +133,7 @@ impl Control {
     }
 
     /// The value of an attribute.
-    pub(crate) fn get(&self, volume: &Volume, ino: Ino, name: Name) -> Result<Vec<u8>> {
+    pub(crate) fn get(&self, volume: &Arc<Volume>, ino: Ino, name: Name) -> Result<Vec<u8>> {
         match name {
             Name::Nodes => Ok(volume::nodes_to_json(volume.bytes_by_node(ino)?).into_bytes()),
             Name::Migration => {
@@ -136,20 +146,48 @@ impl Control {
             Name::Scrub(all) => Ok(self.scrubs.told(volume, all).into_bytes()),
             Name::Server => Ok(volume::Server::own(self.holder).to_json().into_bytes()),
             Name::Drain if ino == Ino::ROOT => Ok(self.draining.told().ok_or(Error::NoAttribute)?.into_bytes()),
+            Name::Quota => {
+                self.count(volume)?;
+                Ok(told(volume).to_json().into_bytes())
+            }
+            Name::Project => Ok(volume.project(ino)?.to_string().into_bytes()),
             Name::Migrate | Name::Drain | Name::Reserved => Err(Error::NoAttribute),
         }
     }
 
+    /// Starts to count what users and projects use, if nobody has yet.
+    fn count(&self, volume: &Arc<Volume>) -> Result<()> {
+        let mut known = self.known();
+        if !known.ended && volume.start_counting() {
+            let (volume, stop) = (Arc::clone(volume), Arc::clone(&self.stop));
+            let count = move || volume.count_all(|| !stop.load(Ordering::Acquire));
+            let thread = thread::Builder::new().name("mount-quota".to_owned()).spawn(count);
+            known.counting = Some(thread.map_err(|_| refused(libc::ENOMEM))?);
+        }
+        Ok(())
+    }
+
     /// Does what setting an attribute asks for.
     pub(crate) fn set(&self, volume: &Arc<Volume>, ino: Ino, name: Name, value: &[u8]) -> Result<()> {
-        if name == Name::Scrub(true) {
-            return self.scrubs.order(volume, value, self.cpus.clone());
-        }
-        if name == Name::Drain && ino == Ino::ROOT {
-            return self.draining.order(volume, value, self.cpus.clone());
-        }
-        if name != Name::Migrate {
-            return Err(refused(libc::EOPNOTSUPP));
+        match name {
+            Name::Migrate => {}
+            Name::Scrub(true) => return self.scrubs.order(volume, value, self.cpus.clone()),
+            Name::Drain if ino == Ino::ROOT => return self.draining.order(volume, value, self.cpus.clone()),
+            Name::Project => {
+                let id = std::str::from_utf8(value).ok().and_then(|id| id.trim().parse().ok());
+                return volume.set_project(ino, id.ok_or(Error::Invalid("a number"))?);
+            }
+            Name::Quota => {
+                let limit = Limit::parse(value).ok_or(Error::Invalid("user or project, number, bytes, files"))?;
+                let blocks = limit.bytes.div_ceil(BLOCK_BYTES);
+                let subject = match limit.subject {
+                    quota::Subject::User(id) => fs::Subject::User(id),
+                    quota::Subject::Project(id) => fs::Subject::Project(id),
+                };
+                volume.set_quota(subject, fs::Space { blocks, files: limit.files })?;
+                return self.count(volume);
+            }
+            _ => return Err(refused(libc::EOPNOTSUPP)),
         }
         match Order::parse(value).ok_or(Error::Invalid("a node, or `cancel`"))? {
             Order::To(to, rate) => self.start(volume, ino, to.0, rate),
@@ -225,7 +263,10 @@ impl Control {
             let mut known = self.known();
             known.ended = true;
             known.jobs.iter().for_each(|(job, _)| job.stop.store(true, Ordering::Release));
-            known.jobs.iter_mut().filter_map(|(_, handle)| handle.take()).collect::<Vec<_>>()
+            self.stop.store(true, Ordering::Release);
+            let counting = known.counting.take();
+            let jobs = known.jobs.iter_mut().filter_map(|(_, handle)| handle.take());
+            jobs.chain(counting).collect::<Vec<_>>()
         };
         for handle in jobs {
             // It catches its panics.
@@ -288,6 +329,26 @@ impl Job {
             thread::sleep(pause);
         }
     }
+}
+
+/// What users and projects use and may.
+fn told(volume: &Volume) -> Quotas {
+    let (whole, all) = volume.quotas();
+    let quota = |(subject, quota): (fs::Subject, fs::Quota)| Quota {
+        subject: match subject {
+            fs::Subject::User(id) => quota::Subject::User(id),
+            fs::Subject::Project(id) => quota::Subject::Project(id),
+        },
+        bytes: quota.used.blocks * BLOCK_BYTES,
+        bytes_limit: quota.limit.blocks * BLOCK_BYTES,
+        files: quota.used.files,
+        files_limit: quota.limit.files,
+    };
+    let mut quotas: Vec<Quota> = all.into_iter().map(quota).collect();
+    quotas.sort_by_key(|quota| quota.bytes_limit == 0 && quota.files_limit == 0);
+    let more = quotas.len() > MOST_QUOTAS;
+    quotas.truncate(MOST_QUOTAS);
+    Quotas { counting: !whole, quotas, more }
 }
 
 fn forget(volume: &Volume, ino: Ino) {

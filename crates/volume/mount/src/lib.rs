@@ -52,6 +52,9 @@ pub enum Cache {
     /// Nobody: every read and write reaches the volume and is counted. Pages that a program maps
     /// are cached all the same.
     Direct,
+    /// The kernel, which also keeps what was written: it writes it back later, or when a program
+    /// asks for that. Such a write says neither who wrote nor from where.
+    Writeback,
 }
 
 /// How to serve a volume.
@@ -66,6 +69,8 @@ pub struct Options {
     /// Where the kernel offers io_uring, requests come by it, to a worker for each CPU. Not for
     /// memory whose accesses sleep: the requests of a CPU wait for each other.
     pub ring: bool,
+    /// Mounts of it may be idmapped. Most requests then say no user.
+    pub idmap: bool,
     /// Limits for users of the mount.
     pub flags: Flags,
     /// Whether opened files are counted, as a policy wants it. It takes a round trip for each open
@@ -90,6 +95,7 @@ impl Default for Options {
             cache: Cache::default(),
             workers,
             ring: false,
+            idmap: false,
             flags: Flags::empty(),
             counts_opens: false,
             labels: Vec::new(),

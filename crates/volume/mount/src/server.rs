@@ -30,6 +30,8 @@ use crate::wire::{
 };
 use crate::{Cache, Options, caller};
 
+/// The user of requests that tell none, where mounts may be idmapped.
+const NOBODY: u32 = u32::MAX;
 /// Most bytes that one request copies from file to file.
 const COPY: u64 = 16 << 20;
 /// Names of a directory fetched at a time.
@@ -103,6 +105,9 @@ fn call(opcode: u32) -> Option<Call> {
 
 impl Answers for Server {
     fn answer(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Option<i32> {
+        if self.volume.is_over() {
+            self.trim.over();
+        }
         match request.opcode {
             opcode::FORGET | opcode::BATCH_FORGET => {
                 let forget = || {
@@ -331,15 +336,15 @@ impl Server {
                     Attribute::List(name) | Attribute::Other(name) => value(&volume.xattr(ino, name)?, room, answer)?,
                     // It may be longer by the time that it is asked for.
                     Attribute::Control(name) if room == 0 => {
-                        self.control.get(volume, ino, name)?;
+                        self.control.get(&self.volume, ino, name)?;
                         answer.written(CONTROL);
                     }
-                    Attribute::Control(name) => value(&self.control.get(volume, ino, name)?, room, answer)?,
+                    Attribute::Control(name) => value(&self.control.get(&self.volume, ino, name)?, room, answer)?,
                 }
             }
             opcode::LISTXATTR => {
                 // Only root sees those of this kind on any file system.
-                let shown = |name: &Vec<u8>| request.uid == 0 || !name.starts_with(b"trusted.");
+                let shown = |name: &Vec<u8>| matches!(request.uid, 0 | NOBODY) || !name.starts_with(b"trusted.");
                 let names = volume.xattrs(ino)?.into_iter().filter(shown);
                 let names: Vec<u8> = names.flat_map(|name| name.into_iter().chain([0])).collect();
                 value(&names, args.u32()?, answer)?;
@@ -443,12 +448,12 @@ impl Server {
 
     /// Whether the kernel caches data of files that are open without O_DIRECT.
     fn cached(&self) -> bool {
-        self.cache == Cache::Kernel
+        self.cache != Cache::Direct
     }
 
     fn opened(&self) -> u32 {
         let cache = match self.cache {
-            Cache::Kernel => opened::KEEP_CACHE,
+            Cache::Kernel | Cache::Writeback => opened::KEEP_CACHE,
             Cache::Direct => opened::DIRECT_IO,
         };
         cache | opened::PARALLEL_DIRECT_WRITES

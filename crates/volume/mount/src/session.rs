@@ -108,7 +108,7 @@ pub(crate) fn answered(
             None => {
                 let ring = if queues.is_empty() { 0 } else { init::OVER_IO_URING };
                 let more = ring | if held.is_some() { init::HAS_RESEND } else { 0 };
-                let agreed = handshake(&connection, options.cache, more)?;
+                let agreed = handshake(&connection, options, more)?;
                 mountpoint.read_ahead();
                 agreed
             }

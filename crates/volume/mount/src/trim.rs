@@ -10,6 +10,9 @@
 //! heaps is enough. The thread also tries again to forget what somebody was at when the kernel
 //! forgot it, such as a policy or another request.
 //!
+//! Where inodes take more memory than they may ([`Volume::bound_memory`]), it has the volume let go
+//! of those that nobody is using at once, and trims the heaps as well.
+//!
 //! **Limits.** A page that holds one piece in use stays. An arena is locked while it is trimmed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +33,8 @@ struct State {
     due: bool,
     /// Some inodes are still to be forgotten.
     left: bool,
+    /// Inodes take more memory than they may.
+    over: bool,
     ended: bool,
 }
 
@@ -87,6 +92,11 @@ impl Trim {
         }
     }
 
+    /// Inodes take more memory than they may.
+    pub(crate) fn over(&self) {
+        self.shared.tell(|state| state.over = true);
+    }
+
     /// Some are still to be forgotten ([`Volume::let_go_again`]).
     pub(crate) fn left(&self) {
         self.shared.tell(|state| state.left = true);
@@ -96,14 +106,17 @@ impl Trim {
 fn serve(shared: &Shared, volume: &Volume) {
     let lock = || shared.state.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
-        let state = shared.more.wait_while(lock(), |state| !state.due && !state.left && !state.ended);
-        drop(state.unwrap_or_else(PoisonError::into_inner));
+        let state = shared.more.wait_while(lock(), |state| !state.due && !state.left && !state.over && !state.ended);
+        let over = std::mem::take(&mut state.unwrap_or_else(PoisonError::into_inner).over);
+        if over {
+            volume.shrink();
+        }
         let (mut state, _) =
             shared.more.wait_timeout_while(lock(), REST, |state| !state.ended).unwrap_or_else(PoisonError::into_inner);
         if state.ended {
             return;
         }
-        let due = std::mem::take(&mut state.due);
+        let due = std::mem::take(&mut state.due) || over;
         state.left = false;
         drop(state);
         if volume.let_go_again(usize::MAX) > 0 {

@@ -176,6 +176,16 @@ impl<'a> Entry<'a> {
         (BODY + body).div_ceil(LINE)
     }
 
+    /// Slots of the entry of an extended attribute whose name and value have so many bytes.
+    pub fn xattr_slots(bytes: usize) -> usize {
+        (BODY + 4 + bytes).div_ceil(LINE)
+    }
+
+    /// Whether any slot of a page may begin an entry that sets an extended attribute.
+    pub fn may_have_xattrs(page: &[u8]) -> bool {
+        page.chunks(LINE).skip(1).any(|slot| get_u8(slot, 4) == XATTR)
+    }
+
     /// The bytes of the entry in slot `slot` of a page with this seal.
     pub fn encode(&self, seal: Seal, slot: usize, time: i64) -> SmallVec<[u8; LINE]> {
         let slots = self.slots();

@@ -5,10 +5,12 @@ use crate::alloc::Purpose;
 use crate::error::{Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, MAX_XATTR};
 use crate::format::{Ino, MAX_NAME};
-use crate::inode::{Inode, State, Xattrs};
+use crate::inode::{Inode, State};
 use crate::ops::names::check_live;
+use crate::ops::quota::is_own;
 use crate::store::Flushed;
 use crate::volume::{Locked, Volume};
+use crate::xattrs::Xattrs;
 
 /// The extended attribute that gives an executable file capabilities.
 const CAPABILITIES: &[u8] = b"security.capability";
@@ -101,12 +103,12 @@ impl Volume {
                 ..was
             };
             let mut entries = vec![(ino, state.with_attributes(attributes))];
-            let list = state.xattrs.get(acl::ACCESS).filter(|_| set.mode.is_some());
-            let list = list.and_then(|list| Some(Acl::parse(list)?.with_mode(attributes.mode).to_bytes()));
+            let list = set.mode.map_or(Ok(None), |_| state.xattr(&self.store, inode.whose(), acl::ACCESS))?;
+            let list = list.and_then(|list| Some(Acl::parse(&list)?.with_mode(attributes.mode).to_bytes()));
             if let Some(value) = &list {
                 entries.push((ino, Entry::Xattr { name: acl::ACCESS, value }));
             }
-            if strip && state.xattrs.contains_key(CAPABILITIES) {
+            if strip && state.xattrs.has(CAPABILITIES) {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
             }
             self.commit(&mut locked, &entries, time, Flushed::nothing(), Purpose::Replacing)
@@ -122,9 +124,8 @@ impl Volume {
             return Ok(false);
         }
         let kept = |mode| if modes { without_privileges(mode) } else { mode };
-        let has_some = |state: &State| {
-            kept(state.attributes.mode) != state.attributes.mode || state.xattrs.contains_key(CAPABILITIES)
-        };
+        let has_some =
+            |state: &State| kept(state.attributes.mode) != state.attributes.mode || state.xattrs.has(CAPABILITIES);
         if !has_some(&inode.read()) {
             return Ok(false);
         }
@@ -139,7 +140,7 @@ impl Volume {
                 let attributes = Attributes { mode, ctime: time, ..state.attributes };
                 entries.push((ino, state.with_attributes(attributes)));
             }
-            if state.xattrs.contains_key(CAPABILITIES) {
+            if state.xattrs.has(CAPABILITIES) {
                 entries.push((ino, Entry::XattrGone(CAPABILITIES)));
             }
             if !entries.is_empty() {
@@ -160,14 +161,14 @@ impl Volume {
             return Err(Error::AttributeTooLarge);
         }
         self.change_xattrs(ino, Entry::Xattr { name, value }, |xattrs| {
-            let others = xattrs.iter().filter(|(other, _)| other.as_ref() != name);
             // A zero ends each name in a list.
-            let size = |name: &[u8], value: &[u8]| name.len() + 1 + value.len();
-            let others: usize = others.map(|(name, value)| size(name, value)).sum();
+            let others = xattrs.bytes() - xattrs.bytes_of(name).map_or(0, |bytes| bytes + 1);
             match how {
-                SetXattr::Create if xattrs.contains_key(name) => Err(Error::Exists),
-                SetXattr::Replace if !xattrs.contains_key(name) => Err(Error::NoAttribute),
-                _ if others + size(name, value) > MAX_XATTRS => Err(Error::AttributeTooLarge),
+                SetXattr::Create if xattrs.has(name) => Err(Error::Exists),
+                SetXattr::Replace if !xattrs.has(name) => Err(Error::NoAttribute),
+                _ if others + name.len() + 1 + value.len() > MAX_XATTRS && !is_own(name) => {
+                    Err(Error::AttributeTooLarge)
+                }
                 _ => Ok(()),
             }
         })
@@ -175,9 +176,13 @@ impl Volume {
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.change_xattrs(ino, Entry::XattrGone(name), |xattrs| {
-            if xattrs.contains_key(name) { Ok(()) } else { Err(Error::NoAttribute) }
-        })
+        self.change_xattrs(
+            ino,
+            Entry::XattrGone(name),
+            |xattrs| {
+                if xattrs.has(name) { Ok(()) } else { Err(Error::NoAttribute) }
+            },
+        )
     }
 
     /// Sets, or without a value removes, the access control list of a file ([`acl::ACCESS`]) or the
@@ -203,7 +208,7 @@ impl Volume {
             let mut entries = Vec::new();
             match &kept {
                 Some(value) => entries.push((ino, Entry::Xattr { name, value })),
-                None if state.xattrs.contains_key(name) => entries.push((ino, Entry::XattrGone(name))),
+                None if state.xattrs.has(name) => entries.push((ino, Entry::XattrGone(name))),
                 None => {}
             }
             if let Some(list) = list.as_ref().filter(|_| access) {
@@ -240,7 +245,7 @@ impl Volume {
         let inode = self.inode(ino)?;
         let state = inode.read();
         check_live(&state)?;
-        state.xattrs.get(name).map(|value| value.to_vec()).ok_or(Error::NoAttribute)
+        state.xattr(&self.store, inode.whose(), name)?.map(Vec::from).ok_or(Error::NoAttribute)
     }
 
     /// The names of all extended attributes.
@@ -248,14 +253,15 @@ impl Volume {
         let inode = self.inode(ino)?;
         let state = inode.read();
         check_live(&state)?;
-        Ok(state.xattrs.keys().map(|name| name.to_vec()).collect())
+        let names = state.all_xattrs(&self.store, inode.whose())?.into_keys();
+        Ok(names.filter(|name| !is_own(name)).map(Vec::from).collect())
     }
 }
 
 /// Values that are new, or longer than what they replace, take room.
 fn purpose(old: &Xattrs, entries: &[(Ino, Entry<'_>)]) -> Purpose {
     let grows = |entry: &Entry<'_>| match entry {
-        Entry::Xattr { name, value } => old.get(*name).is_none_or(|old| old.len() < value.len()),
+        Entry::Xattr { name, value } => old.bytes_of(name).is_none_or(|old| old < name.len() + value.len()),
         _ => false,
     };
     if entries.iter().any(|(_, entry)| grows(entry)) { Purpose::Growth } else { Purpose::Replacing }

@@ -61,6 +61,9 @@ impl Volume {
         fresh: &mut Fresh<'a>,
     ) -> Result<SmallVec<[Run; 2]>> {
         self.check_room(count)?;
+        // What takes the place of blocks that the file has takes no more than these.
+        let has = || state.extents.range(file_block, count).map(|run| run.count).sum();
+        self.quotas.check_blocks(state, if self.quotas.is_on() { count.saturating_sub(has()) } else { 0 })?;
         let cpu = self.cpu();
         let meant = self.regions.meant(placement, cpu);
         let before = file_block.checked_sub(1).and_then(|before| state.extents.range(before, 1).next());

@@ -6,6 +6,7 @@ mod drain;
 mod file;
 mod migrate;
 mod names;
+mod quota;
 mod rename;
 mod space;
 

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::account::Space;
 use crate::acl::{self, Acl};
 use crate::alloc::Purpose;
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result};
 use crate::format::entry::{Attributes, Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
-use crate::format::{BLOCK, Ino, MAX_NAME, put};
+use crate::format::{BLOCK, Ino, MAX_NAME, get_u32, put};
 use crate::inode::{Inode, State};
 use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
@@ -18,6 +19,7 @@ use crate::scan;
 use crate::store::{Durable, Flushed};
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
+use crate::xattrs::PROJECT;
 
 /// Most directories of a path that [`Volume::path`] tells.
 const MAX_DEPTH: usize = 64;
@@ -158,7 +160,7 @@ impl Volume {
             return Err(Error::Exists);
         }
         let cookie = names.new_cookie()?;
-        let (new, acls) = inherit(locked.get(parent)?, kind, new);
+        let (new, acls) = self.inherit(dir, locked.get(parent)?, kind, new)?;
         let time = self.now();
         let (inode, flushed) = self.new_inode(kind, (new, &acls), 1, time)?;
         let ino = inode.ino;
@@ -187,7 +189,7 @@ impl Volume {
             let (new, acls) = {
                 let state = dir.read();
                 names_to_change(&state)?;
-                inherit(&state, Kind::File, new)
+                self.inherit(&dir, &state, Kind::File, new)?
             };
             let (inode, flushed) = self.new_inode(Kind::File, (new, &acls), 0, self.now())?;
             let durable = flushed.fence(&self.store).inspect_err(|_| self.unmake_inode(&inode))?;
@@ -199,6 +201,35 @@ impl Volume {
         })
     }
 
+    /// What a new inode gets from its directory: with the set-group-ID bit the group, and a
+    /// directory the bit; a default access control list in place of the umask.
+    fn inherit<'a>(&self, dir: &Inode, parent: &State, kind: Kind, new: NewFile<'a>) -> Result<(NewFile<'a>, Acls)> {
+        let (gid, bit) = match parent.attributes.mode & libc::S_ISGID {
+            0 => (new.gid, 0),
+            bit if kind == Kind::Directory => (parent.attributes.gid, bit),
+            _ => (parent.attributes.gid, 0),
+        };
+        let new = NewFile { gid, mode: new.mode | bit, ..new };
+        let project = parent.xattrs.project();
+        let mut acls: Acls = (project != 0).then(|| (PROJECT, project.to_le_bytes().to_vec())).into_iter().collect();
+        if kind == Kind::Symlink {
+            return Ok((new, acls));
+        }
+        let with = |permissions| NewFile { mode: new.mode & !0o777 | permissions, ..new };
+        let list = parent.xattr(&self.store, dir.whose(), acl::DEFAULT)?;
+        let Some((default, list)) = list.and_then(|list| Some((Acl::parse(&list)?, list))) else {
+            return Ok((with(new.mode & 0o777 & !new.umask), acls));
+        };
+        let access = default.for_new(new.mode);
+        if !access.is_mode() {
+            acls.push((acl::ACCESS, access.to_bytes()));
+        }
+        if kind == Kind::Directory {
+            acls.push((acl::DEFAULT, list.into_vec()));
+        }
+        Ok((with(access.mode()), acls))
+    }
+
     /// An inode near the caller that no directory names yet; `links` says how many will.
     pub(crate) fn new_inode(
         &self,
@@ -207,6 +238,8 @@ impl Volume {
         links: u32,
         time: i64,
     ) -> Result<(Inode, Flushed)> {
+        let project = new.1.iter().find(|(name, _)| *name == PROJECT).map_or(0, |(_, id)| get_u32(id, 0));
+        self.quotas.check((new.0.uid, project), Space { blocks: 1, files: 1 })?;
         let near = self.regions.of_caller(self.cpu());
         let turn = if near.len() > 1 { self.random() } else { 0 };
         let regions = self.regions.nearest(Regions::turn(near, turn, 0));
@@ -325,6 +358,7 @@ impl Volume {
         let stored = self.store.store_after(block, line + inode::STATE, word, unnamed);
         self.store.check_writable()?;
         state.gone = true;
+        self.settle(inode, state);
         self.stays(state);
         self.give_blocks(state);
         match stored {
@@ -377,7 +411,7 @@ impl Volume {
         if self.forget_inherited(ino, times) {
             return Ok(());
         }
-        let inode = self.known_inode(ino).ok_or(Error::NotFound)?;
+        let Some(inode) = self.forget_away(ino, times)? else { return Ok(()) };
         let was = inode.remembered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(times));
         if was.map_err(|_| Error::Invalid("the inode is not remembered so many times"))? > times {
             return Ok(());
@@ -584,35 +618,8 @@ fn kind_of(mode: u32) -> Result<Kind> {
     kind.ok_or(Error::Invalid("the mode has an unknown kind"))
 }
 
-/// Access control lists of a new inode: names and values of extended attributes.
+/// Access control lists of a new inode, and its project: names and values of extended attributes.
 pub(crate) type Acls = Vec<(&'static [u8], Vec<u8>)>;
-
-/// What a new inode gets from its directory: with the set-group-ID bit the group, and a directory
-/// the bit; a default access control list in place of the umask.
-fn inherit<'a>(parent: &State, kind: Kind, new: NewFile<'a>) -> (NewFile<'a>, Acls) {
-    let (gid, bit) = match parent.attributes.mode & libc::S_ISGID {
-        0 => (new.gid, 0),
-        bit if kind == Kind::Directory => (parent.attributes.gid, bit),
-        _ => (parent.attributes.gid, 0),
-    };
-    let new = NewFile { gid, mode: new.mode | bit, ..new };
-    if kind == Kind::Symlink {
-        return (new, Acls::new());
-    }
-    let with = |permissions| NewFile { mode: new.mode & !0o777 | permissions, ..new };
-    let Some((list, default)) = parent.xattrs.get(acl::DEFAULT).and_then(|list| Some((list, Acl::parse(list)?))) else {
-        return (with(new.mode & 0o777 & !new.umask), Acls::new());
-    };
-    let access = default.for_new(new.mode);
-    let mut acls = Acls::new();
-    if !access.is_mode() {
-        acls.push((acl::ACCESS, access.to_bytes()));
-    }
-    if kind == Kind::Directory {
-        acls.push((acl::DEFAULT, list.to_vec()));
-    }
-    (with(access.mode()), acls)
-}
 
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     match name {

@@ -18,6 +18,7 @@ mod mapped;
 mod medium;
 mod model;
 mod operations;
+mod owners;
 mod random;
 mod recovery;
 mod regions;

@@ -67,7 +67,11 @@ impl Serve {
     pub fn asked_for() -> Option<Self> {
         let told = std::env::var(SERVE).ok()?;
         let mut words = told.split('|');
-        let cache = if words.next()? == "direct" { Cache::Direct } else { Cache::Kernel };
+        let cache = match words.next()? {
+            "direct" => Cache::Direct,
+            "writeback" => Cache::Writeback,
+            _ => Cache::Kernel,
+        };
         let dir = words.next()?.into();
         Some(Self { regions: words.map(PathBuf::from).collect(), dir, cache })
     }
@@ -137,7 +141,11 @@ impl Mount {
 
     /// Starts a server.
     pub fn start(&mut self) {
-        let cache = if self.cache == Cache::Direct { "direct" } else { "kernel" };
+        let cache = match self.cache {
+            Cache::Direct => "direct",
+            Cache::Writeback => "writeback",
+            Cache::Kernel => "kernel",
+        };
         let regions = self.regions.iter().map(|path| path.to_str().unwrap());
         let told: Vec<_> = [cache, self.dir.to_str().unwrap()].into_iter().chain(regions).collect();
         let mut server = Command::new(std::env::current_exe().unwrap())

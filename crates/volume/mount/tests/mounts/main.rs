@@ -10,6 +10,7 @@ mod harness;
 mod lifecycle;
 mod semantics;
 mod testers;
+mod writeback;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
@@ -23,7 +24,7 @@ fn main() {
         return crowd::load(&path);
     }
     let missing = harness::missing();
-    let own = [semantics::TESTS, lifecycle::TESTS, crowd::TESTS, control::TESTS]
+    let own = [semantics::TESTS, lifecycle::TESTS, crowd::TESTS, control::TESTS, writeback::TESTS]
         .concat()
         .into_iter()
         .map(|(name, test)| (name, test, None));
