@@ -51,8 +51,8 @@ const MOST_SILENT_STAT: usize = 512;
 /// The common end of [`ask_all`]: homenode must end within 2 s of a signal.
 const END: Duration = Duration::from_secs(1);
 
-/// The same while answers come, each within [`PATIENCE`] of the one before: the machine is slow, and
-/// who gets no answer stays bound.
+/// The same while answers come, each within [`PATIENCE`] of the one before: the machine is slow,
+/// and who gets no answer stays bound.
 const END_WHILE_ANSWERED: Duration = Duration::from_secs(10);
 
 /// When none of those asked at once has answered for so long, twice as many threads ask.

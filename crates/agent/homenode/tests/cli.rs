@@ -38,7 +38,7 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 26] = [
+const SUB_COMMANDS: [&str; 27] = [
     "nodes",
     "where",
     "move",

@@ -57,7 +57,7 @@ impl Inherited {
 
 impl Volume {
     /// Takes over what a kernel may know: all inodes of a checkpoint, and orphans, which are read.
-    pub(crate) fn inherit(&mut self, inodes: &[Vec<u64>], orphans: &[Ino]) -> Result<()> {
+    pub(crate) fn take_over(&mut self, inodes: &[Vec<u64>], orphans: &[Ino]) -> Result<()> {
         let words = |words: &Vec<u64>| words.iter().map(|word| AtomicU64::new(*word)).collect();
         self.inherited.inodes = inodes.iter().map(words).collect();
         self.kernel.store(true, Ordering::Relaxed);

@@ -226,7 +226,7 @@ impl Volume {
         let orphans = std::mem::take(&mut found.orphans);
         let mut volume = Self::new(store, allocator, slots, found, options);
         if inherits {
-            volume.inherit(&inodes, &orphans)?;
+            volume.take_over(&inodes, &orphans)?;
         }
         match why.filter(|_| volume.journals.is_empty() && !volume.is_look()) {
             Some(damage) => Err(damage.into()),

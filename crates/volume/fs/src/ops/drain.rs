@@ -278,7 +278,7 @@ impl Volume {
         if inode.opens.load(Ordering::Acquire) > 0 || state.unnamed.is_some() {
             return Ok(Err(Why::Open));
         }
-        if inode.remembered.load(Ordering::Acquire) > 0 {
+        if self.is_remembered(&inode) {
             return Ok(Err(Why::Remembered));
         }
         if state.gaps.is_some() {
@@ -338,7 +338,8 @@ impl Volume {
         let generation = self.next_generation(new)?;
         let pages = self.log_pages(self.regions.nearest(new.region()), Purpose::Growth);
         let mut log = Appended::after(&self.allocator, (0, NO_TAIL));
-        let mut entries = state.entries();
+        let xattrs = state.all_xattrs(&self.store, inode.whose())?;
+        let mut entries = state.entries(&xattrs);
         entries.try_for_each(|(entry, time)| log.push(&self.store, pages, (new, generation), (&entry, time)))?;
         let mut dirty = std::mem::take(&mut log.dirty);
         let (block, line) = self.store.inode_at(new)?;

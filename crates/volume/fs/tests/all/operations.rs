@@ -76,6 +76,8 @@ impl Op {
             RemoveXattr(a, name) => RemoveXattr(p(a), name.clone()),
             Migrate(a, node) => Migrate(p(a), *node),
             MigrateRange(a, node, first, end) => MigrateRange(p(a), *node, *first, *end),
+            Leaving(steps, op) => Leaving(*steps, Box::new(op.at(place))),
+            Drain(region) => Drain(*region),
             Clean(a) => Clean(p(a)),
             DropHistory(a) => DropHistory(p(a)),
             Forget(a) => Forget(p(a)),
