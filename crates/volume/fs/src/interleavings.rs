@@ -334,48 +334,60 @@ fn threads_that_are_the_first_to_use_an_inode() {
 /// nobody misses them, and nobody's change.
 #[test]
 fn an_inode_that_is_forgotten_while_it_is_used() {
-    let work = || {
-        let map = regions([40, 40]);
-        format(map());
-        let volume = Arc::new(mount(map()));
-        let dir = mkdir(&volume, b"d");
-        let file = create(&volume, dir, b"f");
-        volume.write(file, 0, &[7; BLOCK]).unwrap();
-        let looks = [0, 1].map(|_| {
-            let volume = Arc::clone(&volume);
-            thread::spawn(move || {
-                for _ in 0..2 {
-                    let found = volume.lookup_to_remember(Ino::ROOT, b"d").unwrap();
-                    let within = volume.lookup_to_remember(found.ino, b"f").unwrap();
-                    assert_eq!(volume.lookup(found.ino, b"..").unwrap().ino, Ino::ROOT);
-                    assert_eq!(volume.map(within.ino).unwrap().len(), 1);
-                    volume.forget(within.ino, 1).unwrap();
-                    volume.forget(found.ino, 1).unwrap();
-                }
-            })
-        });
-        let other = Arc::clone(&volume);
-        let writer = thread::spawn(move || {
-            for round in 1..3 {
-                other.write(file, 0, &[round; BLOCK]).unwrap();
-                create(&other, dir, &[b'a' + round]);
+    check(400, || forgotten_while_used(false));
+    check_pauses(400, || forgotten_while_used(false));
+}
+
+/// The same where memory is short, so that what the kernel remembers goes as well.
+#[test]
+fn an_inode_that_goes_while_a_kernel_remembers_it() {
+    check(400, || forgotten_while_used(true));
+    check_pauses(400, || forgotten_while_used(true));
+}
+
+fn forgotten_while_used(short: bool) {
+    let map = regions([40, 40]);
+    format(map());
+    let volume = Arc::new(mount(map()));
+    volume.bound_memory(u64::from(short));
+    let dir = mkdir(&volume, b"d");
+    let file = create(&volume, dir, b"f");
+    volume.write(file, 0, &[7; BLOCK]).unwrap();
+    let looks = [0, 1].map(|_| {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            for _ in 0..2 {
+                let found = volume.lookup_to_remember(Ino::ROOT, b"d").unwrap();
+                let within = volume.lookup_to_remember(found.ino, b"f").unwrap();
+                assert_eq!(volume.lookup(found.ino, b"..").unwrap().ino, Ino::ROOT);
+                assert_eq!(volume.map(within.ino).unwrap().len(), 1);
+                volume.forget(within.ino, 1).unwrap();
+                volume.forget(found.ino, 1).unwrap();
             }
-        });
-        join(looks.into_iter().chain([writer]));
-        let mut out = [0; BLOCK];
-        volume.read(file, 0, &mut out).unwrap();
-        assert_eq!((out, volume.names(dir, 0, 10).unwrap().len()), ([2; BLOCK], 3));
-        volume.remember(file).unwrap();
-        volume.unlink(dir, b"f").unwrap();
-        volume.stat(file).unwrap();
-        volume.forget(file, 1).unwrap();
-        assert!(matches!(volume.stat(file), Err(Error::NotFound)));
-        [b"b", b"c"].iter().for_each(|name| volume.unlink(dir, *name).unwrap());
-        volume.rmdir(Ino::ROOT, b"d").unwrap();
-        assert_eq!(used(&volume), 1);
-    };
-    check(400, work);
-    check_pauses(400, work);
+        })
+    });
+    let other = Arc::clone(&volume);
+    let writer = thread::spawn(move || {
+        for round in 1..3 {
+            other.write(file, 0, &[round; BLOCK]).unwrap();
+            create(&other, dir, &[b'a' + round]);
+        }
+    });
+    let other = Arc::clone(&volume);
+    let shrinker = thread::spawn(move || (0..3).for_each(|_| other.shrink()));
+    join(looks.into_iter().chain([writer, shrinker]));
+    volume.shrink();
+    let mut out = [0; BLOCK];
+    volume.read(file, 0, &mut out).unwrap();
+    assert_eq!((out, volume.names(dir, 0, 10).unwrap().len()), ([2; BLOCK], 3));
+    volume.remember(file).unwrap();
+    volume.unlink(dir, b"f").unwrap();
+    volume.stat(file).unwrap();
+    volume.forget(file, 1).unwrap();
+    assert!(matches!(volume.stat(file), Err(Error::NotFound)));
+    [b"b", b"c"].iter().for_each(|name| volume.unlink(dir, *name).unwrap());
+    volume.rmdir(Ino::ROOT, b"d").unwrap();
+    assert_eq!(used(&volume), 1);
 }
 
 /// A kernel that was told another life of the number took the new file for a bad one.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::iter;
 use std::ops::Deref;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -231,11 +231,14 @@ impl Volume {
         let mut busy = true;
         self.unread.let_go(inode.ino, shard(inode.ino), || {
             let mut table = known.write().unwrap_or_else(PoisonError::into_inner);
-            let (remembered, opens) = (inode.remembered.load(Ordering::Acquire), inode.opens.load(Ordering::Acquire));
             let known = table.known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode));
+            // This one and that of the table: nobody else has it, nor can get it. Only then what it
+            // says of its use stands still.
+            let alone = known && Arc::strong_count(&inode) == 2;
+            fence(Ordering::Acquire);
+            let (remembered, opens) = (inode.remembered.load(Ordering::Acquire), inode.opens.load(Ordering::Acquire));
             busy = known && (away || remembered == 0);
-            // This one and that of the table: nobody else has it, nor can get it.
-            let unused = busy && Arc::strong_count(&inode) == 2 && (away || opens == 0);
+            let unused = alone && busy && (away || opens == 0);
             let state = unused.then(|| inode.read())?;
             busy = false;
             if state.gone || state.unnamed.is_some() {
