@@ -476,7 +476,8 @@ fn a_full_volume_takes_stores_to_mapped_pages() {
 fn a_full_volume_takes_writes_into_preallocated_space() {
     const PART: u64 = 64 << 10;
     const PARTS: u64 = 128;
-    for cache in CACHES {
+    // With write-back a volume is full only when it is asked to be synced.
+    for cache in [Cache::Kernel, Cache::Direct] {
         let mount = Mount::new(cache, 24);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
         file.write_all_at(&[1; PART as usize], 0).unwrap();
