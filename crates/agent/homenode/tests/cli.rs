@@ -753,7 +753,7 @@ fn a_manual_page_for_every_sub_command() {
     pages.sort();
     let mut expected: Vec<_> = SUB_COMMANDS.iter().map(|name| format!("homenode-{name}.1")).collect();
     expected.push("homenode.1".to_owned());
-    let below = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "debug", "debug-log"];
+    let below = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];
     expected.extend(below.map(|name| format!("homenode-fs-{name}.1")));
     expected.sort();
     assert_eq!(pages, expected);

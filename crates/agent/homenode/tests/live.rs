@@ -582,7 +582,8 @@ fn a_command_that_never_began_does_not_keep_run_waiting() {
 /// not.
 fn moving_takes_cap_sys_nice_and_no_more() {
     use rustix::thread::{CapabilitySet, sched_getaffinity, sched_setaffinity};
-    let other = Ends(Command::new("sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
+    // Not by the PATH: the user has no way into a home of root's.
+    let other = Ends(Command::new("/bin/sleep").arg("1000").uid(65_534).gid(65_534).spawn().unwrap());
     let pid = Pid::from_child(&other.0);
     for (keep, result) in [(CapabilitySet::SYS_NICE, Ok(())), (CapabilitySet::empty(), Err(rustix::io::Errno::PERM))] {
         let set = std::thread::spawn(move || {
