@@ -129,8 +129,9 @@ impl Memory {
 
     /// Counts what an inode takes now.
     fn count(&self, account: &mut Account, state: &State) {
-        let (memory, owner) =
-            (state.memory(), state.attributes.uid.wrapping_mul(0x9e37_79b1) as usize >> 24 & (SUMS - 1));
+        // What is gone has left already.
+        let memory = if state.gone { 0 } else { state.memory() };
+        let owner = state.attributes.uid.wrapping_mul(0x9e37_79b1) as usize >> 24 & (SUMS - 1);
         if owner == account.owner && memory.abs_diff(account.memory) < GRAIN && account.memory > 0 {
             return;
         }

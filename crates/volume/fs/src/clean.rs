@@ -313,10 +313,9 @@ impl Volume {
     /// none.
     pub fn give_back(&self) -> bool {
         let step = lock(&self.room.left).longer_than.unwrap_or(STEP);
-        let given = self.room.leaving.step(&self.allocator, step);
-        if let Some(blocks) = given {
-            // Whoever found no room meanwhile tries again.
-            self.room.made.fetch_add(blocks, Ordering::AcqRel);
+        // Whoever found no room meanwhile tries again.
+        let given = self.room.leaving.step(&self.allocator, step, &self.room.made);
+        if given.is_some() {
             lock(&self.room.left).blocks = true;
         }
         given.is_some()

@@ -9,7 +9,7 @@ use crate::format::inode::pos_word;
 use crate::format::journal::{self, Record};
 use crate::format::word::Field;
 use crate::format::{BLOCK_BYTES, Block, Ino, LogPos};
-use crate::inode::Inode;
+use crate::inode::{Inode, State};
 use crate::log::{self, Appended};
 use crate::store::{Durable, Flushed, Store};
 use crate::sync::lock;
@@ -46,6 +46,7 @@ impl Volume {
                     }
                 };
                 if purpose == Purpose::Growth
+                    && entries.iter().any(|(ino, entry)| *ino == inode.ino && grows(state, entry))
                     && let Err(error) = self.quotas.check_blocks(state, appended.new_pages())
                 {
                     failed = Some((i, error));
@@ -139,4 +140,16 @@ pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], commi
         let stored = store.commit(&words, committed)?;
         store.commit(&[(at, 0, 0)], &stored)
     })
+}
+
+/// Whether an entry gives an inode more than it has: what does not takes a page of the log at most,
+/// also from who may have no more.
+fn grows(state: &State, entry: &Entry<'_>) -> bool {
+    match entry {
+        Entry::Extent(run, Some(_)) => {
+            state.extents.range(run.file_block, run.count).map(|mapped| mapped.count).sum::<u64>() < run.count
+        }
+        Entry::Link { .. } | Entry::Xattr { .. } => true,
+        _ => false,
+    }
 }

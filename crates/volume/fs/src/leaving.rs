@@ -12,11 +12,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use crate::alloc::Allocator;
 use crate::extents::Extents;
 use crate::format::Block;
-use crate::sync::{Mutex, lock};
+use crate::sync::{AtomicU64, Mutex, lock};
 
 /// Blocks to give back.
 #[derive(Default)]
@@ -52,8 +53,9 @@ impl Leaving {
     }
 
     /// Gives back up to so many extents and pages: how many blocks; `None`: there was nothing.
-    pub(crate) fn step(&self, allocator: &Allocator, step: usize) -> Option<u64> {
-        // Under the lock: who finds nothing here is to find it free.
+    /// They are added to `made` as well.
+    pub(crate) fn step(&self, allocator: &Allocator, step: usize, made: &AtomicU64) -> Option<u64> {
+        // Under the lock: who finds nothing here is to find it free, and made.
         let (mut queue, mut given) = (lock(&self.0), None);
         for _ in 0..step {
             let Some((block, count)) = queue.next() else { break };
@@ -63,6 +65,7 @@ impl Leaving {
                 *blocks = blocks.saturating_sub(count);
             }
         }
+        made.fetch_add(given.unwrap_or(0), Ordering::AcqRel);
         given
     }
 }

@@ -81,7 +81,12 @@ fn place(store: &Store, ino: Ino) -> Result<Option<Place>> {
     }
     let pages = store.log_pages(|| salvage::all_pages(store))?;
     let pages = pages.get(&ino).map_or(&[][..], Vec::as_slice);
-    let Some(generation) = pages.iter().map(|(generation, ..)| *generation).max() else { return Ok(None) };
+    // Pages of another volume that was here may have a later one.
+    let said = Owner { id: ino.raw(), generation: 0 };
+    let said = word::unseal_mended(said, Field::State, get_u64(&line, inode::STATE as usize));
+    let said = said.filter(|state| state >> 32 == 1).map(|state| state as u32);
+    let last = || pages.iter().map(|(generation, ..)| *generation).max();
+    let Some(generation) = said.or_else(last) else { return Ok(None) };
     let own: BTreeMap<Block, u32> =
         pages.iter().filter(|page| page.0 == generation).map(|(_, sequence, at)| (*at, *sequence)).collect();
     let owner = Owner { id: ino.raw(), generation };

@@ -14,7 +14,7 @@
 //!
 //! **Limits.** See `scan` for recovery, `checkpoint` for the rest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -339,7 +339,15 @@ fn recover(
     let taken = inherits && damage.is_empty() && !tree.names_lost;
     let mut orphans = if taken { std::mem::take(&mut tree.orphans) } else { Vec::new() };
     orphans.retain(whole);
-    let scan::Blocks { mut free, damage: owners, .. } = scan::blocks(store, &inodes, &tree.orphans);
+    let mut blocks = scan::blocks(store, &inodes, &tree.orphans);
+    // A drain was giving a file another number: both have its blocks, and no kernel knows the one
+    // without a name.
+    let twice: BTreeSet<Ino> = blocks.twice.iter().flat_map(|(_, one, other)| [*one, *other]).collect();
+    if orphans.iter().any(|ino| twice.contains(ino)) {
+        (tree.orphans, orphans) = orphans.into_iter().partition(|ino| twice.contains(ino));
+        blocks = scan::blocks(store, &inodes, &tree.orphans);
+    }
+    let scan::Blocks { mut free, damage: owners, .. } = blocks;
     if damage.is_empty() && !tree.names_lost {
         free_orphans(store, &mut inodes, &tree.orphans)?;
     }

@@ -99,12 +99,9 @@ impl Volume {
         if from == ScrubPlace::default() {
             self.scrub_superblocks(found)?;
         }
-        let mut all = self.unread_inodes();
-        all.extend(self.known_inodes().map(|inode| inode.ino));
-        all.sort_unstable();
-        all.dedup();
+        let all = self.all_inodes();
         let (mut on, mut stored) = (true, Instant::now());
-        for ino in all.into_iter().filter(|ino| ino.raw() >= from.ino) {
+        for ino in all.iter().copied().filter(|ino| ino.raw() >= from.ino) {
             if ino.raw() != pass.place.ino {
                 pass.place = ScrubPlace { ino: ino.raw(), file_block: 0 };
             }
@@ -118,6 +115,18 @@ impl Volume {
             }
             pass.inodes += 1;
             pass.place = ScrubPlace { ino: ino.raw() + 1, file_block: 0 };
+        }
+        // What a drain has given another number meanwhile was not written just now.
+        let mut new = if on { self.all_inodes() } else { Vec::new() };
+        new.retain(|ino| all.binary_search(ino).is_err());
+        for ino in new {
+            pass.place = ScrubPlace { ino: ino.raw(), file_block: 0 };
+            on = self.scrub_inode(ino, &mut pass, found)?;
+            if !on {
+                pass.place = ScrubPlace::default();
+                break;
+            }
+            pass.inodes += 1;
         }
         let place = if on { ScrubPlace::default() } else { pass.place };
         self.keep_scrub_place(place)?;

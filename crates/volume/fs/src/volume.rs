@@ -309,9 +309,8 @@ impl Volume {
 
     /// An inode that is in memory, or was let go of while a kernel remembers it.
     pub(crate) fn brought_back(&self, ino: Ino) -> Option<Arc<Inode>> {
-        let is_away = |table: &Apart<Shard>| {
-            table.read().unwrap_or_else(PoisonError::into_inner).away.contains_key(&ino)
-        };
+        let is_away =
+            |table: &Apart<Shard>| table.read().unwrap_or_else(PoisonError::into_inner).away.contains_key(&ino);
         let away = || self.inodes.get(shard(ino)).is_some_and(is_away);
         self.known_inode(ino).or_else(|| if away() { self.inode(ino).ok() } else { None })
     }

@@ -7,14 +7,16 @@
 //! process, and how long each is. Short ones, which the kernel and access control lists need often,
 //! it has whole; the others are read from the log when they are asked for.
 //!
+//! A sum of the value in memory tells the right one from an earlier one.
+//!
 //! **Limits.** Reading one goes through the pages of the log from the last one back. Where entries
 //! of the log are lost, all attributes are in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Result};
 use crate::format::entry::Entry;
 use crate::format::page::SLOTS;
 use crate::format::{Ino, LogPos};
@@ -55,12 +57,18 @@ pub struct Xattrs {
 struct One {
     /// Bytes of name and value.
     bytes: u16,
+    /// Of the value, with the same key: what cannot be read must not bring back an earlier one.
+    sum: u32,
     /// What they are, if they are in memory.
     kept: Option<Box<Pair>>,
 }
 
 fn hash(name: &[u8]) -> u64 {
     KEY.hash_one(name)
+}
+
+fn sum(value: &[u8]) -> u32 {
+    KEY.hash_one(value) as u32
 }
 
 impl Xattrs {
@@ -81,7 +89,7 @@ impl Xattrs {
         self.kept += if keeps { bytes } else { 0 };
         self.bytes += bytes;
         self.slots += Entry::xattr_slots(bytes);
-        self.all.insert(hash(name), One { bytes: bytes as u16, kept });
+        self.all.insert(hash(name), One { bytes: bytes as u16, sum: sum(value), kept });
     }
 
     /// Removes one. False: there is none of this name.
@@ -140,7 +148,7 @@ impl Xattrs {
         match self.all.get(&hash) {
             None => Ok(None),
             Some(One { kept: Some(kept), .. }) => Ok(Some(kept.1.clone())),
-            Some(_) => Ok(read(store, whose, log, BTreeSet::from([hash]))?.remove(name)),
+            Some(one) => Ok(read(store, whose, log, BTreeMap::from([(hash, one.sum)]))?.remove(name)),
         }
     }
 
@@ -148,37 +156,43 @@ impl Xattrs {
     pub fn values(&self, store: &Store, whose: (Ino, u32), log: &Log) -> Result<Values> {
         let kept = self.all.values().filter_map(|one| one.kept.as_deref());
         let mut values: Values = kept.cloned().collect();
-        let lacking = self.all.iter().filter(|(_, one)| one.kept.is_none()).map(|(hash, _)| *hash);
+        let lacking = self.all.iter().filter(|(_, one)| one.kept.is_none()).map(|(hash, one)| (*hash, one.sum));
         values.extend(read(store, whose, log, lacking.collect())?);
         Ok(values)
     }
 }
 
-/// Reads what the log says last of each of these names.
-fn read(store: &Store, whose: (Ino, u32), log: &Log, mut lacking: BTreeSet<u64>) -> Result<Values> {
-    let damage = |what| Error::from(Damage::Inode { ino: whose.0, what });
+/// Reads the values with these sums, by the hashes of their names, from the last page of a log back.
+/// A page of which a bit has flipped, or that cannot be read, may have none of them: so each page
+/// is read where one is not found by a look.
+fn read(store: &Store, whose: (Ino, u32), log: &Log, mut lacking: BTreeMap<u64, u32>) -> Result<Values> {
     let mut values = Values::new();
-    for at in log.pages.iter().rev() {
-        if lacking.is_empty() {
-            break;
-        }
-        let page = store.read_block(*at)?;
-        if !log.flipped && !Entry::may_have_xattrs(page.as_slice()) {
+    for each in [false, true] {
+        if log.flipped && !each {
             continue;
         }
-        let (end, from) = (if *at == log.tail.page { log.tail.slot } else { SLOTS }, LogPos { page: *at, slot: 1 });
-        let mut found = Values::new();
-        log::read_page(page.as_slice(), whose, from, end, |entry, _| {
-            if let Entry::Xattr { name, value } = entry
-                && lacking.contains(&hash(name))
-            {
-                found.insert((*name).into(), (*value).into());
+        for at in log.pages.iter().rev() {
+            if lacking.is_empty() {
+                return Ok(values);
             }
-            Ok(())
-        })
-        .map_err(damage)?;
-        found.keys().for_each(|name| _ = lacking.remove(&hash(name)));
-        values.append(&mut found);
+            let Ok(page) = store.read_block(*at) else { continue };
+            if !each && !Entry::may_have_xattrs(page.as_slice()) {
+                continue;
+            }
+            let (end, from) = (if *at == log.tail.page { log.tail.slot } else { SLOTS }, LogPos { page: *at, slot: 1 });
+            let mut found = Values::new();
+            let _ = log::read_page(page.as_slice(), whose, from, end, |entry, _| {
+                if let Entry::Xattr { name, value } = entry
+                    && lacking.get(&hash(name)) == Some(&sum(value))
+                {
+                    found.insert((*name).into(), (*value).into());
+                }
+                Ok(())
+            });
+            found.keys().for_each(|name| _ = lacking.remove(&hash(name)));
+            values.append(&mut found);
+        }
     }
-    if lacking.is_empty() { Ok(values) } else { Err(damage("its log has lost an attribute")) }
+    let what = "its log has lost an attribute";
+    if lacking.is_empty() { Ok(values) } else { Err(Damage::Inode { ino: whose.0, what }.into()) }
 }

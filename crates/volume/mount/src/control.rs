@@ -26,6 +26,7 @@ use linux::volume::{self, Migration, Order, State};
 use topology::CpuSet;
 
 use crate::draining::Draining;
+use crate::held::Held;
 use crate::scrubs::Scrubs;
 use crate::server::refused;
 
@@ -90,6 +91,7 @@ pub(crate) struct Control {
     cpus: Option<CpuSet>,
     /// The process that holds the mount.
     holder: Option<i32>,
+    held: Option<Arc<Held>>,
     draining: Draining,
 }
 
@@ -122,10 +124,10 @@ struct Job {
 
 impl Control {
     /// No migrations yet. They run where the calling thread may.
-    pub(crate) fn new(held: bool) -> Self {
-        let parent = rustix::process::getppid().filter(|_| held);
+    pub(crate) fn new(held: Option<Arc<Held>>) -> Self {
+        let parent = rustix::process::getppid().filter(|_| held.is_some());
         let holder = parent.map(|parent| parent.as_raw_nonzero().get());
-        Self { cpus: affinity::get(0).ok(), holder, ..Self::default() }
+        Self { cpus: affinity::get(0).ok(), holder, held, ..Self::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -172,7 +174,11 @@ impl Control {
         match name {
             Name::Migrate => {}
             Name::Scrub(true) => return self.scrubs.order(volume, value, self.cpus.clone()),
-            Name::Drain if ino == Ino::ROOT => return self.draining.order(volume, value, self.cpus.clone()),
+            Name::Drain if ino == Ino::ROOT => {
+                let done = self.draining.order(volume, value, self.cpus.clone());
+                self.held.iter().for_each(|held| held.set_avoided(volume.avoided()));
+                return done;
+            }
             Name::Project => {
                 let id = std::str::from_utf8(value).ok().and_then(|id| id.trim().parse().ok());
                 return volume.set_project(ino, id.ok_or(Error::Invalid("a number"))?);

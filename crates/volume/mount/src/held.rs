@@ -51,6 +51,8 @@ const DEVICE_NUMBER: usize = 3;
 /// How many notes were ever put on the list.
 const LISTED_EVER: usize = 4;
 const DIR_LEN: usize = 5;
+/// A bit for each region that gets nothing new.
+const AVOIDED: usize = 6;
 const DIR: usize = 8;
 /// A path has at most 4096 bytes.
 const HEADER: usize = DIR + 4096 / 8;
@@ -152,6 +154,17 @@ impl Held {
 
     pub(crate) fn workers(&self) -> usize {
         self.files.len().saturating_sub(OTHERS)
+    }
+
+    /// Notes which regions get nothing new: the next server is to know.
+    pub(crate) fn set_avoided(&self, regions: impl Iterator<Item = usize>) {
+        self.store(AVOIDED, regions.filter(|region| *region < 64).fold(0, |all, region| all | 1 << region));
+    }
+
+    /// The regions that the server before gave nothing new.
+    pub(crate) fn avoided(&self) -> impl Iterator<Item = usize> {
+        let all = self.load(AVOIDED);
+        (0..64).filter(move |region| all >> region & 1 == 1)
     }
 
     fn load(&self, word: usize) -> u64 {

@@ -155,7 +155,7 @@ impl Server {
         let taken = options.held.as_ref().is_some_and(|held| held.is_mounted());
         let readers = if taken { Readers::of_another() } else { Readers::default() };
         let (waits, trim) = (Mutex::default(), Trim::new(Arc::clone(&volume)));
-        let control = Arc::new(Control::new(options.held.is_some()));
+        let control = Arc::new(Control::new(options.held.clone()));
         Self { volume, cache, counts_opens, callers, cores, waits, readers, trim, control }
     }
 

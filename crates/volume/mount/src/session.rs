@@ -43,6 +43,10 @@ pub fn serve(volume: Arc<Volume>, dir: &Path, options: &Options) -> Result<Sessi
     let server = Arc::new(Server::new(Arc::clone(&volume), options));
     let control = server.control();
     let held = options.held.as_ref().filter(|held| held.is_mounted());
+    for region in held.iter().flat_map(|held| held.avoided()) {
+        let avoided = volume.avoid(region, true);
+        avoided.unwrap_or_else(|error| tracing::warn!("region {region} gets new blocks again: {error}"));
+    }
     // Before anything changes the volume.
     let known = held.map(|held| held.known(|word| volume.has_stored(word))).transpose();
     let known = known.map_err(|error| Error::Io {

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::alloc::Purpose;
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::format::Ino;
 use crate::format::entry::{Attributes, Entry, Kind};
 use crate::format::inode;
@@ -135,6 +135,11 @@ impl Volume {
         Ok(())
     }
 
+    /// The regions that get nothing new.
+    pub fn avoided(&self) -> impl Iterator<Item = usize> {
+        (0..self.slots.len()).filter(|region| self.allocator.avoids(*region))
+    }
+
     /// Moves all out of a region that can leave. `go_on` is told what is left before each step, and
     /// says whether to go on. Without a kernel nobody knows who uses a file that is not open: it
     /// gets another number.
@@ -220,7 +225,8 @@ impl Volume {
         Ok(true)
     }
 
-    fn all_inodes(&self) -> Vec<Ino> {
+    /// All inodes that are in use, in order.
+    pub(crate) fn all_inodes(&self) -> Vec<Ino> {
         let mut all: Vec<Ino> = self.known_inodes().map(|inode| inode.ino).collect();
         all.extend(self.unread_inodes());
         all.sort_unstable();
@@ -289,8 +295,14 @@ impl Volume {
             return Ok(Err(Why::Names));
         }
         let time = self.now();
-        let new = self.take_slot(self.regions.nearest(ino.region()))?;
-        let (copy, flushed) = self.copy_of(&inode, state, new).inspect_err(|_| self.give_slot(new))?;
+        let (new, (copy, flushed)) = loop {
+            let new = self.take_slot(self.regions.nearest(ino.region()))?;
+            match self.copy_of(&inode, state, new) {
+                // A damaged number: this mount uses it no more.
+                Err(Error::Damaged(Damage::Inode { ino: bad, .. })) if bad == new => {}
+                made => break (new, made.inspect_err(|_| self.give_slot(new))?),
+            }
+        };
         let mut entries = Vec::new();
         let mut there = true;
         for (dir, name) in names {
