@@ -36,6 +36,12 @@ pub fn alive() {
     }
 }
 
+/// How often [`alive`] is due, if a watchdog waits for it: twice in its time.
+pub fn watchdog() -> Option<Duration> {
+    let us = std::env::var("WATCHDOG_USEC").ok()?.parse::<u64>().ok()?;
+    Some(Duration::from_micros(us / 2))
+}
+
 /// homenode is undoing its moves.
 pub fn stopping() {
     send("STOPPING=1");

@@ -102,6 +102,18 @@ impl Volume {
         std::mem::take(&mut *lock(&self.inherited.forgotten)).into_iter().collect()
     }
 
+    /// Has the kernel asked again, unless it has forgotten the inode once more since.
+    pub fn ask_again(&self, ino: Ino, left: u64) {
+        lock(&self.inherited.forgotten).entry(ino).or_insert(left);
+    }
+
+    /// Has the kernel asked of an inode that only a server before this one has told it of.
+    pub(crate) fn ask_of(&self, inode: &Inode) {
+        if self.inherited.has(inode.ino) && inode.remembered.load(Ordering::Acquire) == 0 {
+            self.ask_again(inode.ino, 0);
+        }
+    }
+
     /// The kernel does not know an inode. `left` is what was taken with it.
     pub fn is_unknown(&self, ino: Ino, left: u64) -> Result<()> {
         let Some(inode) = self.brought_back(ino) else {

@@ -15,6 +15,7 @@
 //! What is made while it runs may be left out: it was written just now. Names are not compared with
 //! inodes; `fsck` does that.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -95,6 +96,13 @@ impl Volume {
         found: Found<'_>,
         go_on: &mut dyn FnMut(&Scrubbed) -> bool,
     ) -> Result<Scrubbed> {
+        // A place with damage before it is none to go on from: only this scrub knows of that.
+        let damaged = Cell::new(false);
+        let found: Found<'_> = &mut |fault: Fault| {
+            damaged.set(damaged.get() || !fault.mended);
+            found(fault);
+        };
+        let kept = |place| if damaged.get() { ScrubPlace::default() } else { place };
         let mut pass = Pass { place: from, inodes: 0, bytes: 0, rate, began: Instant::now(), go_on };
         if from == ScrubPlace::default() {
             self.scrub_superblocks(found)?;
@@ -106,7 +114,7 @@ impl Volume {
                 pass.place = ScrubPlace { ino: ino.raw(), file_block: 0 };
             }
             if stored.elapsed() > STORED {
-                self.keep_scrub_place(pass.place)?;
+                self.keep_scrub_place(kept(pass.place))?;
                 stored = Instant::now();
             }
             on = self.scrub_inode(ino, &mut pass, found)?;
@@ -129,7 +137,7 @@ impl Volume {
             pass.inodes += 1;
         }
         let place = if on { ScrubPlace::default() } else { pass.place };
-        self.keep_scrub_place(place)?;
+        self.keep_scrub_place(kept(place))?;
         Ok(Scrubbed { place, done: on, ..pass.now() })
     }
 

@@ -312,7 +312,8 @@ impl Volume {
         let is_away =
             |table: &Apart<Shard>| table.read().unwrap_or_else(PoisonError::into_inner).away.contains_key(&ino);
         let away = || self.inodes.get(shard(ino)).is_some_and(is_away);
-        self.known_inode(ino).or_else(|| if away() { self.inode(ino).ok() } else { None })
+        // Another thread may bring it back between the two looks.
+        self.known_inode(ino).or_else(|| if away() { self.inode(ino).ok() } else { self.known_inode(ino) })
     }
 
     /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays

@@ -28,12 +28,14 @@ use std::time::{Duration, Instant};
 use ::mount::Held;
 use command::args::Global;
 use command::exit::{Exit, Failure};
+use command::signals::is_ignored;
 use command::volume_args::UpgradeArgs;
 use command::{notify, output};
 use linux::volume;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
 use crate::mount::{leave_output, leave_terminal, say};
@@ -84,12 +86,16 @@ pub fn run(workers: usize, background: bool) -> Result<Exit, Failure> {
 struct Holder {
     held: Held,
     background: bool,
-    /// Where the user is, for paths.
-    cwd: PathBuf,
+    /// Where the user is, for paths: the directory itself, as its path may be gone by then, or lead
+    /// into the mount.
+    cwd: OwnedFd,
     /// Where the program is found after an upgrade.
     path: PathBuf,
-    /// A newer program, which has worked or is about to be tried.
+    /// A newer program that has worked, and one that is about to be tried.
     newer: Option<File>,
+    tried: Option<File>,
+    /// Somebody wants the mount to end.
+    stopping: bool,
     /// A byte for each server that works, and the end that it inherits.
     works: (UnixStream, UnixStream),
     /// A byte for each signal that ends the mount, and for each that asks for an upgrade.
@@ -115,14 +121,18 @@ impl Holder {
             read.set_nonblocking(true)?;
             Ok::<_, io::Error>(read)
         };
-        let (stop, upgrade) = (on(&[SIGTERM, SIGINT, SIGHUP])?, on(&[SIGUSR2])?);
+        // As elsewhere, `nohup` keeps its effect.
+        let ends = if is_ignored(SIGHUP) { &[SIGTERM, SIGINT][..] } else { &[SIGTERM, SIGINT, SIGHUP] };
+        let (stop, upgrade) = (on(ends)?, on(&[SIGUSR2])?);
         works.0.set_nonblocking(true)?;
-        let (cwd, path) = (std::env::current_dir()?, std::env::current_exe()?);
-        Ok(Self { held, background, cwd, path, newer: None, works, stop, upgrade })
+        let cwd = open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let path = std::env::current_exe()?;
+        let (newer, tried, stopping) = (None, None, false);
+        Ok(Self { held, background, cwd, path, newer, tried, stopping, works, stop, upgrade })
     }
 
     fn start(&self) -> io::Result<(Child, OwnedFd)> {
-        let program = match &self.newer {
+        let program = match self.tried.as_ref().or(self.newer.as_ref()) {
             Some(file) => format!("/proc/self/fd/{}", file.as_raw_fd()),
             None => "/proc/self/exe".to_owned(),
         };
@@ -131,7 +141,7 @@ impl Holder {
             .args(command::volume_args::command_line(std::env::args_os()).into_iter().skip(1))
             .env(HELD, format!("{},{}", self.works.1.as_raw_fd(), self.held.told()))
             .env_remove("NOTIFY_SOCKET")
-            .current_dir(&self.cwd)
+            .current_dir(format!("/proc/self/fd/{}", self.cwd.as_raw_fd()))
             .stdin(Stdio::null())
             .spawn()?;
         let watch = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
@@ -151,21 +161,23 @@ impl Holder {
                 Err(error) if first => return Err(error),
                 Err(error) => {
                     failed += 1;
+                    say(&format!("{}: no server can be started: {error}", self.held.dir().display()));
                     if failed >= TRIES {
                         return Err(error);
                     }
-                    self.newer = None;
+                    self.tried = None;
+                    std::thread::sleep(REST);
                     continue;
                 }
             };
             let begun = Instant::now();
-            let Served { ended, worked, stopped, upgraded } = self.serve(&mut server, &mut first, &mut died)?;
+            let Served { ended, worked, upgraded } = self.serve(&mut server, &mut first, &mut died)?;
             let signal = ended.signal();
             let dir = self.held.dir();
             let dir = dir.display();
             // A server that ends by itself once it works has ended the mount.
             let over = worked && signal.is_none();
-            if first || over || stopped || !self.held.is_mounted() {
+            if first || over || (self.stopping && worked) || !self.held.is_mounted() {
                 return Ok(match (ended.code(), signal) {
                     (Some(code), _) => u8::try_from(code).map_or(Exit::Io, Exit::Command),
                     (None, _) => Exit::Io,
@@ -182,11 +194,11 @@ impl Holder {
                 return Ok(Exit::Io);
             }
             if upgraded {
-                self.newer = File::open(&self.path).ok();
+                self.tried = File::open(&self.path).ok();
             } else {
                 say(&format!("{dir}: its server ended ({ended}): the next one takes over"));
                 if !worked {
-                    self.newer = None;
+                    self.tried = None;
                 }
             }
         }
@@ -200,14 +212,19 @@ impl Holder {
         died: &mut Option<Instant>,
     ) -> io::Result<Served> {
         let pid = Pid::from_child(child);
-        let (mut worked, mut stopped, mut upgraded) = (false, false, false);
+        let (mut worked, mut upgraded, mut told, mut killed) = (false, false, false, false);
         loop {
-            let left = died.map(|died: Instant| LONGEST.saturating_sub(died.elapsed()));
-            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            notify::alive();
+            let left = died.map(|died: Instant| LONGEST.saturating_sub(died.elapsed())).filter(|_| !killed);
+            let timeout = left.into_iter().chain(notify::watchdog()).min();
+            let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
             let mut fds = [watch.as_fd(), self.works.0.as_fd(), self.stop.as_fd(), self.upgrade.as_fd()]
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => kill_process(pid, Signal::KILL)?, // it hangs
+                Ok(0) if died.is_some_and(|died| died.elapsed() >= LONGEST) => {
+                    killed = true;
+                    kill_process(pid, Signal::KILL)?; // it hangs
+                }
                 Ok(_) => {}
                 Err(error) if io::Error::from(error).kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -215,6 +232,9 @@ impl Holder {
             let [dead, ..] = fds.map(|fd| !fd.revents().is_empty());
             if came(&mut self.works.0) > 0 {
                 worked = true;
+                if let Some(tried) = self.tried.take() {
+                    self.newer = Some(tried);
+                }
                 if let Some(died) = died.take() {
                     let dir = self.held.dir();
                     say(&format!("{}: a server has taken over after {:.2?}", dir.display(), died.elapsed()));
@@ -226,9 +246,13 @@ impl Holder {
                     }
                 }
             }
-            if came(&mut self.stop) > 0 && !dead {
-                stopped = true;
+            if came(&mut self.stop) > 0 {
+                self.stopping = true;
                 notify::stopping();
+            }
+            // One that is still beginning would die of it, and leave the mount.
+            if self.stopping && !told && !dead && (worked || *first) {
+                told = true;
                 kill_process(pid, Signal::TERM)?;
             }
             if came(&mut self.upgrade) > 0 && !dead && worked && self.held.is_mounted() {
@@ -237,7 +261,7 @@ impl Holder {
                 kill_process(pid, Signal::KILL)?;
             }
             if dead {
-                return Ok(Served { ended: child.wait()?, worked, stopped, upgraded });
+                return Ok(Served { ended: child.wait()?, worked, upgraded });
             }
         }
     }
@@ -257,7 +281,17 @@ pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Unsupported, name, why).hint("unmount it, and mount it again with -o hold"));
     };
     let begun = Instant::now();
-    kill_process(holder, Signal::USR2).map_err(|errno| failed(errno.into()))?;
+    let signal = || {
+        // Any file server can name any process, and one of another PID namespace names somebody else.
+        let watch = pidfd_open(holder, PidfdFlags::empty())?;
+        if !holds(holder.as_raw_nonzero().get(), &before) {
+            return Ok(false);
+        }
+        pidfd_send_signal(&watch, Signal::USR2).map(|()| true)
+    };
+    if !signal().map_err(|errno| failed(errno.into()))? {
+        return Err(Failure::new(Exit::Unsupported, name, "the process that holds it is none that is seen here"));
+    }
     let after = loop {
         // Waits while there is no server.
         let now = volume::server(&dir).map_err(failed)?;
@@ -271,7 +305,7 @@ pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
     };
     let pause = begun.elapsed();
     let own = std::fs::metadata("/proc/self/exe").map_err(failed)?;
-    if after.program == before.program && after.program != (own.dev(), own.ino()) {
+    if after.program != (own.dev(), own.ino()) {
         let why = "the program that served before goes on, as the new one did not take over";
         return Err(Failure::new(Exit::Io, name, why).hint("the system's log says more"));
     }
@@ -282,10 +316,23 @@ pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Whether a process is the parent of this server, which runs the program that it names, and waits
+/// for the signal that asks for an upgrade.
+fn holds(holder: i32, server: &volume::Server) -> bool {
+    let field = |pid: i32, name: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+    };
+    let program = std::fs::metadata(format!("/proc/{}/exe", server.pid)).map(|file| (file.dev(), file.ino()));
+    let caught = field(holder, "SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
+    field(server.pid, "PPid:").and_then(|parent| parent.parse().ok()) == Some(holder)
+        && caught.is_some_and(|mask| mask >> (SIGUSR2 - 1) & 1 == 1)
+        && program.is_ok_and(|program| program == server.program)
+}
+
 /// How a server ended.
 struct Served {
     ended: ExitStatus,
     worked: bool,
-    stopped: bool,
     upgraded: bool,
 }

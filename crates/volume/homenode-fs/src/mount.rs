@@ -347,6 +347,7 @@ fn serve_held(global: &Global, args: &MountArgs, wanted: &Wanted, background: bo
     let server = hold::Server::of_holder()?;
     if server.is_none() && wanted.hold() {
         never_killed();
+        linux::files::raise_limit();
         return hold::run(wanted.options.workers, background);
     }
     serve(global, args, wanted, (background, server))
@@ -406,7 +407,10 @@ fn serve(
     let session = match ::mount::serve(Arc::clone(&volume), &args.dir, &options) {
         Ok(session) => session,
         Err(error) => {
-            end(volume)?;
+            // The next server takes over what the last one left.
+            if !taken {
+                end(volume)?;
+            }
             return Err(failure(&error));
         }
     };
@@ -419,7 +423,9 @@ fn serve(
     let decider = match ready {
         Ok(decider) => decider,
         Err(failure) => {
-            if session.give_up() {
+            if taken {
+                std::mem::forget(session); // the next server goes on
+            } else if session.give_up() {
                 end(volume)?;
             }
             return Err(failure);

@@ -42,7 +42,10 @@ pub fn run(global: &Global, args: &ScrubArgs) -> Result<Exit, Failure> {
         !stop.requested()
     });
     bar.finish_and_clear();
-    tell(global, &name, &ended.map_err(refused)?)
+    let ended = ended.map_err(refused)?;
+    let exit = tell(global, &name, &ended)?;
+    // Without a state another server serves the mount by now, which knows of no scrub.
+    Ok(if ended.state.is_none() { Exit::Partly } else { exit })
 }
 
 /// Why the mount does not do it.

@@ -6,6 +6,7 @@
 //! (ENOENT), and harmless otherwise. The kernel may wait for an inode that it is about to forget,
 //! and so for a worker; so a thread of its own asks.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,14 +34,20 @@ impl Asker {
         let ended = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&ended);
         let ask = move || {
-            let mut due = Vec::new();
+            let (mut due, mut once) = (Vec::new(), BTreeSet::new());
             while !over.load(Ordering::Acquire) {
                 for (ino, left) in due {
                     let asked = rustix::io::write(&connection, &attributes_notice(ino));
-                    if asked == Err(Errno::NOENT)
-                        && let Err(error) = volume.is_unknown(ino, left)
-                    {
-                        tracing::debug!("inode {}: {error}", ino.raw());
+                    if asked != Err(Errno::NOENT) {
+                        once.remove(&ino);
+                    } else if once.insert(ino) {
+                        // What it has forgotten may be on its way to a worker.
+                        volume.ask_again(ino, left);
+                    } else {
+                        once.remove(&ino);
+                        volume
+                            .is_unknown(ino, left)
+                            .unwrap_or_else(|error| tracing::debug!("inode {}: {error}", ino.raw()));
                     }
                 }
                 due = volume.take_forgotten();

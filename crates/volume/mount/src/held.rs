@@ -75,7 +75,7 @@ const COMMITTED: u64 = 3;
 const DONE: u64 = 4;
 
 /// Notes of servers that are gone.
-pub(crate) const LISTED: usize = 512;
+pub(crate) const LISTED: usize = 2048;
 
 /// Files besides those of workers: the mount's own, and that of notices.
 const OTHERS: usize = 2;
@@ -243,7 +243,11 @@ impl Held {
             let state = match self.load(seat + STATE) {
                 COMMITS if has_stored(Word([0, 1, 2].map(|i| self.load(seat + WORD + i))))? => COMMITTED,
                 state @ (COMMITTED | DONE) => state,
-                _ => continue,
+                // Nobody has done it, and the next server could not tell any more.
+                _ => {
+                    self.store(seat + STATE, 0);
+                    continue;
+                }
             };
             // A server that is killed here finds the same again.
             let (ever, at) = (self.load(LISTED_EVER), Self::listed(self.load(LISTED_EVER)));

@@ -285,6 +285,7 @@ impl Volume {
             return Ok(Err(Why::Open));
         }
         if self.is_remembered(&inode) {
+            self.ask_of(&inode); // a drain a little later finds the answer
             return Ok(Err(Why::Remembered));
         }
         if state.gaps.is_some() {
