@@ -96,8 +96,11 @@ impl Mount {
         let program_here = place.path().join("homenode-fs");
         fs::copy(program(), &program_here).unwrap();
         let this = Self { volume, dir, program: program_here, _place: place };
-        let mounted = Command::new(&this.program).args(["mount", "-o", options, &this.volume, &this.dir]).output();
-        let mounted = mounted.unwrap();
+        let mount = || Command::new(&this.program).args(["mount", "-o", options, &this.volume, &this.dir]).output();
+        let busy = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ExecutableFileBusy;
+        // A process that another test forks has the copy open for writing until it execs.
+        let mounted = std::iter::repeat_with(mount).find(|done| !done.as_ref().is_err_and(busy));
+        let mounted = mounted.unwrap().unwrap();
         assert!(mounted.status.success(), "{mounted:?}");
         this
     }

@@ -285,7 +285,8 @@ pub fn another_users() -> Tried {
     if !rustix::process::geteuid().is_root() {
         return Err("needs root".to_owned());
     }
-    let mut sleeper = Command::new("sleep").arg("600").uid(NOBODY).gid(NOBODY).spawn().unwrap();
+    // Not by the PATH: the user has no way into a home of root's.
+    let mut sleeper = Command::new("/bin/sleep").arg("600").uid(NOBODY).gid(NOBODY).spawn().unwrap();
     let pid = sleeper.id();
     let kept = privileges::to_move(Path::new("/proc")) | privileges::to_move_memory();
     let examined = std::thread::spawn(move || {

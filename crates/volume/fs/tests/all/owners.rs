@@ -259,3 +259,34 @@ fn long_attributes_are_read_from_the_log_wherever_it_is() {
     drop(volume);
     check(&mount_whole(Box::new(ram), options(1)).unwrap(), last);
 }
+
+/// Each file that was removed stayed counted, until every request let go of everybody's inodes.
+#[test]
+fn what_is_removed_takes_no_memory() {
+    let (_ram, volume) = fresh(&[300, 300]);
+    let before = volume.memory();
+    for round in 0..100 {
+        let file = create_by(&volume, Ino::ROOT, "f", USER).unwrap();
+        (0..round % 7).for_each(|i| _ = volume.write(file, 2 * i * 4096, &[1; 4096]).unwrap());
+        volume.remember(file).unwrap();
+        volume.unlink(Ino::ROOT, b"f").unwrap();
+        volume.forget(file, 1).unwrap();
+    }
+    // The root's names and extents.
+    assert!(volume.memory() < before + 4096, "{before} bytes, then {}", volume.memory());
+}
+
+/// The log of a file that is written over grows by pages, which a user at his limit may have.
+#[test]
+fn at_the_limit_a_file_is_written_over_again_and_again() {
+    let (ram, volume) = fresh(&[300, 300]);
+    let user = Subject::User(USER);
+    let file = create_by(&volume, Ino::ROOT, "f", USER).unwrap();
+    volume.write(file, 0, &[1; 8 * 4096]).unwrap();
+    limit(&volume, user, 9, 1);
+    for i in 0..400 {
+        volume.write(file, i % 8 * 4096, &[2; 4096]).unwrap();
+    }
+    is_refused(volume.write(file, 8 * 4096, &[3; 4096]));
+    assert_eq!(counted_anew(&ram, user), of(&volume, user).used);
+}
