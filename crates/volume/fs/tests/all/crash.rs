@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
-use fs::{Ino, Kind, NewFile, Rename, Volume};
+use fs::{Ino, Kind, NewFile, Options, Rename, Volume};
 
 use crate::medium::{CrashPoint, Image, LINE, Line, Ram, Recorder, Sabotage, blank};
 use crate::model::{Model, Tree, observe};
@@ -34,6 +34,8 @@ pub struct Checker {
     pub full: bool,
     /// Whether a write may be found done up to the end of any of its blocks.
     pub in_parts: bool,
+    /// Whether a server that inherits what a kernel knows takes over what a killed one has stored.
+    pub inherited: bool,
     pub checked: u64,
     pub recoveries: u64,
     pub failures: Vec<String>,
@@ -120,6 +122,16 @@ impl Checker {
     /// Checks all states of a crash point: recovery must find one of `allowed`.
     pub fn point(&mut self, point: &CrashPoint<'_>, allowed: &[u64], what: &str) {
         let durable = hash(point.durable);
+        if self.inherited {
+            let stored = point.in_flight.iter().map(|(at, line)| (*at, *line.versions.last().unwrap())).collect();
+            let inherits = Options { inherits: true, ..options(1) };
+            let taken = mount_whole(Box::new(Ram::new(with(point.durable, &stored))), inherits);
+            match taken.map(|volume| hash(&observe(&volume))) {
+                Ok(tree) if allowed.contains(&tree) => {}
+                Ok(_) => self.failures.push(format!("{what}: a takeover finds neither old nor new")),
+                Err(why) => self.failures.push(format!("{what}: takeover: {why}")),
+            }
+        }
         for change in states(point) {
             let mut sorted = change.clone();
             sorted.sort_by_key(|(at, _)| *at);
@@ -399,7 +411,7 @@ fn a_drain_survives_a_crash_at_every_fence() {
     let prelude =
         [Op::Mkdir(s("/d")), Op::Create(s("/d/a")), Op::Write(s("/d/a"), 0, 100, 1), link, Op::Mkdir(s("/d/e"))];
     let run = |sabotage| {
-        let checker = Arc::new(Mutex::new(Checker::default()));
+        let checker = Arc::new(Mutex::new(Checker { inherited: true, ..Checker::default() }));
         let counts = enumerate_with(&checker, &prelude, &[Op::Drain(0)], sabotage);
         (checker, counts)
     };
