@@ -162,9 +162,9 @@ impl Xattrs {
     }
 }
 
-/// Reads the values with these sums, by the hashes of their names, from the last page of a log back.
-/// A page of which a bit has flipped, or that cannot be read, may have none of them: so each page
-/// is read where one is not found by a look.
+/// Reads the values with these sums, by the hashes of their names, from the last page of a log
+/// back. A page of which a bit has flipped, or that cannot be read, may have none of them: so each
+/// page is read where one is not found by a look.
 fn read(store: &Store, whose: (Ino, u32), log: &Log, mut lacking: BTreeMap<u64, u32>) -> Result<Values> {
     let mut values = Values::new();
     for each in [false, true] {

@@ -282,7 +282,8 @@ pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
     };
     let begun = Instant::now();
     let signal = || {
-        // Any file server can name any process, and one of another PID namespace names somebody else.
+        // Any file server can name any process, and one of another PID namespace names somebody
+        // else.
         let watch = pidfd_open(holder, PidfdFlags::empty())?;
         if !holds(holder.as_raw_nonzero().get(), &before) {
             return Ok(false);

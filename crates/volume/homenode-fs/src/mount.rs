@@ -354,7 +354,8 @@ fn serve_held(global: &Global, args: &MountArgs, wanted: &Wanted, background: bo
 }
 
 /// Its memory is everybody's files: to kill it frees none of a volume's, and its users lose the
-/// mount. What users can make it hold is bounded. Only with CAP_SYS_RESOURCE; else it stays as it is.
+/// mount. What users can make it hold is bounded. Only with CAP_SYS_RESOURCE; else it stays as it
+/// is.
 fn never_killed() {
     let _ = std::fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
 }

@@ -267,7 +267,7 @@ fn what_is_removed_takes_no_memory() {
     let before = volume.memory();
     for round in 0..100 {
         let file = create_by(&volume, Ino::ROOT, "f", USER).unwrap();
-        (0..round % 7).for_each(|i| _ = volume.write(file, 2 * i * 4096, &[1; 4096]).unwrap());
+        (0..round % 7).for_each(|i| volume.write(file, 2 * i * 4096, &[1; 4096]).unwrap());
         volume.remember(file).unwrap();
         volume.unlink(Ino::ROOT, b"f").unwrap();
         volume.forget(file, 1).unwrap();
