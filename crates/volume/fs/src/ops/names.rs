@@ -54,6 +54,12 @@ pub struct Name {
     pub named: Named,
 }
 
+/// The project that a new inode gets from its directory, as an attribute.
+pub(crate) fn project_of(parent: &State) -> Acls {
+    let project = parent.xattrs.project();
+    (project != 0).then(|| (PROJECT, project.to_le_bytes().to_vec())).into_iter().collect()
+}
+
 impl Volume {
     /// Target of a name of a directory.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Stat> {
@@ -210,8 +216,7 @@ impl Volume {
             _ => (parent.attributes.gid, 0),
         };
         let new = NewFile { gid, mode: new.mode | bit, ..new };
-        let project = parent.xattrs.project();
-        let mut acls: Acls = (project != 0).then(|| (PROJECT, project.to_le_bytes().to_vec())).into_iter().collect();
+        let mut acls = project_of(parent);
         if kind == Kind::Symlink {
             return Ok((new, acls));
         }

@@ -6,11 +6,10 @@ use crate::error::{Damage, Error, Result};
 use crate::format::Ino;
 use crate::format::entry::{Entry, Kind};
 use crate::inode::Inode;
-use crate::ops::names::{Acls, NewFile, check_empty, check_name, names_of, names_to_change};
+use crate::ops::names::{NewFile, check_empty, check_name, names_of, names_to_change, project_of};
 use crate::store::Flushed;
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
-use crate::xattrs::PROJECT;
 
 /// A directory and a name in it.
 type Place<'a> = (Ino, &'a [u8]);
@@ -126,9 +125,8 @@ impl Volume {
         let mut flushed = Flushed::nothing();
         if let Rename::Whiteout { uid, gid } = how {
             let new = NewFile { mode: libc::S_IFCHR, uid, gid, ..NewFile::default() };
-            let project = locked.get(from.0)?.xattrs.project();
-            let own: Acls = (project != 0).then(|| (PROJECT, project.to_le_bytes().to_vec())).into_iter().collect();
-            let (inode, with) = self.new_inode(Kind::CharDevice, (new, &own), 1, time)?;
+            let project = project_of(locked.get(from.0)?);
+            let (inode, with) = self.new_inode(Kind::CharDevice, (new, &project), 1, time)?;
             entries.push((from.0, link(from, Named { ino: inode.ino, kind: Kind::CharDevice, ..moved }, moved.cookie)));
             (left, flushed) = (Some(inode), with);
         }
