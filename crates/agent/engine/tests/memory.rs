@@ -157,7 +157,7 @@ impl Plane for Crowd {
             ..NodeLoad::default()
         };
         Ok(Snapshot {
-            version: 1,
+            version: 2,
             time_s: f64::from(self.window) * window.as_secs_f64(),
             window_s: window.as_secs_f64(),
             nodes: vec![node(0), node(1)],

@@ -219,7 +219,7 @@ Examples:
 Examples:
   sudo homenode map
   sudo homenode map --windows 60 --top 50
-  sudo homenode map --json | jq -r '.units[] | [.cgroup, .read_bytes, .remote_bytes] | @tsv'")]
+  sudo homenode map --json | jq -r '.services[] | [.cgroup, .read_bytes, .remote_bytes] | @tsv'")]
     Map(MapArgs),
 
     /// Observe, and move threads to their home nodes, until stopped

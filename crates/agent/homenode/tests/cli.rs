@@ -229,7 +229,7 @@ fn plan_from_stdin_as_json() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
     let plan: placement::Plan = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((plan.version, plan.policy.as_str(), plan.moves.len()), (1, "nthread", 2));
+    assert_eq!((plan.version, plan.policy.as_str(), plan.moves.len()), (2, "nthread", 2));
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_bad_snapshot_is_named_with_what_is_wrong() {
     let cases = [
         ("empty.json", String::new(), "EOF"),
         ("no-json.json", "hello".to_owned(), "line 1"),
-        ("version.json", good.replace("\"version\": 1", "\"version\": 9"), "version 9"),
+        ("version.json", good.replace("\"version\": 2", "\"version\": 9"), "version 9"),
         ("negative.json", good.replace("\"memory_free\": 8000000000", "\"memory_free\": -1"), "-1"),
         ("huge.json", good.replace("\"window_s\": 1.0", "\"window_s\": 1e300"), "window_s"),
         ("missing.json", good.replace("\"nodes\"", "\"gnodes\""), "gnodes"),
@@ -538,12 +538,12 @@ fn a_recording_that_cannot_be_used_is_named() {
     assert_eq!(code, 2);
     assert!(err.contains("r.jsonl") && err.contains("contains no window"), "{err}");
     recording(&path, &[1.0, 2.0]);
-    let broken = fs::read_to_string(&path).unwrap().replacen("\"version\":1", "\"version\":7", 1);
+    let broken = fs::read_to_string(&path).unwrap().replacen("\"version\":2", "\"version\":7", 1);
     fs::write(&path, broken).unwrap();
     let (code, _, err) = ends(&["replay", path.to_str().unwrap()]);
     assert_eq!(code, 2);
     assert!(err.contains("r.jsonl:1: ") && err.contains("version 7"), "{err}");
-    fs::write(&path, "{\"version\":1,").unwrap();
+    fs::write(&path, "{\"version\":2,").unwrap();
     let (_, _, err) = ends(&["replay", path.to_str().unwrap()]);
     assert!(err.contains("not a snapshot: EOF"), "{err}");
 }

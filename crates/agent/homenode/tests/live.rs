@@ -220,11 +220,11 @@ fn top_once_shows_who_reads() {
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
     // The reader is in our own group, whose name the table has in the place of its threads.
     let output = homenode(&["top", "--once", "--json", "--by", "unit"]);
-    let units = json(&output.stdout)["units"].as_array().unwrap().clone();
+    let units = json(&output.stdout)["services"].as_array().unwrap().clone();
     let group = session::units::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
-    let own = units.iter().find(|unit| unit["unit"] == session::units::name(&group)).unwrap();
+    let own = units.iter().find(|unit| unit["service"] == session::units::name(&group)).unwrap();
     assert!(own["read_bytes_per_s"].as_f64().unwrap() > 0.0 && own["threads"].as_u64().unwrap() > 0, "{own}");
-    assert!(window.get("units").is_none(), "{window}");
+    assert!(window.get("services").is_none(), "{window}");
     let output = homenode(&["top", "--once", "--by", "unit"]);
     let table = text(&output.stdout);
     assert!(table.contains("service") && !table.contains("last move"), "{table}");

@@ -75,7 +75,7 @@ fn snapshot(workload: &str, threads: u32, nodes: u32) -> Snapshot {
             ..NodeLoad::default()
         })
         .collect();
-    Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
+    Snapshot { version: 2, window_s: 1.0, nodes, threads, ..Snapshot::default() }
 }
 
 /// `auto` on a load that it has planned for (`auto_settled`: its work in each later window), and on

@@ -241,7 +241,7 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
     }
     let declined = |reason: &str, why: String| Declined { tid: thread.tid, reason: reason.into(), why };
     if let Some(pinned) = &thread.pinned {
-        plan.declined.push(declined("held", pinned.clone()));
+        plan.declined.push(declined("pinned", pinned.clone()));
         return;
     }
     // This is not the data's own node: move only if it is nearer than the thread's current node.

@@ -8,18 +8,19 @@ use topology::{FileId, NodeId};
 use crate::{ObservedFile, RANGE_BYTES, Subject, Thread, Why};
 
 /// The only plan version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The moves decided from one snapshot, and the threads left in place.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Plan {
-    /// Format version, 1.
+    /// Format version, 2.
     pub version: u32,
     /// The policy that made the plan.
     pub policy: String,
     /// Moves, in the order to make them.
     pub moves: Vec<Move>,
     /// Threads that stay although they read from another node, with the reason.
+    #[serde(default)]
     pub declined: Vec<Declined>,
     /// Ids of threads that the plan relies on where they are. They are bound there, because the
     /// kernel would otherwise move them away when others arrive.
@@ -235,6 +236,8 @@ pub enum Reason {
     Promotion,
     /// It was not read for long, and makes room for what is read often (promote).
     Demotion,
+    /// A program of the user's decided it, and says why in its own words.
+    External,
 }
 
 /// A thread that stays where it is, with the reason.
@@ -242,7 +245,7 @@ pub enum Reason {
 pub struct Declined {
     /// Thread id.
     pub tid: u32,
-    /// A stable word for programs, such as `shares_file`, `below_margin`, `held`, `not_allowed`.
+    /// A stable word for programs, such as `shares_file`, `below_margin`, `pinned`, `not_allowed`.
     pub reason: String,
     /// One sentence with the figures.
     pub why: String,

@@ -13,13 +13,13 @@ use topology::{CpuSet, FileId, MemoryKind, Node, NodeId, Topology};
 use crate::{NodeBytes, Outcome, Pace};
 
 /// The only snapshot version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The observations of one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Snapshot {
-    /// Format version, 1.
+    /// Format version, 2.
     pub version: u32,
     /// The end of the window: seconds on the plane's own clock (monotonic on a host, virtual in a
     /// simulation).
@@ -189,7 +189,7 @@ pub struct Thread {
     pub allowed_nodes: Vec<NodeId>,
     /// Why no policy may move this thread ("has a custom affinity: 0-3"); absent if it may be
     /// moved.
-    #[serde(default, rename = "held", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
     /// CPU seconds used in the window.
     pub cpu_s: f64,
@@ -279,7 +279,7 @@ pub struct ObservedFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub movable: Option<bool>,
     /// Why its data cannot be moved; only with `movable: false`.
-    #[serde(default, rename = "held", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
     /// How many times it was open whenever it was touched, at least: open file descriptions, of one
     /// process or several. More than 1 is what NThread calls shared, whether or not the others

@@ -61,5 +61,5 @@ pub fn snapshot(mut nodes: Vec<NodeLoad>, mut threads: Vec<Thread>) -> Snapshot 
     let ids: Vec<_> = nodes.iter().map(|n| n.id).collect();
     nodes.iter_mut().for_each(|node| node.distance.retain(|id, _| ids.contains(id)));
     threads.iter_mut().for_each(|thread| thread.allowed_nodes.retain(|id| ids.contains(id)));
-    Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
+    Snapshot { version: 2, window_s: 1.0, nodes, threads, ..Snapshot::default() }
 }

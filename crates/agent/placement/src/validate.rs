@@ -196,7 +196,7 @@ fn files(files: &[ObservedFile], known: &Known) -> Checked {
             wrong(format_args!("{at}.sampled"), format_args!("{share} is not a share above 0, up to 1"))?;
         }
         if file.pinned.is_some() && file.movable != Some(false) {
-            wrong(format_args!("{at}.held"), "given for a file that is not said to be immovable")?;
+            wrong(format_args!("{at}.pinned"), "given for a file that is not said to be immovable")?;
         }
     }
     Ok(())

@@ -379,7 +379,7 @@ fn many(threads: u32, nodes: u32) -> Snapshot {
         ..NodeLoad::default()
     };
     let (nodes, threads) = (all.iter().map(node).collect(), (0..threads).map(thread).collect());
-    Snapshot { version: 1, window_s: 1.0, nodes, threads, ..Snapshot::default() }
+    Snapshot { version: 2, window_s: 1.0, nodes, threads, ..Snapshot::default() }
 }
 
 #[test]

@@ -195,7 +195,7 @@ fn each_guard_declines_with_its_reason() {
         }),
         // It reads as much on its own node.
         ("below_margin", |w| w.threads[0] = reader(7, 0, &[(F, &[(0, 401), (1, 500)])])),
-        ("held", |w| w.threads[0].pinned = Some("has an affinity of its own: 0-3".into())),
+        ("pinned", |w| w.threads[0].pinned = Some("has an affinity of its own: 0-3".into())),
     ];
     for (reason, change) in guards {
         let mut w = simpleread();

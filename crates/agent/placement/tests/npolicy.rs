@@ -158,7 +158,7 @@ fn pinned_and_confined_threads_stay() {
     confined.allowed_nodes = vec![NodeId(0)];
     let plan = first(&window(2, vec![pinned, confined], vec![mapped(1000, &[(1, 100, 0)])]));
     assert_eq!(moves(&plan), []);
-    assert_eq!(declined(&plan, 7), Some(("held", "has an affinity of its own: 0-3")));
+    assert_eq!(declined(&plan, 7), Some(("pinned", "has an affinity of its own: 0-3")));
     assert_eq!(declined(&plan, 8).unwrap().0, "not_allowed");
 }
 

@@ -91,7 +91,7 @@ impl World {
         let files = self.ranges.chunks(self.per_file).enumerate();
         let (files, idle) = files.map(|(number, ranges)| self.file(number, ranges)).unzip();
         let nodes = self.nodes();
-        Snapshot { version: 1, time_s: self.now_s, window_s: 1.0, nodes, files, idle, ..Snapshot::default() }
+        Snapshot { version: 2, time_s: self.now_s, window_s: 1.0, nodes, files, idle, ..Snapshot::default() }
     }
 
     /// The file of this number, as far as it was read in the last window, and as far as it was not.

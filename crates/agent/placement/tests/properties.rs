@@ -186,7 +186,7 @@ fn random_workloads_exercise_every_step() {
             *count.entry(name).or_default() += usize::from(!moves_for(&plan, reason).is_empty());
         }
         for d in &plan.declined {
-            let stays = ["held", "shares_file", "not_allowed", "no_cpus", "below_margin"];
+            let stays = ["pinned", "shares_file", "not_allowed", "no_cpus", "below_margin"];
             if let Some(known) = stays.into_iter().find(|k| **k == d.reason) {
                 *count.entry(known).or_default() += 1;
             } else {
@@ -199,7 +199,7 @@ fn random_workloads_exercise_every_step() {
     for (name, least) in [("read_locality", 500), ("controller_contention", 50), ("cpu_contention", 50)] {
         assert!(count[name] >= least, "{name}: {count:?}");
     }
-    for name in ["held", "shares_file", "not_allowed", "no_cpus", "below_margin", "relieved and where it belongs"] {
+    for name in ["pinned", "shares_file", "not_allowed", "no_cpus", "below_margin", "relieved and where it belongs"] {
         assert!(count[name] >= 20, "{name}: {count:?}");
     }
 }

@@ -93,7 +93,7 @@ fn rounded(value: Value) -> Value {
 fn the_schema_rejects_invalid_snapshots() {
     let validator = jsonschema::validator_for(&schema_of::<Snapshot>()).unwrap();
     let valid =
-        serde_json::json!({"version": 1, "window_s": 1, "nodes": [{"id": 0, "cpus": [0], "distance": {"0": 10}}]});
+        serde_json::json!({"version": 2, "window_s": 1, "nodes": [{"id": 0, "cpus": [0], "distance": {"0": 10}}]});
     assert!(validator.is_valid(&valid));
     for (pointer, value) in
         [("/nodes/0/id", "-1"), ("/nodes/0/distance", "{\"x\":10}"), ("/window_s", "\"1\""), ("/nodes", "{}")]

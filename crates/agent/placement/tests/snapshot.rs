@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use topology::{MemoryKind, NodeId};
 
 /// The example of the design document. Only node 0's distance table mentions node 1.
-const DESIGN: &str = r#"{"version":1,"window_s":1.0,
+const DESIGN: &str = r#"{"version":2,"window_s":1.0,
  "nodes":[{"id":0,"cpus":[0,1,2,3],"distance":{"0":10,"1":21},
            "read_bw_max":6.8e9,"write_bw_max":1.85e9,
            "read_bytes":300000000,"write_bytes":0,"memory_free":8000000000}],
@@ -25,7 +25,7 @@ fn the_example_of_the_design_gives_the_plan_of_the_design() {
     let window = Snapshot::from_json(DESIGN).unwrap();
     let plan = decide("nthread", &window);
     let json: serde_json::Value = serde_json::from_str(&plan.to_json().unwrap()).unwrap();
-    assert_eq!((&json["version"], &json["policy"]), (&1.into(), &"nthread".into()));
+    assert_eq!((&json["version"], &json["policy"]), (&2.into(), &"nthread".into()));
     let expected = serde_json::json!([{"kind": "thread", "tid": 101, "pid": 100, "from": 1, "to": 0,
         "reason": "read_locality", "why": "300.0 MB of 300.0 MB read from node 0"}]);
     assert_eq!(json["moves"], expected);
@@ -98,7 +98,7 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
             "threads[0].read_bytes.?: invalid value: expected key to be a number in quotes",
         ),
         ("{\"0\":300000000}", "{\"0\":18446744073709551616}", "threads[0].read_bytes"),
-        ("\"version\":1,", "\"version\":1,\"version\":1,", "duplicate field `version`"),
+        ("\"version\":2,", "\"version\":2,\"version\":2,", "duplicate field `version`"),
         ("\"8:1:1234\",\"read", "\"db\",\"read", "threads[0].files[0].file: invalid value: string \"db\", expected"),
         ("\"8:1:1234\",\"bytes", "\"08:1:9\",\"bytes", "expected a file id, `major:minor:inode`"),
     ] {
@@ -108,8 +108,8 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
     }
     for (text, message) in [
         ("", "not a snapshot: EOF while parsing a value at line 1 column 0"),
-        ("[1]", "not a snapshot: "),
-        ("{\"version\":1", "EOF while parsing"),
+        ("[2]", "not a snapshot: "),
+        ("{\"version\":2", "EOF while parsing"),
         (&format!("{DESIGN} x"), "not a snapshot: trailing characters at line"),
     ] {
         let error = Snapshot::from_json(text).unwrap_err().to_string();
@@ -121,8 +121,8 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
 
 #[test]
 fn a_wrong_version_is_reported_before_any_other_problem() {
-    for to in ["\"version\":2", "\"version\":2,\"zones\":[]"] {
-        assert_eq!(refused("\"version\":1", to), "snapshot version 2 is not supported, this build reads version 1");
+    for to in ["\"version\":3", "\"version\":3,\"zones\":[]"] {
+        assert_eq!(refused("\"version\":2", to), "snapshot version 3 is not supported, this build reads version 2");
     }
 }
 
@@ -194,8 +194,8 @@ fn impossible_values_are_named_with_their_field() {
         ),
         (
             "{\"0\":4294967296}",
-            "{\"0\":4294967296},\"movable\":true,\"held\":\"DAX\"",
-            "files[0] (file 8:1:1234).held: given for a file that is not said to be immovable",
+            "{\"0\":4294967296},\"movable\":true,\"pinned\":\"DAX\"",
+            "files[0] (file 8:1:1234).pinned: given for a file that is not said to be immovable",
         ),
         (
             "\"memory_free\"",
@@ -212,7 +212,7 @@ fn impossible_values_are_named_with_their_field() {
         let error = refused(from, to);
         assert!(error.contains(message), "{from} -> {to}: {error}");
     }
-    let empty = Snapshot::from_json(r#"{"version":1,"window_s":1,"nodes":[]}"#).unwrap_err();
+    let empty = Snapshot::from_json(r#"{"version":2,"window_s":1,"nodes":[]}"#).unwrap_err();
     assert_eq!(empty.to_string(), "nodes: empty: a machine has at least one node");
 }
 
@@ -249,14 +249,14 @@ fn nan_is_rejected_in_memory_too() {
 #[test]
 fn more_nodes_than_a_kernel_supports_are_refused() {
     let nodes: Vec<_> = (0..1025).map(|id| serde_json::json!({"id": id, "cpus": []})).collect();
-    let text = serde_json::json!({"version": 1, "window_s": 1, "nodes": nodes}).to_string();
+    let text = serde_json::json!({"version": 2, "window_s": 1, "nodes": nodes}).to_string();
     let error = Snapshot::from_json(&text).unwrap_err().to_string();
     assert_eq!(error, "nodes: 1025 entries, more than the kernel's limit of 1024");
 }
 
 #[test]
 fn the_smallest_snapshot_is_a_version_a_window_and_a_node() {
-    let window = Snapshot::from_json(r#"{"version":1,"window_s":1,"nodes":[{"id":3,"cpus":[0]}]}"#).unwrap();
+    let window = Snapshot::from_json(r#"{"version":2,"window_s":1,"nodes":[{"id":3,"cpus":[0]}]}"#).unwrap();
     assert_eq!(moves(&decide("nthread", &window)), []);
     assert_eq!(window.topology().nodes[0].id, NodeId(3));
 }

@@ -120,7 +120,7 @@ fn a_pinned_thread_stays_and_its_load_counts() {
     assert_eq!(moves(&plan), []);
     assert_eq!(
         declined(&plan, 1),
-        Some(("held", "has an affinity of its own: 100; 300.0 MB of 300.0 MB read from node 0"))
+        Some(("pinned", "has an affinity of its own: 100; 300.0 MB of 300.0 MB read from node 0"))
     );
 
     // Thread 1 holds 600 of node 0's 900 MB of writes: the node is overloaded (900 > 800, node 1:

@@ -179,7 +179,7 @@ pub struct Report {
     /// Bytes that others read, by node: threads that ended within a window, or are out of scope.
     pub other_read_bytes: NodeBytes,
     /// The control groups.
-    pub units: Vec<Unit>,
+    pub services: Vec<Unit>,
     /// The processes with most bytes.
     pub processes: Vec<Process>,
     /// The files with most bytes.
@@ -263,7 +263,7 @@ impl Map {
             seconds: self.seconds,
             sum: self.sum.clone(),
             other_read_bytes: self.others.clone(),
-            units: falling(units, usize::MAX, |unit| &unit.bytes),
+            services: falling(units, usize::MAX, |unit| &unit.bytes),
             processes: falling(self.processes.values().map(|process| process.0.clone()), most, |process| {
                 &process.bytes
             }),
@@ -348,10 +348,11 @@ mod tests {
         assert_eq!((report.windows, report.seconds, report.sum.read_bytes), (2, 2.0, 152));
         // 30 of thread 1 and 7 of thread 11; at its home, thread 1 would have read 10 remotely.
         assert_eq!((report.sum.remote_bytes, report.sum.could_be_local_bytes), (37, 20 + 7));
-        let units: Vec<_> = report.units.iter().map(|u| (u.cgroup.as_str(), u.processes, u.bytes.read_bytes)).collect();
+        let units: Vec<_> =
+            report.services.iter().map(|u| (u.cgroup.as_str(), u.processes, u.bytes.read_bytes)).collect();
         assert_eq!(units, [("/g0", 2, 145), ("/g1", 1, 7)]);
         let pairs: Vec<_> =
-            report.units[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
+            report.services[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
         assert_eq!(pairs, [(0, 0, 10), (0, 1, 30), (1, 1, 105)]);
         assert_eq!(report.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [1, 11], "the largest two");
         assert_eq!((report.files[0].file.as_str(), report.files[0].bytes.remote_bytes), ("8:1:1", 30));
@@ -365,7 +366,7 @@ mod tests {
             map.add(&snapshot(vec![thread(1, 1, 0, &[(0, 10)])]), &mut |_, _| group.map(str::to_owned));
         }
         let report = map.report(1);
-        let units: Vec<_> = report.units.iter().map(|u| (u.cgroup.as_str(), u.bytes.read_bytes)).collect();
+        let units: Vec<_> = report.services.iter().map(|u| (u.cgroup.as_str(), u.bytes.read_bytes)).collect();
         assert_eq!(units, [("/db.service", 20), ("/", 10)]);
         assert_eq!(report.processes[0].cgroup, "/db.service");
     }
@@ -453,7 +454,7 @@ mod tests {
             let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
             map.add(&snapshot(threads), &mut |_, _| Some("/build".to_owned()));
         }
-        let units = map.report(1).units;
+        let units = map.report(1).services;
         assert_eq!((units[0].cgroup.as_str(), units[0].processes), ("/build", MOST));
     }
 }

@@ -137,7 +137,7 @@ pub fn json(window: u64, report: &WindowReport) -> Value {
         "gone": outcomes(|v| matches!(v, MoveEvent::Gone)),
         "declined": report.plan.declined,
         "predicted": report.plan.predicted,
-        "held_threads": report.owned_threads,
+        "owned_threads": report.owned_threads,
         "inherited_restored": report.inherited_restored,
         "notes": snapshot.notes.iter().chain(&report.plan.notes).chain(&report.notes).collect::<Vec<_>>(),
         "cost": report.cost,

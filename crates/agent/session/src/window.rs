@@ -64,16 +64,15 @@ pub struct ThreadRow {
     pub cpu: f64,
     /// Its last move by a running homenode, from the journal.
     pub last_move: Option<String>,
-    /// Why homenode leaves it alone; `held` in JSON.
-    #[serde(rename = "held")]
+    /// Why homenode leaves it alone.
     pub pinned: Option<String>,
 }
 
 /// One service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct UnitRow {
+pub struct ServiceRow {
     /// Its name ([`crate::units::name`]); empty for processes that could not be asked.
-    pub unit: String,
+    pub service: String,
     /// How many of its processes touched file data.
     pub processes: usize,
     /// How many of its threads did.
@@ -96,7 +95,7 @@ pub struct UnitRow {
 }
 
 /// The services of a window. `groups` is asked for the processes of threads that touched file data.
-pub fn unit_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<UnitRow> {
+pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow> {
     groups.window();
     let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
     let mut units: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
@@ -108,8 +107,8 @@ pub fn unit_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<UnitRow> {
         threads.iter().for_each(|thread| bytes.thread(thread));
         let share = |part: u64| (bytes.read_bytes > 0).then(|| part as f64 / bytes.read_bytes as f64);
         let distinct = |of: fn(&Thread) -> u32| threads.iter().map(|thread| of(thread)).collect::<BTreeSet<u32>>();
-        UnitRow {
-            unit: unit.map_or_else(String::new, |unit| unit.to_string()),
+        ServiceRow {
+            service: unit.map_or_else(String::new, |unit| unit.to_string()),
             processes: distinct(|thread| thread.pid).len(),
             threads: threads.len(),
             nodes: distinct(|thread| thread.node.0).into_iter().map(NodeId).collect(),
@@ -164,7 +163,7 @@ pub struct Window {
     pub threads: Vec<ThreadRow>,
     /// The services that touched file data; absent unless they are asked for, and of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub units: Option<Vec<UnitRow>>,
+    pub services: Option<Vec<ServiceRow>>,
     /// The files that were touched most, of a volume; none of a host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRow>,
@@ -401,11 +400,11 @@ mod tests {
         ];
         let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
         // What was asked for is there, also where nobody touched anything.
-        let json = |units| serde_json::to_string(&Window { units, ..Window::default() }).unwrap();
-        assert!(json(Some(Vec::new())).contains("\"units\":[]") && !json(None).contains("units"));
-        let rows = unit_rows(&snapshot, &mut Groups::new(proc_root.path()));
+        let json = |services| serde_json::to_string(&Window { services, ..Window::default() }).unwrap();
+        assert!(json(Some(Vec::new())).contains("\"services\":[]") && !json(None).contains("services"));
+        let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path()));
         // Nobody knows process 4 any more; process 3 touched nothing.
-        assert_eq!(rows.iter().map(|row| row.unit.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
+        assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
         let db = &rows[1];
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));
         assert_eq!((db.read_bytes_per_s, db.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));

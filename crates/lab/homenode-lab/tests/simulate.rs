@@ -217,7 +217,7 @@ fn a_recorded_load_is_compared_with_what_was_recorded() {
     let (code, _, err) = ends(&["--snapshot", &dir.write("s.json", "{}"), "--topology", &fixture("two-sockets")]);
     assert!(code == 2 && err.contains("s.json") && err.contains("version"), "{err}");
     let empty =
-        dir.write("e.json", r#"{"version":1,"window_s":1.0,"nodes":[{"id":0,"cpus":[0],"distance":{"0":10}}]}"#);
+        dir.write("e.json", r#"{"version":2,"window_s":1.0,"nodes":[{"id":0,"cpus":[0],"distance":{"0":10}}]}"#);
     let (code, _, err) = ends(&["--snapshot", &empty, "--topology", &fixture("two-sockets")]);
     assert!(code == 2 && err.contains("e.json") && err.contains("no thread"), "{err}");
 }

@@ -394,7 +394,7 @@ mod tests {
     /// default scale can carry.
     #[test]
     fn auto_takes_its_thresholds_by_the_scale_too() {
-        let text = r#"{"version":1,"time_s":10,"window_s":1,"nodes":[
+        let text = r#"{"version":2,"time_s":10,"window_s":1,"nodes":[
             {"id":0,"cpus":[0],"distance":{"0":10,"1":21},"read_bw_max":34e6,"write_bw_max":9.25e6},
             {"id":1,"cpus":[1],"distance":{"0":21,"1":10},"read_bw_max":34e6,"write_bw_max":9.25e6}],
             "threads":[{"tid":1,"pid":1,"start_ns":5000000000,"node":0,"allowed_nodes":[0,1],"cpu_s":0.02,"wait_s":0,

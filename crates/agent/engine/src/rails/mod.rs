@@ -42,8 +42,7 @@ pub enum Rail {
     NotObserved,
     /// The thread is not where the plan thinks it is.
     Stale,
-    /// The snapshot says that no policy may move the thread (`held` in JSON).
-    #[serde(rename = "held")]
+    /// The snapshot says that no policy may move the thread.
     Pinned,
     /// The thread went back and forth and is left alone.
     LeftAlone,

@@ -303,7 +303,7 @@ impl Plane for Fake {
             serde_json::from_value(value).unwrap()
         };
         Ok(Snapshot {
-            version: 1,
+            version: 2,
             time_s: world.clock,
             window_s: window.as_secs_f64(),
             threads: world.tasks.iter().map(thread).collect(),
@@ -495,7 +495,7 @@ impl<F: FnMut(&Snapshot) -> Vec<Move> + Send> Policy for Script<F> {
     }
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
-        Plan { version: 1, policy: "script".into(), moves: (self.0)(snapshot), ..Plan::default() }
+        Plan { version: 2, policy: "script".into(), moves: (self.0)(snapshot), ..Plan::default() }
     }
 }
 

@@ -77,7 +77,7 @@ fn share(part: u64, all: u64) -> String {
 /// The map as tables.
 pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
-    let mut text = format!("{} · {}", seconds(report.seconds), count(report.units.len(), "control group"));
+    let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "control group"));
     text.push_str(&match sum.read_bytes {
         0 => " · no file data was read\n".to_owned(),
         read => format!(
@@ -102,14 +102,14 @@ pub fn text(report: &Report, limits: &Limits) -> String {
     }
     let nodes: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.data_node).collect();
     let from = |head: &str| nodes.iter().map(|node| format!(">{head} node {node}")).collect::<Vec<_>>();
-    if !report.units.is_empty() {
+    if !report.services.is_empty() {
         let mut heads = ["control group", ">processes", ">read", ">remote", ">could be local", "run on"]
             .map(str::to_owned)
             .to_vec();
         heads.extend(from("from"));
         heads.extend([">written", ">handed on"].map(str::to_owned));
         let mut table = Table::new(&heads);
-        for row in &report.units {
+        for row in &report.services {
             group_rows(&mut table, &[unit(&row.cgroup), row.processes.to_string()], &row.bytes, &nodes);
         }
         text = text + "\n" + &table.render();

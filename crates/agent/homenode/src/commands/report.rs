@@ -175,13 +175,13 @@ fn markdown_head(head: &Value, names: bool) -> String {
 
 /// Numbers in the place of names.
 fn without_names(map: &mut Map) {
-    let cgroups: Vec<String> = map.units.iter().map(|unit| unit.cgroup.clone()).collect();
+    let cgroups: Vec<String> = map.services.iter().map(|unit| unit.cgroup.clone()).collect();
     let unit = |cgroup: &str| match cgroups.iter().position(|known| known == cgroup) {
         _ if cgroup.is_empty() => String::new(),
         Some(n) => format!("service {}", n + 1),
         None => "another service".to_owned(),
     };
-    map.units.iter_mut().for_each(|row| row.cgroup = unit(&row.cgroup));
+    map.services.iter_mut().for_each(|row| row.cgroup = unit(&row.cgroup));
     for (n, row) in map.processes.iter_mut().enumerate() {
         (row.pid, row.comm, row.cgroup) = (n as u32 + 1, "process".to_owned(), unit(&row.cgroup));
     }
@@ -243,7 +243,7 @@ mod tests {
         };
         let mut map = Map {
             windows: 3,
-            units: vec![unit("/secret-a"), unit("/secret-b"), unit("")],
+            services: vec![unit("/secret-a"), unit("/secret-b"), unit("")],
             processes: vec![process(7001, "/secret-b"), process(7002, "/secret-gone"), process(7003, "")],
             files: vec![File {
                 file: "8:1:7004".to_owned(),
@@ -257,11 +257,11 @@ mod tests {
         without_names(&mut map);
         let text = serde_json::to_string(&map).unwrap();
         assert!(!text.contains("secret") && !text.contains("700"), "{text}");
-        let units: Vec<&str> = map.units.iter().map(|unit| unit.cgroup.as_str()).collect();
+        let units: Vec<&str> = map.services.iter().map(|unit| unit.cgroup.as_str()).collect();
         assert_eq!(units, ["service 1", "service 2", ""]);
         let of: Vec<&str> = map.processes.iter().map(|process| process.cgroup.as_str()).collect();
         assert_eq!(of, ["service 2", "another service", ""]);
-        assert_eq!((map.windows, map.units[0].processes, map.files[0].size), (3, 2, Some(9)));
+        assert_eq!((map.windows, map.services[0].processes, map.files[0].size), (3, 2, Some(9)));
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl<F: FnMut(&Snapshot) -> Plan + Send> Policy for Script<F> {
     }
 
     fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
-        Plan { version: 1, policy: "script".into(), ..(self.0)(snapshot) }
+        Plan { version: 2, policy: "script".into(), ..(self.0)(snapshot) }
     }
 }
 

@@ -254,7 +254,7 @@ fn staying(snapshot: &Snapshot, demands: &Demands, windows: u32) -> Vec<Declined
         let Some(home) = t.home().filter(|home| *home != t.node) else { continue };
         let read = format!("{} of {} read from node {home}", each(t.read_bytes.get(home)), each(t.read_bytes.total()));
         let (reason, why) = match &t.pinned {
-            Some(pinned) => ("held", format!("{pinned}; {read}")),
+            Some(pinned) => ("pinned", format!("{pinned}; {read}")),
             None if !t.allowed_nodes.contains(&home) => ("not_allowed", format!("{read}, where it may not run")),
             None => ("no_gain", format!("{read}; no move would save enough")),
         };

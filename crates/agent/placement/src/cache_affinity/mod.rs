@@ -276,7 +276,7 @@ impl CacheAffinity {
             Variant::Guarded => self.guarded(reads, history, sizes, memory)?,
         };
         if let Some(pinned) = reads.threads.iter().find_map(|t| t.pinned.as_ref()) {
-            return Err(Some(("held", pinned.clone())));
+            return Err(Some(("pinned", pinned.clone())));
         }
         if !has_cpus(topology, to) {
             return Err(Some(("no_cpus", format!("{why}, but node {to} has no CPUs"))));

@@ -157,7 +157,7 @@ fn declined(plan: &mut Plan, machine: &Machine, settings: &Settings, snapshot: &
         .into_iter()
         .map(|(_, thread, stay)| {
             let (reason, why) = match stay {
-                Stay::Pinned(pinned) => ("held", pinned_why(thread, pinned)),
+                Stay::Pinned(pinned) => ("pinned", pinned_why(thread, pinned)),
                 Stay::SharesFile => (Declined::SHARES_FILE, files.shared_by(thread)),
                 Stay::Relieved(target, relief) => relieved(machine, target, thread, relief),
                 Stay::Untargeted(target) => untargeted(machine, target, margin, thread),

@@ -24,7 +24,7 @@ fn page_19_equation_4_keeps_the_heavy_writers() {
     //     T1: −0.5 + 0.9 > 0 stays. T2: −0.5 + 0.7 > 0 stays. T3: −0.5 + 0.2 = −0.3 goes. T4: −0.3 + 0.1 = −0.2 goes.
     let threads = [(1, 0, 90), (2, 0, 70), (3, 0, 20), (4, 0, 10), (5, 1, 90), (6, 1, 70), (7, 1, 70)];
     let threads = threads.map(|(tid, node, percent)| thread(tid, node, percent)).to_vec();
-    let snapshot = Snapshot { version: 1, window_s: 1.0, threads, ..Snapshot::default() };
+    let snapshot = Snapshot { version: 2, window_s: 1.0, threads, ..Snapshot::default() };
     let settings = Settings { read_weight: 1.0, ..Settings::default() };
     let machine = Machine::new(&two_nodes(), &settings, 1.0);
     let mut state = State::new(&machine, &settings, &snapshot);

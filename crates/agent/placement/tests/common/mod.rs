@@ -131,7 +131,7 @@ pub fn case(size: Size) -> impl Strategy<Value = Case> {
             let listed: f64 = threads.iter().filter(|t| t.node == load.id).map(|t| t.cpu_s).sum();
             load.cpu_s = load.cpu_s.map(|extra| extra + listed);
         }
-        let snapshot = Snapshot { version: 1, window_s, nodes: loads, threads, ..Snapshot::default() };
+        let snapshot = Snapshot { version: 2, window_s, nodes: loads, threads, ..Snapshot::default() };
         let mut topology = snapshot.topology();
         for (node, any) in topology.nodes.iter_mut().zip(&nodes) {
             if any.memoryless && !node.cpus.is_empty() {

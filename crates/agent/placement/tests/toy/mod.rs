@@ -261,7 +261,7 @@ impl Toy {
         let mut processes: Vec<Process> = processes.collect();
         processes.dedup_by_key(|p| p.pid);
         Snapshot {
-            version: 1,
+            version: 2,
             time_s: self.time_s,
             window_s: 1.0,
             nodes,

@@ -110,8 +110,8 @@ impl Source {
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        let units = units().then(|| window::unit_rows(&snapshot, &mut self.groups));
-        let mut window = Window { volumes, units, ..Window::new(&snapshot, &plan, &self.limits) };
+        let services = units().then(|| window::service_rows(&snapshot, &mut self.groups));
+        let mut window = Window { volumes, services, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
         Ok(window)
     }
@@ -122,7 +122,7 @@ impl Source {
 fn text(window: &Window, units: bool) -> String {
     let [heading, ..] = &window.headings;
     let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
-    if let Some(rows) = window.units.as_deref().filter(|rows| units && !rows.is_empty()) {
+    if let Some(rows) = window.services.as_deref().filter(|rows| units && !rows.is_empty()) {
         text.push('\n');
         text.push_str(&table(&UNIT_COLUMNS, rows));
     }
@@ -245,8 +245,8 @@ fn draw_until_quit(
             Ok(Ok(window))
                 if !choices.paused
                     || choices.units
-                        && window.units.is_some()
-                        && newest.as_ref().is_some_and(|w| w.units.is_none()) =>
+                        && window.services.is_some()
+                        && newest.as_ref().is_some_and(|w| w.services.is_none()) =>
             {
                 newest = Some(window);
                 changed = true;
@@ -274,7 +274,7 @@ fn draw_until_quit(
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
             page = view::page(frame.area.height, shown.as_ref());
             let units = choices.shows_units(volumes);
-            let services = |w: &Window| w.units.as_ref().map_or(0, Vec::len);
+            let services = |w: &Window| w.services.as_ref().map_or(0, Vec::len);
             threads = shown.map_or(0, |w| if units { services(&w) } else { w.threads.len() });
         }
         match events.recv_timeout(TICK) {

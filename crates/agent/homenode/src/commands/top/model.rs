@@ -1,7 +1,7 @@
 //! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
 
 use command::output::units::{percent, rate, size};
-use session::window::{FileRow, NodeRow, ThreadRow, UnitRow, Window};
+use session::window::{FileRow, NodeRow, ServiceRow, ThreadRow, Window};
 
 use crate::cli::Sort;
 
@@ -23,18 +23,18 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
         let order = order.then(falling(bytes_per_s(a), bytes_per_s(b))).then(a.tid.cmp(&b.tid));
         if reverse { order.reverse() } else { order }
     });
-    let touched = |unit: &UnitRow| unit.read_bytes_per_s + unit.write_bytes_per_s;
-    window.units.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
+    let touched = |unit: &ServiceRow| unit.read_bytes_per_s + unit.write_bytes_per_s;
+    window.services.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
         let order = match by {
             Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
             Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
             Sort::Cpu => falling(a.cpu, b.cpu),
             Sort::Node => a.nodes.cmp(&b.nodes),
-            Sort::Name => a.unit.cmp(&b.unit),
+            Sort::Name => a.service.cmp(&b.service),
             // A service has no thread id.
             Sort::Bytes | Sort::Tid => falling(touched(a), touched(b)),
         };
-        let order = order.then(falling(touched(a), touched(b))).then(a.unit.cmp(&b.unit));
+        let order = order.then(falling(touched(a), touched(b))).then(a.service.cmp(&b.service));
         if reverse { order.reverse() } else { order }
     });
 }
@@ -44,7 +44,7 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
     window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));
-    window.units.iter_mut().for_each(|units| units.retain(|unit| unit.unit.contains(text)));
+    window.services.iter_mut().for_each(|units| units.retain(|unit| unit.service.contains(text)));
 }
 
 fn bytes_per_s(thread: &ThreadRow) -> f64 {
@@ -96,7 +96,7 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
 ];
 
 /// Columns of the table of services.
-pub const UNIT_COLUMNS: [Column<UnitRow>; 9] = [
+pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
     Column { head: "service", width: 28, expendable: 0, cell: unit },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
     Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
@@ -109,12 +109,12 @@ pub const UNIT_COLUMNS: [Column<UnitRow>; 9] = [
 ];
 
 /// The service's name.
-fn unit(row: &UnitRow) -> String {
-    if row.unit.is_empty() { "(unknown)".to_owned() } else { row.unit.clone() }
+fn unit(row: &ServiceRow) -> String {
+    if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
 }
 
 /// `0, 1`.
-fn on_nodes(row: &UnitRow) -> String {
+fn on_nodes(row: &ServiceRow) -> String {
     row.nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 

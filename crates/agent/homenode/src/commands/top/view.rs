@@ -59,7 +59,7 @@ pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
         let (scroll, width) = (picture.choices.scroll, thread_area.width);
         let rows = match picture.choices.shows_units(picture.volumes) {
             // Those of the first window are still to come.
-            true => table(&UNIT_COLUMNS, from(window.units.as_deref().unwrap_or_default(), scroll), width),
+            true => table(&UNIT_COLUMNS, from(window.services.as_deref().unwrap_or_default(), scroll), width),
             false => table(&THREAD_COLUMNS, from(&window.threads, scroll), width),
         };
         frame.render_widget(rows, thread_area);
@@ -175,7 +175,7 @@ mod tests {
     use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
-    use session::window::{FileRow, Mounted, ThreadRow, UnitRow};
+    use session::window::{FileRow, Mounted, ServiceRow, ThreadRow};
     use topology::NodeId;
 
     /// Two nodes and three threads, one with a control character in its name.
@@ -240,8 +240,8 @@ mod tests {
 
     #[test]
     fn services_are_shown_in_the_place_of_threads() {
-        let unit = |unit: &str, read_bytes_per_s| UnitRow {
-            unit: unit.to_owned(),
+        let unit = |unit: &str, read_bytes_per_s| ServiceRow {
+            service: unit.to_owned(),
             processes: 2,
             threads: 17,
             nodes: vec![NodeId(0), NodeId(1)],
@@ -254,7 +254,7 @@ mod tests {
         };
         let mut window = window();
         let units = [unit("postgresql.service", 2e9), unit("", 1e6), unit("user@7.service/a\u{1b}.scope", 3e9)];
-        window.units = Some(units.into());
+        window.services = Some(units.into());
         sort(&mut window, Sort::Remote, false);
         insta::assert_snapshot!(screen_of(window, 120, 12, |c| c.units = true));
     }
