@@ -79,7 +79,7 @@ fn nothing_stays_bound() -> Outcome {
         let daemon = bench.daemon_for(&pids, &["--policy", policy, "--touch-own-affinity"])?;
         // Half of the kills come at any time, and half around the first moves.
         if time / POLICIES.len() % 2 == 1 {
-            sleep(Duration::from_millis(random.below(10_000)));
+            sleep(Duration::from_millis(random.below(5_000)));
         } else {
             let began = Instant::now();
             while others(&pids, &away).is_empty() && began.elapsed() < Duration::from_secs(20) {
@@ -101,6 +101,9 @@ fn nothing_stays_bound() -> Outcome {
         for file in &files {
             let mut back = FileMove::prepare(file, NodeId(0))?;
             while !back.step(16 << 20)? {}
+        }
+        if (time + 1) % 50 == 0 && time + 1 < times {
+            say!("{} kills, {had_bound} while something was bound", time + 1);
         }
     }
     say!("{times} kills, {had_bound} while something was bound, {put_back} threads put back");
