@@ -88,7 +88,11 @@ fn no_idmap() -> Option<String> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
     let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    ((major, minor) < (6, 12)).then(|| format!("Linux 6.12 can, this is {release}"))
+    if (major, minor) < (6, 12) {
+        return Some(format!("Linux 6.12 can, this is {release}"));
+    }
+    let made = Command::new("unshare").args(["--user", "true"]).output().unwrap();
+    (!made.status.success()).then(|| String::from_utf8_lossy(&made.stderr).trim().to_owned())
 }
 
 /// A volume, and a directory to mount it on.
@@ -902,9 +906,10 @@ struct UserNamespace(Child);
 
 impl UserNamespace {
     fn new() -> Self {
-        let child = Command::new("unshare").args(["--user", "sleep", "600"]).spawn().unwrap();
+        let mut child = Command::new("unshare").args(["--user", "sleep", "600"]).spawn().unwrap();
         let (own, other) = ("/proc/self/ns/user".to_owned(), format!("/proc/{}/ns/user", child.id()));
         while fs::read_link(&own).ok() == fs::read_link(&other).ok() {
+            assert_eq!(child.try_wait().unwrap(), None);
             std::thread::yield_now();
         }
         for map in ["uid_map", "gid_map"] {
