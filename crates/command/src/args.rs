@@ -1,9 +1,10 @@
 //! Options of every command, and of those that another program than `homenode` does.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Args, Command, Subcommand, ValueEnum};
 use placement::Traits;
 
 use crate::output::units;
@@ -150,8 +151,9 @@ fn with_policies(words: &[(&'static str, &'static str)]) -> PossibleValuesParser
 /// How to decide.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// Policy that decides what moves
-    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_names())]
+    /// Policy that decides what moves, or `exec:` and a program of your own (of plan and replay;
+    /// docs/snapshot.md)
+    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = PolicyOrProgram(policy_names()))]
     pub policy: String,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
@@ -159,6 +161,28 @@ pub struct PolicyArgs {
     /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub min_bytes: Option<u64>,
+}
+
+/// What `--policy` begins with for a program.
+pub const PROGRAM: &str = "exec:";
+
+/// A policy, or a program.
+#[derive(Clone)]
+struct PolicyOrProgram(PossibleValuesParser);
+
+impl TypedValueParser for PolicyOrProgram {
+    type Value = String;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
+        match value.to_str().filter(|value| value.starts_with(PROGRAM)) {
+            Some(program) => Ok(program.to_owned()),
+            None => self.0.parse_ref(command, arg, value),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        self.0.possible_values()
+    }
 }
 
 /// The policies that can decide on a host.

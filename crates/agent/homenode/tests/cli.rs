@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -502,6 +503,54 @@ fn recording(path: &Path, times: &[f64]) {
         lines.push_str(&(snapshot.to_string() + "\n"));
     }
     fs::write(path, lines).unwrap();
+}
+
+#[test]
+fn a_program_decides_in_plan_and_replay() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let script = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        format!("exec:{}", path.display())
+    };
+    let first = r#"echo '{"homenode":1,"name":"mine"}'; read hello"#;
+    let mv = r#"{"kind":"thread","tid":4121,"pid":4100,"from":1,"to":0,"reason":"external","why":"uid '$(id -u)'"}"#;
+    let decides =
+        format!("{first}; while read window; do echo '{{\"version\":2,\"policy\":\"\",\"moves\":[{mv}]}}'; done");
+    let (decides, ends_at_once) = (script("decides", &decides), script("ends", first));
+    let input = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/inputs/two-nodes.json");
+    let recording = dir.path().join("windows.jsonl");
+    let window: serde_json::Value = serde_json::from_str(&fs::read_to_string(input).unwrap()).unwrap();
+    fs::write(&recording, format!("{window}\n{window}\n")).unwrap();
+    let (plan, replay) = (["plan", "--snapshot", input], ["replay", recording.to_str().unwrap()]);
+    // Root asks by sudo: the program is that user's.
+    let root = rustix::process::geteuid().is_root();
+    let asks = |args: &[&str], policy: &str| {
+        let mut command = command(args);
+        command.args(["--policy", policy]).env("SUDO_UID", "65534").env("SUDO_GID", "65534");
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    for args in [&plan[..], &replay[..]] {
+        let (code, out, err) = asks(args, &decides);
+        let uid = if root { 65534 } else { rustix::process::geteuid().as_raw() };
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(out.contains("4121") && out.contains(&format!("uid {uid}")), "{out}");
+        let (code, out, err) = asks(args, &ends_at_once);
+        assert_eq!((code, err.as_str()), (Some(1), "homenode: the policy ended: exec:mine: it ended\n"), "{out}");
+        let (code, _, err) = asks(args, "exec:/nowhere/at/all");
+        assert!(code == Some(2) && err.contains("/nowhere/at/all: No such file"), "{err}");
+    }
+    let (code, _, err) = asks(&["run", "--dry-run"], &decides);
+    assert!(code == Some(2) && err.contains("a program decides in `plan` and `replay` only"), "{err}");
+    if root {
+        let output = command(&plan).args(["--policy", &decides]).env_remove("SUDO_UID").output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && err.contains("does not run as root"), "{err}");
+    }
 }
 
 #[test]

@@ -71,6 +71,11 @@ pub trait Policy: Send {
     fn data_period_s(&self) -> f64 {
         self.period_s()
     }
+
+    /// Why it can decide nothing any more: only a program of the user's can fail.
+    fn trouble(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Whether a policy wants something that not every plane can observe; a stronger wish is larger.

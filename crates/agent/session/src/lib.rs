@@ -4,7 +4,7 @@
 //! **Problem.** The daemon and the server of a mount observe in different ways but run the same
 //! loop, and their users should see the same.
 //!
-//! **Approach.** [`policies`] chooses, [`windows`] runs window after window and prints, in the
+//! **Approach.** [`policies`] chooses, [`external`] is a policy that is a program, [`windows`] runs window after window and prints, in the
 //! forms of [`report`]. [`undo`] opens a state directory and undoes what a crash left there.
 //! [`map`] adds up windows by control group, process and file; [`units`] says what a group is
 //! called. [`published`] is what the server of a mount lets `top` and `explain` see: its last
@@ -12,6 +12,7 @@
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
 
+pub mod external;
 pub mod map;
 pub mod policies;
 pub mod published;

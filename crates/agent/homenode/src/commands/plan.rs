@@ -27,6 +27,7 @@ pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     };
     let topology = snapshot.topology();
     let plan = policy.decide(&topology, &snapshot);
+    policies::ended(&*policy)?;
     output::tell(global.json, &plan, || {
         let less = policies::without_bandwidth(&*policy, &topology);
         let less = less.map(|less| format!("policy {}: {less}", policy.name()));

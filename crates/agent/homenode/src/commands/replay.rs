@@ -29,6 +29,7 @@ pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
         window += 1;
         engine.plane_mut().next(snapshot);
         let report = engine.step().map_err(failure)?;
+        policies::ended(engine.policy())?;
         if global.json {
             output::print_json_line(&report::json(window, &report))?;
         } else {

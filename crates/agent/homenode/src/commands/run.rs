@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use command::args::Global;
+use command::args::{Global, PROGRAM};
 use engine::{Engine, Plane};
 use placement::Policy;
 use session::totals::Totals;
@@ -39,6 +39,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     };
     let policy = match args.observe_only {
         true => Box::new(Off) as Box<dyn Policy>,
+        false if args.policy.policy.starts_with(PROGRAM) => {
+            let what = format!("policy {}", args.policy.policy);
+            return Err(Failure::new(Exit::Usage, what, "a program decides in `plan` and `replay` only"));
+        }
         false => policies::chosen(&args.policy, &config)?,
     };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };

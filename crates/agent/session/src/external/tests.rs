@@ -1,0 +1,254 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
+
+use placement::NodeLoad;
+use topology::NodeId;
+
+use super::*;
+
+const FIRST: &str = r#"echo '{"homenode":1,"name":"mine"}'"#;
+
+/// Starts a shell script.
+fn start(script: &str, limit: Duration) -> Result<External, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    External::start_with(path.to_str().unwrap(), None, 7, limit)
+}
+
+fn window() -> Snapshot {
+    let node = |id, cpus: &[u32]| NodeLoad { id: NodeId(id), cpus: cpus.to_vec(), ..NodeLoad::default() };
+    let thread = |tid, node| Thread {
+        tid,
+        pid: 100,
+        node: NodeId(node),
+        allowed_nodes: vec![NodeId(0), NodeId(1), NodeId(2)],
+        ..Thread::default()
+    };
+    let pinned = Thread { pinned: Some("has an affinity of its own".to_owned()), ..thread(3, 1) };
+    Snapshot {
+        version: placement::snapshot::VERSION,
+        window_s: 1.0,
+        nodes: vec![node(0, &[0]), node(1, &[1]), node(2, &[])],
+        threads: vec![thread(1, 0), thread(2, 1), pinned],
+        ..Snapshot::default()
+    }
+}
+
+/// What a program decides in one window, with this line as its answer.
+fn decided(answer: &str) -> Plan {
+    let script = format!("{FIRST}; read hello; while read window; do echo '{answer}'; done");
+    let mut policy = start(&script, ANSWER).unwrap();
+    let window = window();
+    policy.decide(&window.topology(), &window)
+}
+
+fn moving(tid: u32, from: u32, to: u32) -> String {
+    format!(r#"{{"kind":"thread","tid":{tid},"pid":100,"from":{from},"to":{to},"reason":"external","why":"so"}}"#)
+}
+
+#[test]
+fn a_program_decides_from_what_it_reads() {
+    let script = r#"
+        echo '{"homenode":1,"name":"mine","period_s":2,"moves_files":true,"wants":["mapped"]}'
+        read hello
+        case $hello in '{"homenode":1,"topology":{"nodes":['*'"seed":7}') ;; *) exit 1 ;; esac
+        while read window; do
+            case $window in '{"version":2,'*'"tid":2'*) ;; *) exit 1 ;; esac
+            echo '{"version":2,"policy":"any","moves":[{"kind":"thread","tid":2,"pid":100,"from":1,"to":0,"reason":"external","why":"so"}]}'
+        done"#;
+    let mut policy = start(script, ANSWER).unwrap();
+    assert_eq!((policy.name(), policy.period_s()), ("exec:mine", 2.0));
+    let traits = policy.traits();
+    assert!(traits.moves_files && !traits.moves_processes && traits.wants_mapped == Wish::IfPossible);
+    let window = window();
+    for _ in 0..3 {
+        let plan = policy.decide(&window.topology(), &window);
+        assert_eq!((plan.policy.as_str(), plan.moves.len(), plan.notes.len()), ("exec:mine", 1, 0), "{plan:?}");
+        assert_eq!((plan.moves[0].tid(), plan.moves[0].to), (Some(2), NodeId(0)));
+        assert_eq!(
+            (plan.moves[0].reason, plan.moves[0].why.to_string()),
+            (placement::Reason::External, "so".to_owned())
+        );
+    }
+    assert_eq!(policy.trouble(), None);
+}
+
+#[test]
+fn a_program_that_lies_is_left_out_of() {
+    let wrong = [
+        (moving(9, 1, 0), "thread 9: not in the window"),
+        (moving(2, 0, 1), "thread 2: it is elsewhere"),
+        (moving(2, 1, 1), "thread 2: it is there"),
+        (moving(2, 1, 2), "thread 2: it may not run there"),
+        (moving(2, 1, 7), "thread 2: no such node"),
+        (moving(3, 1, 0), "thread 3: pinned"),
+        (moving(2, 1, 0).replace("100", "101"), "thread 2: another one"),
+        (moving(2, 1, 0).replace(r#""from""#, r#""start_ns":5,"from""#), "thread 2: another one"),
+        (
+            r#"{"kind":"process","pid":100,"from":1,"to":0,"reason":"external","why":""}"#.to_owned(),
+            "process 100: it did not announce that it moves processes",
+        ),
+        (
+            r#"{"kind":"file","file":"8:1:9","from":1,"to":0,"reason":"external","why":""}"#.to_owned(),
+            "file 8:1:9: it did not announce that it moves files",
+        ),
+    ];
+    for (wrong, why) in wrong {
+        let right = moving(1, 0, 1);
+        let plan = decided(&format!(r#"{{"version":2,"policy":"","moves":[{wrong},{right}]}}"#));
+        let moved: Vec<_> = plan.moves.iter().filter_map(Move::tid).collect();
+        let note = format!("left out of the program's plan: 1 of its moves ({why})");
+        assert_eq!((moved, plan.notes), (vec![1], vec![note]), "{wrong}");
+    }
+    let twice = format!(r#"{{"version":2,"policy":"","moves":[{0},{0}]}}"#, moving(2, 1, 0));
+    assert_eq!(decided(&twice).notes, ["left out of the program's plan: 1 of its moves (thread 2: moved twice)"]);
+    let long = "x".repeat(5000);
+    let words = format!(
+        r#"{{"version":2,"policy":"","moves":[],"notes":["{long}"],"declined":[{{"tid":1,"reason":"{long}","why":""}}]}}"#
+    );
+    let plan = decided(&words);
+    assert_eq!((plan.notes[0].len(), plan.declined[0].reason.len()), (SENTENCE, SENTENCE));
+}
+
+/// Each is ended, and nothing moves from then on.
+#[test]
+fn a_program_that_ends_hangs_or_floods_decides_nothing() {
+    let short = Duration::from_millis(300);
+    let cases = [
+        ("exit 0", "it ended"),
+        ("read a; read b; exit 3", "it ended"),
+        ("read a; read b; sleep 3600", "no answer within 0.3 s"),
+        ("sleep 3600 & read a; wait", "no answer within 0.3 s"),
+        ("read a; read b; yes | tr -d '\\n'", "a line above 16777216 bytes"),
+        ("echo '{}'; read a; read b; sleep 3600", "it wrote a line that nobody asked for"),
+        (
+            "read a; read b; echo '{\"version\":1,\"policy\":\"\",\"moves\":[]}'; read c",
+            "its plan has version 1, not 2",
+        ),
+        ("read a; read b; echo nonsense; read c", "its plan: expected"),
+        ("read a; read b; printf '\\377\\n'; read c", "no UTF-8"),
+    ];
+    for (script, why) in cases {
+        let limit = if why.starts_with("no answer") { short } else { ANSWER };
+        let mut policy = start(&format!("{FIRST}; {script}"), limit).unwrap();
+        // What it writes at once is there.
+        std::thread::sleep(Duration::from_millis(100));
+        let window = window();
+        for _ in 0..2 {
+            let began = Instant::now();
+            let plan = policy.decide(&window.topology(), &window);
+            assert!(
+                plan.moves.is_empty() && plan.notes[0].starts_with(&format!("exec:mine: {why}")),
+                "{script}: {plan:?}"
+            );
+            assert!(policy.trouble().is_some() && began.elapsed() < ANSWER * 3);
+        }
+        // Its children ended with it: the pipe has no writer.
+        assert!(policy.child.try_wait().unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_program_that_does_not_announce_itself_is_refused() {
+    for (script, why) in [
+        ("echo nonsense", "its first line: expected"),
+        (r#"echo '{"homenode":2,"name":"x"}'"#, "its first line: version 2 is not supported"),
+        (r#"echo '{"homenode":1,"name":"a b"}'"#, "its first line: the name \"a b\""),
+        (r#"echo '{"homenode":1,"name":"x","period_s":-1}'"#, "its first line: a period of -1 s"),
+        (r#"echo '{"homenode":1,"name":"x","wants":["all"]}'"#, "its first line: unknown variant"),
+        ("exit 1", "its first line: it ended"),
+        ("sleep 3600", "its first line: no answer within 0.3 s"),
+    ] {
+        let limit = if why.contains("no answer") { Duration::from_millis(300) } else { ANSWER };
+        let refused = start(script, limit).err().unwrap();
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert!(External::start("/nowhere/at/all", None, 0).err().unwrap().contains("/nowhere/at/all: No such file"));
+    assert!(External::start("  ", None, 0).is_err());
+}
+
+/// Numbers that look random (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
+
+/// A window of two to four nodes, of which some have no CPUs, and threads with reads all around the
+/// policy's limits.
+fn drawn(random: &mut Random) -> Snapshot {
+    let nodes = 2 + random.below(3) as u32;
+    let has_cpus: Vec<bool> = (0..nodes).map(|id| id == 0 || random.below(4) > 0).collect();
+    let node = |random: &mut Random, id: u32| NodeLoad {
+        id: NodeId(id),
+        cpus: if has_cpus[id as usize] { vec![id] } else { Vec::new() },
+        distance: (0..nodes).map(|to| (NodeId(to), if to == id { 10 } else { 20 + random.below(2) as u32 })).collect(),
+        ..NodeLoad::default()
+    };
+    let bytes = |random: &mut Random| {
+        let most = [3 << 20, 200_000_000, 400_000_000, 999_960_000, 1 << 42][random.below(5) as usize];
+        let some: Vec<_> = (0..nodes).filter(|_| random.below(3) > 0).map(NodeId).collect();
+        some.into_iter().map(|node| (node, random.below(3) * most / 2)).collect()
+    };
+    let thread = |random: &mut Random, i: u32| Thread {
+        tid: 10 + i,
+        pid: 5,
+        start_ns: (random.below(2) == 0).then_some(u64::from(i) + 1),
+        node: NodeId(random.below(u64::from(nodes)) as u32),
+        allowed_nodes: (0..nodes).filter(|_| random.below(5) > 0).map(NodeId).collect(),
+        pinned: (random.below(6) == 0).then(|| "bound".to_owned()),
+        read_bytes: bytes(random),
+        write_bytes: bytes(random),
+        ..Thread::default()
+    };
+    let threads = (0..random.below(9) as u32).map(|i| thread(random, i)).collect();
+    let nodes = (0..nodes).map(|id| node(random, id)).collect();
+    Snapshot { version: placement::snapshot::VERSION, window_s: 0.5, nodes, threads, ..Snapshot::default() }
+}
+
+#[test]
+fn the_example_makes_the_plans_of_nthread_rl() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies/nthread_rl.py");
+    let mut theirs = External::start(example, None, 0).unwrap();
+    let mut ours = placement::policy("nthread-rl", &placement::nthread::Settings::default()).unwrap();
+    let mut random = Random(0x5eed);
+    let (mut moves, mut near) = (0, 0);
+    for _ in 0..2000 {
+        let window = drawn(&mut random);
+        let topology = window.topology();
+        let plan = ours.decide(&topology, &window);
+        let by_them = theirs.decide(&topology, &window);
+        assert_eq!(by_them.moves, plan.moves, "{:?}: {}", by_them.notes, window.to_json().unwrap());
+        moves += plan.moves.len();
+        near += plan.moves.iter().filter(|mv| mv.why.to_string().contains("nearest")).count();
+    }
+    assert!(moves > 1000 && near > 20, "{moves} moves, {near} to the nearest node");
+    assert_eq!(theirs.trouble(), None);
+}
+
+#[test]
+fn the_short_example_fills_no_node_beyond_its_cpus() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies/spread.py");
+    let mut policy = External::start(example, None, 0).unwrap();
+    let node = |id| NodeLoad { id: NodeId(id), cpus: vec![2 * id, 2 * id + 1], ..NodeLoad::default() };
+    let thread = |tid| Thread {
+        tid,
+        pid: 1,
+        node: NodeId(1),
+        allowed_nodes: vec![NodeId(0), NodeId(1)],
+        read_bytes: [(NodeId(0), 1000 - u64::from(tid))].into_iter().collect(),
+        ..Thread::default()
+    };
+    let threads = (1..=4).map(thread).collect();
+    let window = Snapshot { nodes: vec![node(0), node(1)], threads, ..window() };
+    let plan = policy.decide(&window.topology(), &window);
+    assert_eq!(plan.moves.iter().filter_map(Move::tid).collect::<Vec<_>>(), [1, 2], "{plan:?}");
+}
