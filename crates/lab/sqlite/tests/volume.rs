@@ -19,7 +19,7 @@ struct Memory {
     flushed: Mutex<BTreeMap<u64, Vec<u8>>>,
     fences: AtomicU64,
     rows: AtomicI64,
-    cuts: Mutex<Vec<(i64, Vec<u8>)>>,
+    cuts: Mutex<Option<Vec<(i64, Vec<u8>)>>>,
 }
 
 /// One cut in so many fences: no multiple of those of a transaction.
@@ -72,8 +72,10 @@ impl Medium for Memory {
     }
     fn fence(&self) -> fs::Result<()> {
         let mut durable = self.durable.lock().unwrap();
-        if self.fences.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY - 1 {
-            self.cuts.lock().unwrap().push((self.rows.load(Ordering::Relaxed), durable.clone()));
+        if let Some(cuts) = &mut *self.cuts.lock().unwrap()
+            && self.fences.fetch_add(1, Ordering::Relaxed) % EVERY == EVERY - 1
+        {
+            cuts.push((self.rows.load(Ordering::Relaxed), durable.clone()));
         }
         for (at, line) in std::mem::take(&mut *self.flushed.lock().unwrap()) {
             durable[at as usize..at as usize + 64].copy_from_slice(&line);
@@ -208,9 +210,9 @@ fn survives_power_cuts(pragmas: &str) {
     let schema = "CREATE TABLE rows (count); INSERT INTO rows VALUES (0);
         CREATE TABLE t (key INTEGER PRIMARY KEY, value TEXT); CREATE INDEX i ON t (value)";
     database.execute_batch(schema).unwrap();
-    memory.cuts.lock().unwrap().clear();
+    *memory.cuts.lock().unwrap() = Some(Vec::new());
     commit_rows(&memory, &database, 60);
-    let cuts = std::mem::take(&mut *memory.cuts.lock().unwrap());
+    let cuts = memory.cuts.lock().unwrap().take().unwrap();
     assert!(cuts.len() >= 20, "{} power cuts", cuts.len());
     let mut rolled_back = 0;
     for (cut, (rows, image)) in cuts.into_iter().enumerate() {
