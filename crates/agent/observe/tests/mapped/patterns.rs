@@ -230,7 +230,7 @@ fn a_process_of_another_user() -> Outcome {
     cached_file(file.path(), 4 << 20)?;
     std::fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
     let name = format!("--filename={}", file.path().display());
-    let fio = Command::new("fio")
+    let fio = Command::new("/usr/bin/fio")
         .args(["--name=map", "--ioengine=mmap", "--rw=read", "--size=4m", "--allow_file_create=0", "--thread", &name])
         .args(["--time_based", "--runtime=120", "--invalidate=0", "--output=/dev/null"])
         .current_dir("/")

@@ -65,12 +65,13 @@ fn errno<T>(result: Result<T>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
 
-/// Runs a shell script as [`USER`], in a directory; the errors of its programs are in English.
+/// Runs a shell script as [`USER`], in a directory; the errors of its programs are in English. The
+/// tests' own links to programs can be below a home that no other user enters.
 pub fn as_user(dir: &Path, script: &str) -> std::process::Output {
     let user = USER.to_string();
     let mut setpriv = Command::new("setpriv");
     setpriv.args(["--reuid", &user, "--regid", &user, "--clear-groups", "sh", "-ec", script]);
-    setpriv.current_dir(dir).env("LC_ALL", "C").output().unwrap()
+    setpriv.current_dir(dir).env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").output().unwrap()
 }
 
 fn names_and_files() {
