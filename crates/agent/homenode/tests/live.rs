@@ -669,8 +669,8 @@ fn the_units_allow_every_call() {
         strace.args(["-f", "-qqq", "-e", "signal=none", "-o", &trace, env!("CARGO_BIN_EXE_homenode")]).args(&args);
         let output = strace.stdin(Stdio::null()).output().unwrap();
         let calls = fs::read_to_string(&trace).unwrap();
-        // Older versions of strace do not know the name of call 451. `???` is that of a thread which
-        // ended before strace could ask.
+        // Older versions of strace do not know the name of call 451. `???` is that of a thread
+        // which ended before strace could ask.
         let name = |line: &str| {
             let name = line.split_whitespace().nth(1)?.split_once('(')?.0.replace("syscall_0x1c3", "cachestat");
             (name != "???").then_some(name)
