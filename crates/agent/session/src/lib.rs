@@ -4,11 +4,11 @@
 //! **Problem.** The daemon and the server of a mount observe in different ways but run the same
 //! loop, and their users should see the same.
 //!
-//! **Approach.** [`policies`] chooses, [`external`] is a policy that is a program, [`windows`]
-//! runs window after window and prints, in the forms of [`report`]. [`undo`] opens a state directory
-//! and undoes what a crash left there. [`map`] adds up windows by control group, process and file; [`units`] says what a group is
-//! called. [`published`] is what the server of a mount lets `top` and `explain` see: its last
-//! [`window`]. [`totals`] is what the daemon lets `export` see.
+//! **Approach.** [`policies`] chooses, [`external`] is a policy that is a program, [`windows`] runs
+//! window after window and prints, in the forms of [`report`]. [`undo`] opens a state directory and
+//! undoes what a crash left there. [`map`] adds up windows by control group, process and file;
+//! [`units`] says what a group is called. [`published`] is what the server of a mount lets `top`
+//! and `explain` see: its last [`window`]. [`totals`] is what the daemon lets `export` see.
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
 
