@@ -19,8 +19,11 @@ struct Memory {
     flushed: Mutex<BTreeMap<u64, Vec<u8>>>,
     fences: AtomicU64,
     rows: AtomicI64,
-    cuts: Mutex<Option<Vec<(i64, Vec<u8>)>>>,
+    cuts: Mutex<Option<Vec<Cut>>>,
 }
+
+/// Rows that were committed, and the image of the volume.
+type Cut = (i64, Vec<u8>);
 
 /// One cut in so many fences: no multiple of those of a transaction.
 const EVERY: u64 = 29;
