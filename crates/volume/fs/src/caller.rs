@@ -11,15 +11,17 @@
 
 use std::cell::Cell;
 
-thread_local! {
+use crate::sync::{Local, task_local};
+
+task_local! {
     /// The thread that this one works for; 0 for itself.
-    static ACTING_FOR: Cell<u32> = const { Cell::new(0) };
+    static ACTING_FOR: Cell<u32> = Cell::new(0);
     /// The node where that thread runs; `None` for the node of this thread's CPU.
-    static NODE: Cell<Option<u32>> = const { Cell::new(None) };
+    static NODE: Cell<Option<u32>> = Cell::new(None);
 }
 
 /// Puts the value back also when the work panics.
-struct Back<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+struct Back<T: Copy + 'static>(&'static Local<Cell<T>>, T);
 
 impl<T: Copy + 'static> Drop for Back<T> {
     fn drop(&mut self) {
@@ -56,4 +58,10 @@ pub(crate) fn acting_for() -> u32 {
 /// The node that this thread was told to be on.
 pub(crate) fn node() -> Option<u32> {
     NODE.get()
+}
+
+/// The CPU of this thread; in the laboratory, where one thread of the system runs all tasks, one
+/// for each that it works for.
+pub(crate) fn cpu() -> usize {
+    if cfg!(virtual_time) { acting_for() as usize } else { rustix::thread::sched_getcpu() }
 }

@@ -26,6 +26,7 @@ use rustc_hash::FxHashMap;
 use crate::caller;
 use crate::format::Ino;
 use crate::recent::Recent;
+use crate::sync::task_local;
 use crate::volume::lock;
 
 /// Bytes from and to the memory of one region.
@@ -58,11 +59,11 @@ static VOLUMES: AtomicU64 = AtomicU64::new(1);
 
 type OfThreads = Recent<(u64, u32), Arc<[Cells]>>;
 
-thread_local! {
+task_local! {
     /// The counters used lately: of which volume, for which thread.
-    static THREADS: RefCell<OfThreads> = const { RefCell::new(Recent::NOTHING) };
+    static THREADS: RefCell<OfThreads> = RefCell::new(Recent::NOTHING);
     /// The uses of files that were counted lately: of which volume, by which thread, of which file.
-    static USES: RefCell<Recent<(u64, u32, Ino), Arc<FileCells>>> = const { RefCell::new(Recent::NOTHING) };
+    static USES: RefCell<Recent<(u64, u32, Ino), Arc<FileCells>>> = RefCell::new(Recent::NOTHING);
 }
 
 /// Bytes of one thread and one file since the last call ([`crate::Volume::take_uses`]).

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::format::Block;
 use crate::format::journal::Record;
 use crate::store::{Durable, Flushed};
+use crate::sync::task_local;
 use crate::volume::Volume;
 
 /// A word of the medium that commits an operation: block, offset in it, and the word.
@@ -36,8 +37,8 @@ pub trait Note {
     fn committed(&self);
 }
 
-thread_local! {
-    static NOTE: RefCell<Option<Arc<dyn Note>>> = const { RefCell::new(None) };
+task_local! {
+    static NOTE: RefCell<Option<Arc<dyn Note>>> = RefCell::new(None);
 }
 
 /// From now on the operations of this thread are noted there.

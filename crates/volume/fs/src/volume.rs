@@ -499,7 +499,7 @@ impl Volume {
 
     /// The CPU of the calling thread, as an index of what is kept per CPU.
     pub(crate) fn cpu(&self) -> usize {
-        rustix::thread::sched_getcpu()
+        crate::caller::cpu()
     }
 
     /// A number that nobody needs to be good.

@@ -5,7 +5,9 @@ use std::num::NonZeroU64;
 
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 
-/// Waits below this are carried over to the next: a sleep takes about as long.
+use crate::sync::task_local;
+
+/// Waits below this are carried over to the next: a sleep of the kernel takes about as long.
 const LEAST_SLEEP_NS: u64 = 5_000;
 /// Most of a sleep's lateness that is taken off the next access: a timer is late by less; more is
 /// the CPU's being busy.
@@ -17,6 +19,10 @@ pub trait Clock: Send + Sync {
     fn now_ns(&self) -> u64;
     /// Returns at this time or later.
     fn sleep_until_ns(&self, at: u64);
+    /// Waits below this are carried over to the next. A clock that jumps has none.
+    fn least_sleep_ns(&self) -> u64 {
+        LEAST_SLEEP_NS
+    }
 }
 
 /// `CLOCK_MONOTONIC`, with timers as precise as the kernel has them.
@@ -45,7 +51,7 @@ impl Clock for Monotonic {
 
 /// Sleeps if that is worth it. Returns how late it woke up.
 pub(super) fn sleep_until(clock: &dyn Clock, at: u64) -> u64 {
-    if at < clock.now_ns() + LEAST_SLEEP_NS {
+    if at < clock.now_ns() + clock.least_sleep_ns() {
         return 0;
     }
     clock.sleep_until_ns(at);
@@ -71,10 +77,9 @@ pub(super) struct Owed {
     pub writes: u64,
 }
 
-thread_local! {
-    static OWED: Cell<Owed> = const {
-        Cell::new(Owed { instance: 0, due: 0, late: 0, ready: 0, held: 0, cached: 0.0, writes: 0 })
-    };
+task_local! {
+    static OWED: Cell<Owed> =
+        Cell::new(Owed { instance: 0, due: 0, late: 0, ready: 0, held: 0, cached: 0.0, writes: 0 });
 }
 
 impl Owed {
@@ -91,7 +96,7 @@ impl Owed {
 
     /// Waits until all is done, if that is worth a sleep, and remembers and returns it.
     pub fn wait(mut self, clock: &dyn Clock) -> Self {
-        if self.due >= clock.now_ns() + LEAST_SLEEP_NS {
+        if self.due >= clock.now_ns() + clock.least_sleep_ns() {
             self.late = sleep_until(clock, self.due);
         }
         self.keep();
