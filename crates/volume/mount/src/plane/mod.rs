@@ -43,13 +43,11 @@ use fs::medium::Cores;
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
 use placement::ranges::{RangeKey, Ranges};
-use placement::{
-    FileUse, IdleFile, IdleRange, Move, NodeBytes, NodeLoad, ObservedFile, RANGE_BYTES, RangeHeat, Reclaim, Snapshot,
-    Thread, Writes,
-};
+use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, RANGE_BYTES, RangeHeat, Reclaim, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::time::{ClockId, clock_gettime};
 use topology::{FileId, NodeId, Topology};
+use window::Window;
 
 use callers::Caller;
 pub use callers::Callers;
@@ -134,7 +132,7 @@ impl VolumePlane {
         volume.take_uses();
         volume.take_ranges();
         let mut plane = Self {
-            before: traffic(&volume),
+            before: window::traffic(&volume),
             cpu_before: FxHashMap::default(),
             began: Instant::now(),
             copies: Copies::default(),
@@ -177,10 +175,8 @@ impl VolumePlane {
         let mut threads = Vec::new();
         // By rising tid, then file.
         let mut own = FxHashSet::default();
-        for of_one in uses.chunk_by(|a, b| a.tid == b.tid) {
-            let Some((tid, caller)) = of_one.first().and_then(|one| Some((one.tid, self.callers.of(one.tid)?))) else {
-                continue; // it has ended
-            };
+        for (tid, of_one) in window::by_thread(&uses) {
+            let Some(caller) = self.callers.of(tid) else { continue }; // it has ended
             if caller.watched.pid == std::process::id() && !self.settings.own_threads {
                 own.insert(tid);
             } else {
@@ -191,14 +187,10 @@ impl VolumePlane {
         // Nobody asks for a single thread's total here: those that are forgotten count in the sum
         // only.
         self.volume.traffic_by_thread(|tid| self.callers.knows(tid));
-        let mut readers: BTreeMap<Ino, Vec<u32>> = BTreeMap::new();
         // What the kernel writes back for nobody in particular is no use by another thread.
-        for one in uses.iter().filter(|one| !own.contains(&one.tid)) {
-            readers.entry(one.ino).or_default().push(one.tid);
-        }
-        let shared = |tid: u32| uses.iter().any(|u| u.tid == tid && readers.get(&u.ino).is_some_and(|r| r.len() > 1));
+        let readers = window::readers(&uses, |tid| own.contains(&tid));
         for seen in &mut threads {
-            seen.thread.shares_file = shared(seen.thread.tid);
+            seen.thread.shares_file = window::shares(seen.thread.tid, &uses, &readers);
         }
         let mut notes = self.settings.notes.clone();
         notes.extend(self.actor.take_notes());
@@ -212,7 +204,10 @@ impl VolumePlane {
         if untold > 0 {
             notes.push(format!("{untold} bytes of so many ranges at once that they were not counted by range"));
         }
-        let file = |(ino, readers): (Ino, _)| self.file(ino, readers, heat.remove(&ino).unwrap_or_default());
+        let seen = self.seen();
+        let file = |(ino, readers): (Ino, _)| {
+            seen.file(ino, readers, heat.remove(&ino).unwrap_or_default(), self.copies.contains(ino))
+        };
         let mut files: Vec<ObservedFile> = readers.into_iter().filter_map(file).collect();
         self.name_files(&uses, &mut files);
         let idle = if self.settings.idle { self.idle() } else { Vec::new() };
@@ -249,9 +244,7 @@ impl VolumePlane {
             }
             None => (seconds(time.ran_ns, before.ran_ns), seconds(time.waited_ns, before.waited_ns)),
         };
-        let files: Vec<FileUse> = uses.iter().map(|one| self.file_use(one)).collect();
-        let sum = |of: fn(&FileUse) -> &NodeBytes| -> NodeBytes { files.iter().flat_map(|f| of(f).iter()).collect() };
-        let thread = Thread {
+        let mut thread = Thread {
             tid,
             pid: caller.watched.pid,
             comm: now.comm,
@@ -261,12 +254,10 @@ impl VolumePlane {
             cpu_s,
             wait_s: Some(wait_s),
             served_s: Some(caller.take_served()),
-            read_bytes: sum(|f| &f.read_bytes),
-            write_bytes: sum(|f| &f.write_bytes),
-            files,
             allowed_nodes: self.actor.topology().nodes_of_cpus(&mask),
             ..Thread::default()
         };
+        self.seen().fill(&mut thread, uses);
         Some(Seen { thread, mask, asked: None, kernel_thread: false })
     }
 
@@ -276,26 +267,14 @@ impl VolumePlane {
         cpus as f64 / f64::from(cores.count())
     }
 
-    fn file_use(&self, one: &Use) -> FileUse {
-        let read: u64 = one.regions.iter().map(|t| t.read).sum();
-        FileUse {
-            file: self.id(one.ino),
-            read_bytes: self.by_node(&one.regions, |t| t.read),
-            write_bytes: self.by_node(&one.regions, |t| t.written),
-            read_size: read.checked_div(one.reads),
-            // The first read of a window began where the last one of the window before ended, or
-            // did not.
-            sequential: (one.reads > 0).then_some(2 * one.sequential > one.reads),
-        }
-    }
-
-    fn by_node(&self, regions: &[Traffic], bytes: fn(&Traffic) -> u64) -> NodeBytes {
-        let of_region = |(region, traffic)| Some((NodeId(self.volume.node_of_region(region)?), bytes(traffic)));
-        regions.iter().enumerate().filter_map(of_region).filter(|(_, bytes)| *bytes > 0).collect()
+    /// The volume, as snapshots describe it.
+    fn seen(&self) -> Window<'_> {
+        let Settings { device, placement, .. } = self.settings;
+        Window { volume: &self.volume, device, placement, regions: self.before.len() }
     }
 
     fn id(&self, ino: Ino) -> FileId {
-        FileId { dev: self.settings.device, ino: ino.raw(), generation: 0 }
+        self.seen().id(ino)
     }
 
     /// The heat of ranges that were read in the window, by file, and the bytes of which no range is
@@ -353,39 +332,6 @@ impl VolumePlane {
         idle
     }
 
-    /// A file; `None` if it was removed.
-    fn file(&self, ino: Ino, readers: Vec<u32>, ranges: Vec<RangeHeat>) -> Option<ObservedFile> {
-        let _visit = Volume::visit(&*self.volume, ino);
-        let (stat, bytes) = (self.volume.stat(ino).ok()?, self.volume.bytes_by_node(ino).ok()?);
-        let pinned = match (self.volume.is_look(), self.before.len() > 1) {
-            (true, _) => Some("the volume is mounted read-only"),
-            (_, false) => Some("the volume has one region"),
-            _ => None,
-        };
-        Some(ObservedFile {
-            file: self.id(ino),
-            generation: Some(u64::from(stat.generation)),
-            path: None,
-            size: Some(stat.size),
-            bytes: bytes.into_iter().filter_map(|(node, bytes)| Some((NodeId(node?), bytes))).collect(),
-            sampled: None,
-            writes: Some(match self.settings.placement {
-                Placement::Local => Writes::Follow,
-                Placement::Random | Placement::Interleave => Writes::Spread,
-                Placement::Node(_) => Writes::Stay,
-            }),
-            movable: Some(pinned.is_none()),
-            pinned: pinned.map(str::to_owned),
-            // A copy opens the file from time to time.
-            opens: match self.copies.contains(ino) || self.volume.is_migrating(ino) {
-                true => None,
-                false => self.volume.open_count(ino).ok(),
-            },
-            readers,
-            ranges,
-        })
-    }
-
     /// Tells the paths of the files with the most bytes: those that can be worth a move or a line.
     fn name_files(&self, uses: &[Use], files: &mut [ObservedFile]) {
         let mut bytes: FxHashMap<Ino, u64> = FxHashMap::default();
@@ -405,26 +351,18 @@ impl VolumePlane {
     }
 
     fn nodes(&mut self) -> Vec<NodeLoad> {
-        let usage = self.volume.usage();
-        let now: Vec<Traffic> = usage.regions.iter().map(|region| region.traffic).collect();
-        let before = std::mem::replace(&mut self.before, now);
         let cpu_now: FxHashMap<u32, f64> = self.cpu_seconds();
         let cpu_before = std::mem::replace(&mut self.cpu_before, cpu_now);
-        let load = |node: &topology::Node| {
-            let mut load = NodeLoad::of(node);
-            let here = usage.regions.iter().zip(&before).filter(|(region, _)| region.node == Some(node.id.0));
-            for (region, before) in here {
-                load.read_bytes += region.traffic.read.saturating_sub(before.read);
-                load.write_bytes += region.traffic.written.saturating_sub(before.written);
-                load.memory_free += region.free_blocks.saturating_sub(region.reserved_blocks) * BLOCK_BYTES;
-            }
-            let used = |cpu| Some((self.cpu_before.get(&cpu)? - cpu_before.get(&cpu)?).max(0.0));
+        let (topology, mut before) = (self.callers.topology(), self.before.clone());
+        let mut nodes = self.seen().nodes(&topology, &mut before);
+        self.before = before;
+        for load in &mut nodes {
+            let used = |cpu: &u32| Some((self.cpu_before.get(cpu)? - cpu_before.get(cpu)?).max(0.0));
             load.reclaim = self.ranges.is_some().then(Reclaim::default);
-            load.cpu_s = node.cpus.iter().map(used).sum();
+            load.cpu_s = load.cpus.iter().map(used).sum();
             load.cores = self.settings.cores.as_ref().map(|cores| cores.count());
-            load
-        };
-        self.callers.topology().nodes.iter().map(load).collect()
+        }
+        nodes
     }
 
     /// CPU seconds that each CPU has worked so far: of emulated cores, in equal parts of its
@@ -489,11 +427,6 @@ impl Drop for VolumePlane {
             std::thread::sleep(ENDING);
         }
     }
-}
-
-/// Bytes to and from each region since the mount.
-fn traffic(volume: &Volume) -> Vec<Traffic> {
-    volume.usage().regions.iter().map(|region| region.traffic).collect()
 }
 
 /// CPU seconds that each CPU has worked since boot, in hundredths; none where `/proc/stat` cannot
