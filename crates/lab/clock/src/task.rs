@@ -156,6 +156,8 @@ pub fn run<T: 'static>(main: impl FnOnce() -> T + 'static) -> Result<T, Stuck> {
 
 /// Starts a task; it runs when the calling one waits. Outside of [`run`] nothing happens.
 pub fn spawn(work: impl FnOnce() + 'static) -> TaskId {
+    // A coroutine takes up to a page with it.
+    let work = Box::new(work);
     let body = Coroutine::new(move |yielder: &Yielder<(), ()>, ()| {
         with(|world| world.me().map(|me| me.yielder = yielder));
         work();

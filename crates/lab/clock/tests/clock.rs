@@ -202,3 +202,9 @@ fn a_panic_of_a_task_is_one_of_the_run_and_the_next_world_is_whole() {
     assert!(panicked.is_err());
     assert_eq!(run(|| sleep_until(3)), Ok(()));
 }
+
+#[test]
+fn a_task_may_take_much_with_it() {
+    let large = [7u8; 1 << 16];
+    assert_eq!(run(move || large.iter().map(|byte| u64::from(*byte)).sum::<u64>()), Ok(7 << 16));
+}

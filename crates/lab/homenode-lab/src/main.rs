@@ -3,6 +3,7 @@
 
 mod heat_map;
 mod reproduce;
+mod run;
 mod simulate;
 
 use std::io::{Read, Write};
@@ -29,6 +30,12 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Lab(LabCommand),
+    /// Run figures of the papers: the shipped file system and policies in virtual time
+    ///
+    /// Everything that decides, stores or moves is the shipped code; memory, cores, links and the
+    /// programs are modelled. docs/lab.md says how. The same seed gives the same numbers. Without a
+    /// figure, lists them.
+    Run(run::RunArgs),
     /// Draw the heat map that `homenode hot` describes on stdin, as a PNG file on stdout
     #[command(hide = true)]
     DrawHeatMap,
@@ -43,6 +50,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Lab(LabCommand::Simulate(args)) => simulate::run(&cli.global, args),
         Command::Lab(LabCommand::Reproduce(args)) => reproduce::run(&cli.global, args),
+        Command::Run(args) => run::run(&cli.global, args),
         Command::DrawHeatMap => draw_heat_map(),
     };
     exit::end(result, cli.global.json)

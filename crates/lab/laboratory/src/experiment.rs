@@ -1,0 +1,471 @@
+//! A figure of a paper as data, and its runs.
+//!
+//! **Approach.** `figures/*.toml` says of each figure the machine, the load, its points (groups of
+//! bars), the series, and the effects as the paper states them, each with its kind and source. A
+//! [`Case`] is one bar: [`Experiment::run`] makes a world for it, in which everything is new.
+//! Cases know nothing of each other, so they can run in any order and on any thread.
+//!
+//! The papers' own settings are those of the policies' defaults; a figure says so where it has
+//! others. Their systems have no rails of homenode's ([`Rails::Open`]).
+//!
+//! **Limits.** The papers' data is divided by the factor and by what the run is shorter than
+//! theirs, so each byte is read and written as often as there.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use engine::{Engine, EngineError};
+use fs::format::Ino;
+use memory_model::Profile;
+use memory_model::figures::PORT_BW;
+use placement::nthread;
+use serde::Deserialize;
+
+use crate::loads::{filebench, fio};
+use crate::machine::{Build, Machine, SLICE_S};
+use crate::plane::LabPlane;
+use crate::thread::{Done, Lab, Locks};
+
+/// The figures that come with the laboratory, by the name of `homenode-lab run`.
+pub const FIGURES: &[(&str, &str)] = &[
+    ("nthread-5a", include_str!("../figures/nthread-5a.toml")),
+    ("nthread-5b", include_str!("../figures/nthread-5b.toml")),
+    ("nthread-6a", include_str!("../figures/nthread-6a.toml")),
+];
+
+/// One figure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// The paper.
+    pub paper: String,
+    /// The figure.
+    pub figure: String,
+    /// What it shows, and with what.
+    pub title: String,
+    /// What is measured.
+    pub value: Value,
+    /// Seconds of a run, in the paper's time.
+    pub seconds: f64,
+    /// Seconds of the paper's own runs.
+    pub paper_seconds: f64,
+    /// How many times as short as in the paper all times are.
+    pub factor: f64,
+    /// The machine.
+    pub machine: MachineSpec,
+    /// Which locks are held over the software of calls.
+    #[serde(default)]
+    pub locks: Locks,
+    /// Groups of bars.
+    pub point: Vec<Point>,
+    /// The bars of a group.
+    pub series: Vec<Series>,
+    /// What the paper states.
+    pub effect: Vec<Effect>,
+}
+
+/// A machine.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpec {
+    /// Nodes, every pair one hop apart.
+    pub nodes: u32,
+    /// Cores of each.
+    pub cores: u32,
+    /// Profile of its memory.
+    pub memory: String,
+    /// Bytes/s of a link; by default two UPI links of 10.4 GT/s.
+    #[serde(default = "port_bw")]
+    pub link_bw: f64,
+    /// How strongly many writers crowd a module, in place of the profile's: 0, not at all.
+    #[serde(default)]
+    pub crowding: Option<f64>,
+}
+
+fn port_bw() -> f64 {
+    PORT_BW
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Value {
+    /// Bandwidth by NThread's Eq. 1, in MB/s: a third of the reads, and the writes.
+    WeightedMbS,
+    /// Operations per second, as the load counts them.
+    OperationsS,
+}
+
+impl Value {
+    /// Its unit.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::WeightedMbS => "MB/s by Eq. 1",
+            Self::OperationsS => "operations/s",
+        }
+    }
+}
+
+/// A group of bars: a name and a load.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// As the figure calls it.
+    pub name: String,
+    /// The load.
+    pub load: Load,
+}
+
+/// A load.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Load {
+    /// See [`fio`].
+    Fio {
+        /// Threads, each with a file of its own.
+        threads: u32,
+        /// Bytes of a call.
+        block: u64,
+        /// Bytes of a file, in the paper.
+        file_bytes: f64,
+        /// Share of calls that read.
+        read: f64,
+        /// Seconds asleep after each call.
+        #[serde(default)]
+        think_s: f64,
+    },
+    /// See [`filebench`].
+    Filebench(filebench::Load),
+}
+
+/// A bar of each group.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Series {
+    /// Its name.
+    pub name: String,
+    /// Where the file system puts what is written.
+    pub placement: Where,
+    /// The policy; none: nobody moves anything.
+    #[serde(default)]
+    pub policy: Option<String>,
+    /// Its settings, where they are not the paper's.
+    #[serde(default)]
+    pub nthread: nthread::Settings,
+    /// Homenode's rails.
+    #[serde(default)]
+    pub rails: Rails,
+    /// It is run only if it is asked for by name.
+    #[serde(default)]
+    pub extra: bool,
+}
+
+/// Where data is put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Where {
+    /// On node 0, from the beginning.
+    Node0,
+    /// On any node, from the beginning.
+    Random,
+    /// Where the writer runs; all files begin on node 0.
+    Local,
+}
+
+impl Where {
+    fn of_writes(self) -> fs::Placement {
+        match self {
+            Self::Node0 => fs::Placement::Node(0),
+            Self::Random => fs::Placement::Random,
+            Self::Local => fs::Placement::Local,
+        }
+    }
+
+    fn at_first(self) -> fs::Placement {
+        match self {
+            Self::Random => fs::Placement::Random,
+            Self::Node0 | Self::Local => fs::Placement::Node(0),
+        }
+    }
+}
+
+/// Whether the engine's rails hold moves back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rails {
+    /// They let everything through: the papers' systems have none.
+    #[default]
+    Open,
+    /// As homenode has them.
+    Homenode,
+}
+
+impl Rails {
+    fn settings(self) -> engine::Settings {
+        let mut settings = engine::Settings::default();
+        if self == Self::Open {
+            (settings.dwell_s, settings.cooldown_s) = (0.0, 0.0);
+            (settings.moves_per_s, settings.burst) = (1e6, 1_000_000);
+            settings.oscillation.leave_alone_s = 0.0;
+            settings.settle.windows = 0;
+        }
+        settings
+    }
+}
+
+/// An effect, as the paper states it: a ratio.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Effect {
+    /// A series.
+    pub of: String,
+    /// The one that it is compared with.
+    pub over: String,
+    /// The groups whose ratios are averaged; none: all.
+    #[serde(default)]
+    pub points: Vec<String>,
+    /// The number of the paper.
+    pub paper: f64,
+    /// Whether it was known when a constant was chosen.
+    pub kind: Kind,
+    /// Where the paper says so.
+    pub source: String,
+    /// Why it is of that kind.
+    #[serde(default)]
+    pub why: String,
+}
+
+/// How much a number that comes out says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// No constant was chosen with it in view.
+    Predicted,
+    /// It restates a choice that was made with it in view.
+    Dependent,
+    /// A constant was chosen so that it comes out.
+    Calibrated,
+}
+
+impl Kind {
+    /// Words for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Predicted => "predicted",
+            Self::Dependent => "dependent",
+            Self::Calibrated => "calibrated",
+        }
+    }
+}
+
+/// One bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Which of the points.
+    pub point: usize,
+    /// Which of the series.
+    pub series: usize,
+}
+
+/// What a run has shown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// What the figure measures.
+    pub value: f64,
+    /// Counts.
+    pub done: Done,
+    /// Moves of threads, and of files, that were made.
+    pub moves: (u64, u64),
+    /// Threads that the kernel pulled.
+    pub pulls: u64,
+    /// Share of the time that each node's controller worked.
+    pub controllers: Vec<f64>,
+    /// Mean number of its cores that worked.
+    pub cores: Vec<f64>,
+    /// Mean number of threads that waited, by kind ([`crate::machine::Wait::ALL`]).
+    pub waits: [f64; 5],
+}
+
+/// Why an experiment cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file is no experiment.
+    #[error("no experiment: {0}")]
+    Toml(#[from] toml::de::Error),
+    /// It names something that does not exist.
+    #[error("there is no {what} called {name}")]
+    Unknown {
+        /// What.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// The file system refused.
+    #[error("the file system: {0}")]
+    Fs(#[from] fs::Error),
+    /// The engine refused.
+    #[error("the engine: {0}")]
+    Engine(#[from] EngineError),
+    /// Tasks wait for each other.
+    #[error(transparent)]
+    Stuck(#[from] clock::Stuck),
+}
+
+impl Experiment {
+    /// Reads one.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or names what does not exist.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let all: Self = toml::from_str(text)?;
+        let unknown = |what, name: &str| Err(Error::Unknown { what, name: name.to_owned() });
+        if Profile::named(&all.machine.memory).is_none() {
+            return unknown("profile of memory", &all.machine.memory);
+        }
+        for series in &all.series {
+            if let Some(policy) =
+                series.policy.as_deref().filter(|policy| placement::policy(policy, &series.nthread).is_none())
+            {
+                return unknown("policy", policy);
+            }
+        }
+        for effect in &all.effect {
+            for name in [&effect.of, &effect.over] {
+                if !all.series.iter().any(|series| series.name == *name) {
+                    return unknown("series", name);
+                }
+            }
+            if let Some(name) = effect.points.iter().find(|name| !all.point.iter().any(|point| point.name == **name)) {
+                return unknown("point", name);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The bars of these series (none: all but extra ones), group by group.
+    pub fn cases(&self, only: &[String]) -> Vec<Case> {
+        let runs = |series: &Series| match only.is_empty() {
+            true => !series.extra,
+            false => only.contains(&series.name),
+        };
+        let series: Vec<usize> = (0..self.series.len()).filter(|at| self.series.get(*at).is_some_and(runs)).collect();
+        (0..self.point.len())
+            .flat_map(|point| series.iter().map(move |series| Case { point, series: *series }))
+            .collect()
+    }
+
+    fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
+        let MachineSpec { nodes, cores, memory, link_bw, crowding } = &self.machine;
+        let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
+        let profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
+        let topology = profile.topology(&(0..nodes * cores).collect(), (*nodes, 0), bytes);
+        let memory_of = |node: &topology::Node| {
+            let memory = *profile.memory_of(node.id.0);
+            memory_model::Memory { crowding: crowding.unwrap_or(memory.crowding), ..memory }
+        };
+        let memory = topology.nodes.iter().map(memory_of).collect();
+        Ok(Machine::new(Build { topology, memory, link_bw: *link_bw, slice_s: SLICE_S / self.factor, seed }))
+    }
+
+    /// Runs one bar.
+    ///
+    /// # Errors
+    ///
+    /// See [`Error`].
+    pub fn run(&self, case: Case, seed: u64) -> Result<Outcome, Error> {
+        let (Some(point), Some(series)) = (self.point.get(case.point).cloned(), self.series.get(case.series).cloned())
+        else {
+            return Err(Error::Unknown { what: "case", name: format!("{case:?}") });
+        };
+        // The papers' data, by as much less as there is less time for it.
+        let less = self.factor * self.paper_seconds / self.seconds;
+        let bytes = point.load.bytes(less);
+        // Copy on write, logs, and whatever moves to one node.
+        let blocks = (2.0 * bytes / 4096.0) as u64 + 20_000;
+        let machine = Arc::new(self.machine(seed, blocks * 4096)?);
+        let mut lab = Lab::new(Arc::clone(&machine), blocks, series.placement.of_writes(), seed)?;
+        (lab.factor, lab.locks) = (self.factor, self.locks);
+        lab.end_ns = (self.seconds / self.factor * 1e9).round() as u64;
+        let (seconds, value) = (lab.end_ns as f64 * 1e-9, self.value);
+        let lab = Rc::new(lab);
+        let world = Rc::clone(&lab);
+        let moves = clock::run(move || -> Result<_, Error> {
+            point.load.start(&world, less, series.placement.at_first())?;
+            let moves = Rc::new(std::cell::RefCell::new(Ok((0, 0))));
+            if let Some(policy) = &series.policy {
+                let settings = placement::Settings { nthread: series.nthread.clone(), ..Default::default() };
+                let policy = placement::policy_with(policy, &settings)
+                    .ok_or_else(|| Error::Unknown { what: "policy", name: policy.clone() })?;
+                let engine = Engine::new(LabPlane::new(Rc::clone(&world)), policy, series.rails.settings(), None)?;
+                let put = Rc::clone(&moves);
+                clock::spawn(move || *put.borrow_mut() = drive(engine, &world));
+            }
+            Ok(moves)
+        })??;
+        let moves = std::mem::replace(&mut *moves.borrow_mut(), Ok((0, 0)))?;
+        let done = lab.done();
+        let controllers = machine.carried().iter().map(|carried| carried.busy_s / seconds).collect();
+        Ok(Outcome {
+            value: match value {
+                Value::WeightedMbS => (done.read as f64 / 3.0 + done.written as f64) / 1e6 / seconds,
+                Value::OperationsS => done.operations as f64 / seconds,
+            },
+            done,
+            moves,
+            pulls: machine.pulls(),
+            controllers,
+            cores: machine.busy_s().iter().map(|busy| busy / seconds).collect(),
+            waits: machine.waits_s().map(|waited| waited / seconds),
+        })
+    }
+}
+
+/// Steps of the engine until the run is over; how many threads and files it has moved.
+fn drive(mut engine: Engine<LabPlane>, lab: &Rc<Lab>) -> Result<(u64, u64), Error> {
+    let mut moves = (0, 0);
+    while clock::now_ns() < lab.end_ns {
+        for outcome in engine.step()?.outcomes {
+            // What is at home is bound where it is.
+            let moves_on = outcome.mv.from != outcome.mv.to;
+            if moves_on && matches!(outcome.result, engine::MoveEvent::Applied | engine::MoveEvent::Started) {
+                match outcome.mv.subject.is_file() {
+                    true => moves.1 += 1,
+                    false => moves.0 += 1,
+                }
+            }
+        }
+    }
+    engine.plane_mut().settle();
+    Ok(moves)
+}
+
+impl Load {
+    /// Bytes of its data.
+    fn bytes(&self, less: f64) -> f64 {
+        match self {
+            Self::Fio { threads, file_bytes, .. } => f64::from(*threads) * file_bytes / less,
+            Self::Filebench(load) => load.bytes(less),
+        }
+    }
+
+    /// Makes its files and starts its threads.
+    fn start(&self, lab: &Rc<Lab>, less: f64, at_first: fs::Placement) -> Result<(), Error> {
+        match *self {
+            Self::Fio { threads, block, file_bytes, read, think_s } => {
+                let mix = fio::Mix {
+                    block: block as usize,
+                    blocks: (file_bytes / less / block as f64).max(1.0) as u64,
+                    read,
+                    think_s,
+                };
+                let fill = |i| lab.fill(Ino::ROOT, &format!("file{i}"), mix.blocks * block, at_first);
+                let files = (0..threads).map(fill).collect::<fs::Result<Vec<_>>>()?;
+                lab.start();
+                files.into_iter().for_each(|file| lab.spawn(None, move |thread| fio::worker(thread, file, mix)));
+                Ok(())
+            }
+            Self::Filebench(ref load) => Ok(filebench::start(load, lab, less, at_first)?),
+        }
+    }
+}

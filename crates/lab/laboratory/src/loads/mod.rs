@@ -1,0 +1,4 @@
+//! Programs.
+
+pub mod filebench;
+pub mod fio;
