@@ -50,8 +50,9 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         name => match FIGURES.iter().find(|(known, _)| *known == name) {
             Some((name, text)) => vec![(*name, (*text).to_owned())],
             None => {
+                let what = format!("{name} is no figure (`homenode-lab run` lists them), and as a file");
                 let text =
-                    std::fs::read_to_string(name).map_err(|error| Failure::from_error(Exit::Usage, name, &error))?;
+                    std::fs::read_to_string(name).map_err(|error| Failure::from_error(Exit::Io, what, &error))?;
                 vec![(name, text)]
             }
         },

@@ -72,6 +72,9 @@ pub struct Load {
     pub file_bytes: f64,
     /// Bytes of a call.
     pub io_bytes: f64,
+    /// All files are in one directory, whatever the personality says.
+    #[serde(default)]
+    pub one_directory: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +158,7 @@ impl Set {
 /// The volume is full.
 pub fn start(load: &Load, lab: &Rc<Lab>, less: f64, at_first: fs::Placement) -> fs::Result<()> {
     let (count, bytes) = load.scaled(less);
-    let width = load.personality.width();
+    let width = if load.one_directory { u64::MAX } else { load.personality.width() };
     let directory = |n: u64| {
         let new = NewFile { mode: DIRECTORY | 0o755, ..NewFile::default() };
         Ok(lab.volume.create(Ino::ROOT, format!("dir{n}").as_bytes(), new)?.ino)
