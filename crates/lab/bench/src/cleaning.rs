@@ -57,8 +57,34 @@ pub fn main(args: &[&str]) -> Result<()> {
         let ratios = thread.iter().zip(&inline).map(|(thread, inline)| thread / inline).collect();
         println!("| {what} | {which} | {:.1} µs | {:.1} µs | {:.4} |", median(inline), median(thread), median(ratios));
     }
+    first_uses(&volume, file, rounds)?;
     drop(volume);
     full(extents.min(50_000))
+}
+
+/// What the first use of the file takes after a kernel has forgotten it, with its log in order.
+fn first_uses(volume: &Volume, file: Ino, rounds: usize) -> Result<()> {
+    type Use = fn(&Volume, Ino) -> fs::Result<()>;
+    let uses: [(&str, Use); 4] = [
+        ("stat", |volume, file| volume.stat(file).map(drop)),
+        ("read of 4 KiB", |volume, file| volume.read(file, 100 * BLOCK, &mut [0; BLOCK as usize]).map(drop)),
+        ("write of 4 KiB", |volume, file| volume.write(file, 100 * BLOCK, &[1; BLOCK as usize])),
+        ("all extents", |volume, file| volume.map(file).map(drop)),
+    ];
+    println!("\n| first use | time |\n|---|---|");
+    volume.clean(file)?;
+    for (what, work) in uses {
+        let mut times = Vec::new();
+        for _ in 0..rounds {
+            volume.remember(file)?;
+            volume.forget(file, 1)?;
+            let begin = Instant::now();
+            work(volume, file)?;
+            times.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+        println!("| {what} | {:.0} µs |", median(times));
+    }
+    Ok(())
 }
 
 /// p99.9 and the longest, in µs.

@@ -4,7 +4,7 @@
 //! millions of extents.
 //!
 //! **Approach.** Unmounting writes both down, and the parent of each directory, as words in a chain
-//! of blocks. These blocks are free, also by what they say: nobody needs to give them back. The
+//! of blocks, with what lets a long log be read in part. These blocks are free, also by what they say: nobody needs to give them back. The
 //! state word names the first one, so the checkpoint is valid exactly until the volume is mounted.
 //! Inodes are read when they are first asked for.
 //!
@@ -14,6 +14,7 @@
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, Block, Ino, get_u32, get_u64, put};
+use crate::scan::Long;
 use crate::store::{Dirty, Store};
 
 const MAGIC: &[u8; 4] = b"HCKP";
@@ -30,6 +31,8 @@ pub struct Checkpoint {
     pub inodes: Vec<Vec<u64>>,
     /// Directories and their parents.
     pub parents: Vec<(Ino, Ino)>,
+    /// Inodes of which not all of the log has to be read.
+    pub long: Vec<(Ino, Long)>,
 }
 
 impl Checkpoint {
@@ -42,6 +45,11 @@ impl Checkpoint {
         }
         words.push(self.parents.len() as u64);
         words.extend(self.parents.iter().flat_map(|(dir, parent)| [dir.raw(), parent.raw()]));
+        words.push(self.long.len() as u64);
+        for (ino, long) in &self.long {
+            words.extend([ino.raw(), u64::from(long.runs), long.blocks.len() as u64]);
+            words.extend(&long.blocks);
+        }
         words
     }
 
@@ -81,6 +89,12 @@ impl Checkpoint {
         let parents = pairs(take(count.checked_mul(2)?)?);
         out.parents =
             parents.into_iter().map(|(a, b)| Some((Ino::from_raw(a)?, Ino::from_raw(b)?))).collect::<Option<_>>()?;
+        let [count] = *take(1)? else { return None };
+        for _ in 0..count {
+            let [ino, runs, regions] = *take(3)? else { return None };
+            let blocks = take(regions).filter(|_| regions <= superblock.regions.len() as u64)?.into();
+            out.long.push((Ino::from_raw(ino)?, Long { runs: u32::try_from(runs).ok()?, blocks }));
+        }
         Some(out)
     }
 

@@ -11,10 +11,11 @@
 //! finds no room has every log cleaned that would lose a page, and tries again
 //! ([`Volume::with_room`]).
 //!
-//! A step leaves the new log with what is true up to some place, in extents or names. A later
-//! change of extents is appended whatever its place: the last one that says something of a block
-//! counts, be it appended or part of a later step. Names cannot be twice, so of changes of names
-//! only those up to that place are appended; a later step has the others.
+//! A step leaves the new log with what is true up to some place, in extents or names. What changes
+//! a file meanwhile is added at the end, so that the extents before stay in order
+//! ([`crate::log::Sorted`]): the last entry that says something of a block counts. Names cannot be
+//! twice, so of changes of names only those up to that place are added, before the next step, which
+//! has the others.
 //!
 //! **Limits.** Fast cleaning drops only pages that hold nothing but mappings of blocks that are
 //! mapped otherwise by now. Thorough cleaning needs room for the new log beside the old one: a log
@@ -39,7 +40,7 @@ use crate::format::word::Field;
 use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
 use crate::leaving::Leaving;
-use crate::log::{self, Appended, Log, NO_TAIL, Pages};
+use crate::log::{self, Appended, Log, NO_TAIL, Pages, Sorted};
 use crate::ops::check_live;
 use crate::store::{Flushed, Store};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock, wait};
@@ -60,6 +61,10 @@ const LOOK_PART: usize = 64;
 /// Live slots that an operation, or a step of the thread in the background, writes at most: 0.1 to
 /// 0.2 ms.
 pub(crate) const STEP: usize = 1024;
+
+/// How often what came to a log while it was rewritten is added before others have to wait for the
+/// rest.
+const ROUNDS: usize = 3;
 
 /// Where cleaning may give back blocks.
 #[derive(Debug, Default)]
@@ -114,14 +119,22 @@ impl Room {
         leaves
     }
 
+    /// Somebody else is to put the log of an inode in order, which nobody uses now.
+    pub(crate) fn leave_unsorted(&self, ino: Ino) {
+        let mut left = lock(&self.left);
+        if left.longer_than.is_some() && left.inodes.insert(ino) {
+            self.left_one.notify_all();
+        }
+    }
+
     /// Whether somebody else will give back the blocks of so many extents.
     fn leaves_blocks(&self, extents: usize) -> bool {
         extents > 1 && lock(&self.left).longer_than.is_some_and(|most| extents > most)
     }
 
     /// Hands them over.
-    fn leave_blocks(&self, extents: Extents, pages: Vec<Block>) {
-        self.leaving.add(extents, pages);
+    fn leave_blocks(&self, extents: Extents, whose: (Ino, u32), pages: Vec<Block>) {
+        self.leaving.add(extents, whose, pages);
         lock(&self.left).blocks = true;
         self.left_one.notify_all();
     }
@@ -201,7 +214,7 @@ impl Volume {
     pub(crate) fn briefly<T>(&self, ino: Ino, with: impl FnOnce(&Inode) -> T) -> Option<T> {
         let known = self.known_inode(ino);
         let read = known.is_none();
-        let inode = known.map_or_else(|| self.inode(ino), Ok).ok()?;
+        let inode = known.map_or_else(|| self.inode_partly(ino), Ok).ok()?;
         let done = with(&inode);
         if read {
             inode.listed.store(false, Ordering::Release);
@@ -302,7 +315,9 @@ impl Volume {
             (left.inodes.pop_first(), left.longer_than.unwrap_or(STEP))
         };
         let Some(ino) = next else { return false };
-        if self.inode(ino).is_ok_and(|inode| worth_it(&inode.read())) {
+        let _visit = Self::visit(self, ino);
+        let is_worth = |state: &State| worth_it(state) || state.is_unsorted();
+        if self.inode_partly(ino).is_ok_and(|inode| is_worth(&inode.read())) {
             let go_on = || lock(&self.room.left).longer_than.is_some();
             let _ = self.clean_in_steps(ino, step, go_on); // without room, not before it is twice as long
         }
@@ -314,11 +329,15 @@ impl Volume {
     pub fn give_back(&self) -> bool {
         let step = lock(&self.room.left).longer_than.unwrap_or(STEP);
         // Whoever found no room meanwhile tries again.
-        let given = self.room.leaving.step(&self.allocator, step, &self.room.made);
-        if given.is_some() {
+        let given = self.room.leaving.step(&self.store, &self.allocator, step, &self.room.made);
+        if given.is_err() {
+            self.orphaned.store(true, Ordering::Release); // the next mount finds them
+        }
+        let more = !matches!(given, Ok(None));
+        if more {
             lock(&self.room.left).blocks = true;
         }
-        given.is_some()
+        more
     }
 
     /// Gives back all of them.
@@ -327,19 +346,19 @@ impl Volume {
     }
 
     /// Gives back the blocks and the log of an inode that is gone.
-    pub(crate) fn give_blocks(&self, state: &mut State) {
+    pub(crate) fn give_blocks(&self, inode: &Inode, state: &mut State) {
         let (extents, pages) = (std::mem::take(&mut state.extents), std::mem::take(&mut state.log.pages));
-        if self.room.leaves_blocks(extents.len()) {
-            return self.room.leave_blocks(extents, pages);
+        if !extents.is_whole() || self.room.leaves_blocks(extents.len()) {
+            return self.room.leave_blocks(extents, inode.whose(), pages);
         }
         self.free_pages(&pages);
         extents.iter().for_each(|run| self.allocator.free(run.block, run.count));
     }
 
     /// Before a file is cut off at a file block: takes away what is beyond, if that is much.
-    pub(crate) fn leave_tail(&self, state: &mut State, file_block: u64) {
+    pub(crate) fn leave_tail(&self, inode: &Inode, state: &mut State, file_block: u64) {
         if state.extents.end() > file_block && self.room.leaves_blocks(state.extents.len()) {
-            self.room.leave_blocks(state.extents.cut_off(file_block), Vec::new());
+            self.room.leave_blocks(state.extents.cut_off(file_block), inode.whose(), Vec::new());
         }
     }
 
@@ -375,6 +394,7 @@ impl Volume {
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<bool> {
         let Ok(_alone) = inode.stepping.try_lock() else { return Ok(false) };
+        self.read_all(inode)?;
         let done = self.rewrite(inode, step, pages, go_on);
         if !matches!(done, Ok(true)) {
             inode.write().rewriting = None;
@@ -408,7 +428,9 @@ impl Volume {
             let state = inode.read();
             let Some(rewriting) = state.rewriting.as_ref().filter(|_| !state.gone) else { return Ok(false) };
             let mut place = lock(rewriting);
-            new.catch_up(&self.store, &state, std::mem::take(&mut place.among))?;
+            if state.dir.is_some() {
+                new.catch_up(&self.store, &state, std::mem::take(&mut place.among))?;
+            }
             let mut slots = 0;
             more = false;
             for (upto, entry) in state.more_entries(place.upto) {
@@ -425,6 +447,18 @@ impl Volume {
                 let (entry, time) = state.attributes_entry(); // the entries between changed the times
                 new.push(&self.store, &entry, time)?;
             }
+            new.flush(&self.store)?;
+        }
+        // What came to a file meanwhile follows its extents, which stay in order.
+        for _ in 0..ROUNDS {
+            let state = inode.read();
+            if state.rewriting.is_none() || state.gone {
+                return Ok(false);
+            }
+            if state.dir.is_some() || state.log.tail == new.from {
+                break;
+            }
+            new.catch_up(&self.store, &state, Vec::new())?;
             new.flush(&self.store)?;
         }
         let mut state = inode.write();
@@ -455,6 +489,7 @@ impl Volume {
 
     /// Writes what is still true to a new log, and switches over to it.
     fn clean_log(&self, inode: &Inode, state: &mut State, purpose: Purpose) -> Result<()> {
+        self.read_extents(inode, state, (0, u64::MAX), usize::MAX)?;
         let pages = self.log_pages(self.regions.nearest(state.log.tail.page.region()), purpose);
         let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
         let whose = inode.whose();
@@ -491,7 +526,8 @@ impl Volume {
 
     /// Takes pages that are only history out of a log: how many.
     fn drop_dead_pages(&self, inode: &Inode, state: &mut State) -> Result<u64> {
-        let whose = (inode.ino, inode.generation);
+        let whose = inode.whose();
+        self.read_extents(inode, state, (0, u64::MAX), usize::MAX)?;
         let Some((middle, last)) = state.log.pages.get(1..).and_then(|rest| rest.split_last().map(|(l, m)| (m, l)))
         else {
             return Ok(0);
@@ -519,6 +555,7 @@ impl Volume {
         let links: Vec<_> = links.map(|(at, next)| (at, page::NEXT, page::next_word(at, whose.1, next))).collect();
         self.store.commit(&links, &Flushed::nothing().fence(&self.store)?)?;
         state.rewriting = None;
+        state.log.sorted = Sorted::of(0);
         let pages = std::mem::replace(&mut state.log.pages, keep);
         for page in pages.iter().filter(|page| !state.log.pages.contains(page)) {
             self.allocator.free(*page, 1);

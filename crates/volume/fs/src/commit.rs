@@ -76,9 +76,9 @@ impl Volume {
             }
         }
         for (ino, entry) in entries {
-            let state = locked.get_mut(*ino)?;
+            let (inode, state) = locked.get_both(*ino)?;
             if let Entry::Size(size) = entry {
-                self.leave_tail(state, size.div_ceil(BLOCK_BYTES));
+                self.leave_tail(inode, state, size.div_ceil(BLOCK_BYTES));
             }
             let applied = state.apply(entry, time, &mut freed);
             self.store.certain(|| applied.map_err(Error::Invalid))?;

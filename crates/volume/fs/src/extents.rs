@@ -1,4 +1,9 @@
 //! Which blocks a file has: the index in DRAM.
+//!
+//! Of a file with many extents, *pieces* may still be on the medium only: pages of its log that
+//! hold 63 of them each. A piece is read before somebody uses its file blocks, or those beside it
+//! ([`Extents::unread`]). What is mapped by then is newer. Using file blocks of a piece that was not
+//! read is a fault of the program, and a panic: it would give another's blocks away, or zeros.
 
 use std::collections::BTreeMap;
 
@@ -6,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::format::Block;
 use crate::format::entry::Run;
+use crate::format::page::SLOTS;
 
 /// Blocks of a run that are no longer used.
 pub type Freed = Vec<(Block, u64)>;
@@ -16,11 +22,27 @@ pub type Freed = Vec<(Block, u64)>;
 pub struct Extents {
     runs: BTreeMap<u64, Run>,
     blocks: SmallVec<[u64; 2]>,
+    /// By their first file blocks.
+    pieces: BTreeMap<u64, Piece>,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    end: u64,
+    page: Block,
+}
+
+/// Runs of a piece.
+const PIECE: usize = SLOTS - 1;
 
 impl Extents {
     /// Maps a run; what it displaces goes to `freed`.
     pub fn insert(&mut self, run: Run, freed: &mut Freed) {
+        self.check(run.file_block, run.count);
+        self.map(run, freed);
+    }
+
+    fn map(&mut self, run: Run, freed: &mut Freed) {
         let region = run.block.region();
         if self.blocks.len() <= region {
             self.blocks.resize(region + 1, 0);
@@ -31,7 +53,7 @@ impl Extents {
         // Appending is the rule: nothing to displace, and as a rule the last run grows.
         match self.runs.last_entry() {
             Some(mut last) if last.get().end() <= run.file_block => {
-                if adjoin(last.get(), &run) {
+                if last.get().adjoins(&run) {
                     last.get_mut().count += run.count;
                 } else {
                     self.runs.insert(run.file_block, run);
@@ -44,7 +66,7 @@ impl Extents {
             return;
         }
         let mut at = freed.len();
-        self.remove(run.file_block, run.count, freed);
+        self.unmap(run.file_block, run.count, freed);
         // What is mapped again, as unwritten blocks are that were written where they are, stays in
         // use.
         let (first, end) = (run.block, run.block.index() + run.count);
@@ -56,16 +78,95 @@ impl Extents {
                 at += 1;
             }
         }
-        let mut run = run;
-        if let Some(before) = self.runs.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| adjoin(r, &run))
+        self.put(run);
+    }
+
+    /// Adds a run where nothing is, and joins it with its neighbours.
+    fn put(&mut self, mut run: Run) {
+        if let Some(before) = self.runs.range(..run.file_block).next_back().map(|(_, r)| *r).filter(|r| r.adjoins(&run))
         {
             run = Run { count: before.count + run.count, ..before };
         }
-        if let Some(after) = self.runs.get(&run.end()).copied().filter(|r| adjoin(&run, r)) {
+        if let Some(after) = self.runs.get(&run.end()).copied().filter(|r| run.adjoins(r)) {
             self.runs.remove(&after.file_block);
             run.count += after.count;
         }
         self.runs.insert(run.file_block, run);
+    }
+
+    /// While a log is read: the next piece, which has its first run here. False: it is out of order.
+    pub fn add_piece(&mut self, first: u64, page: Block) -> bool {
+        let last = self.pieces.last_key_value().map_or(0, |(start, _)| start + 1);
+        self.end_pieces(first);
+        self.pieces.insert(first, Piece { end: u64::MAX, page });
+        last <= first
+    }
+
+    /// The last piece ends here at the latest, unless its end is known.
+    pub fn end_pieces(&mut self, end: u64) {
+        if let Some(mut last) = self.pieces.last_entry().filter(|last| last.get().end == u64::MAX) {
+            last.get_mut().end = end;
+        }
+    }
+
+    /// Once a log was read: what its inode has in each region, pieces included.
+    pub fn set_blocks(&mut self, blocks: &[u64]) {
+        self.blocks = blocks.into();
+    }
+
+    /// While a log is read: maps a run, also in front of pieces.
+    pub fn map_over(&mut self, run: Run) {
+        self.map(run, &mut Vec::new());
+    }
+
+    /// A piece that has to be read before `count` file blocks are used: its first file block and its
+    /// page.
+    pub fn unread(&self, file_block: u64, count: u64) -> Option<(u64, Block)> {
+        // With the runs on both sides, of which one goes on, or a new one joins them.
+        self.piece_in(file_block.saturating_sub(2), file_block.saturating_add(count).saturating_add(2))
+    }
+
+    fn piece_in(&self, from: u64, to: u64) -> Option<(u64, Block)> {
+        let last = self.pieces.range(..to).next_back().filter(|(_, piece)| piece.end > from);
+        last.map(|(first, piece)| (*first, piece.page))
+    }
+
+    /// Whether no piece is left to be read.
+    pub fn is_whole(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// The runs of a piece were read. False: they are not those of that piece.
+    pub fn fill(&mut self, first: u64, runs: &[Run]) -> bool {
+        let Some(piece) = self.pieces.get(&first).copied() else { return true };
+        let mut at = first;
+        for run in runs {
+            if run.file_block < at || run.end() > piece.end {
+                return false;
+            }
+            at = run.end();
+        }
+        if runs.len() != PIECE || runs.first().is_none_or(|run| run.file_block != first) {
+            return false;
+        }
+        self.pieces.remove(&first);
+        for run in runs {
+            let newer: SmallVec<[(u64, u64); 2]> =
+                self.within(run.file_block, run.count).map(|newer| (newer.file_block, newer.end())).collect();
+            let mut at = run.file_block;
+            for (from, to) in newer.into_iter().chain([(run.end(), run.end())]) {
+                if at < from {
+                    self.put(cut(*run, at, from));
+                }
+                at = to;
+            }
+        }
+        true
+    }
+
+    fn check(&self, file_block: u64, count: u64) {
+        let piece = if self.is_whole() { None } else { self.piece_in(file_block, file_block.saturating_add(count)) };
+        assert!(piece.is_none(), "extents were not read");
     }
 
     /// Maps a run that lies within another one, as an overwrite does, with one search for it and
@@ -81,10 +182,10 @@ impl Extents {
         let (old, head) = (*found, run.file_block - found.file_block);
         let rest = (run.end() < old.end()).then(|| cut(old, run.end(), old.end()));
         // The same blocks again would join what is left of the old run, and are not free.
-        if run.block == old.block.offset(head) || after.is_some_and(|after| adjoin(&run, after)) {
+        if run.block == old.block.offset(head) || after.is_some_and(|after| run.adjoins(after)) {
             return false;
         }
-        if let Some(before) = near.next().filter(|before| adjoin(before, &run)) {
+        if let Some(before) = near.next().filter(|before| before.adjoins(&run)) {
             before.count += run.count;
             self.runs.remove(&run.file_block);
         } else if head == 0 {
@@ -105,6 +206,11 @@ impl Extents {
 
     /// Unmaps `count` file blocks.
     pub fn remove(&mut self, file_block: u64, count: u64, freed: &mut Freed) {
+        self.check(file_block, count);
+        self.unmap(file_block, count, freed);
+    }
+
+    fn unmap(&mut self, file_block: u64, count: u64, freed: &mut Freed) {
         let end = file_block.saturating_add(count);
         while let Some(run) = self.runs.range(..end).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block) {
             self.runs.remove(&run.file_block);
@@ -124,11 +230,12 @@ impl Extents {
 
     /// Takes away all from a file block on.
     pub fn cut_off(&mut self, file_block: u64) -> Self {
+        self.check(file_block, u64::MAX);
         if let Some(run) = self.runs.range(..file_block).next_back().map(|(_, r)| *r).filter(|r| r.end() > file_block) {
             self.runs.insert(run.file_block, cut(run, run.file_block, file_block));
             self.runs.insert(file_block, cut(run, file_block, run.end()));
         }
-        let mut tail = Self { runs: self.runs.split_off(&file_block), blocks: self.blocks.clone() };
+        let mut tail = Self { runs: self.runs.split_off(&file_block), blocks: self.blocks.clone(), ..Self::default() };
         if self.runs.is_empty() {
             self.blocks.fill(0);
             return tail;
@@ -145,11 +252,17 @@ impl Extents {
 
     /// All blocks, for giving them back.
     pub fn into_runs(self) -> impl Iterator<Item = (Block, u64)> + Send + 'static {
+        self.check(0, u64::MAX);
         self.runs.into_values().map(|run| (run.block, run.count))
     }
 
     /// The runs that have any of `count` file blocks, each cut to that range.
     pub fn range(&self, file_block: u64, count: u64) -> impl Iterator<Item = Run> + '_ {
+        self.check(file_block, count);
+        self.within(file_block, count)
+    }
+
+    fn within(&self, file_block: u64, count: u64) -> impl Iterator<Item = Run> + '_ {
         let end = file_block.saturating_add(count);
         let first = self.runs.range(..=file_block).next_back().map(|(_, r)| *r);
         let first = first.filter(|r| r.end() > file_block && count > 0);
@@ -162,6 +275,7 @@ impl Extents {
 
     /// All runs.
     pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+        self.check(0, u64::MAX);
         self.runs.values().copied()
     }
 
@@ -172,12 +286,18 @@ impl Extents {
 
     /// The file block after the last run.
     pub fn end(&self) -> u64 {
-        self.runs.last_key_value().map_or(0, |(_, run)| run.end())
+        let piece = self.pieces.last_key_value().map_or(0, |(_, piece)| piece.end);
+        self.runs.last_key_value().map_or(0, |(_, run)| run.end()).max(piece)
     }
 
-    /// How many runs there are.
+    /// How many runs there are, at most where pieces are not read.
     pub fn len(&self) -> usize {
-        self.runs.len()
+        self.runs.len() + PIECE * self.pieces.len()
+    }
+
+    /// How many runs and pieces memory has.
+    pub fn in_memory(&self) -> usize {
+        self.runs.len() + self.pieces.len()
     }
 
     /// How many blocks are mapped.
@@ -189,12 +309,6 @@ impl Extents {
     pub fn blocks_by_region(&self) -> &[u64] {
         &self.blocks
     }
-}
-
-fn adjoin(a: &Run, b: &Run) -> bool {
-    let same_region = a.block.region() == b.block.region();
-    let adjacent = a.end() == b.file_block && same_region && a.block.index() + a.count == b.block.index();
-    adjacent && a.unwritten == b.unwritten && a.count + b.count <= Run::MAX
 }
 
 fn cut(run: Run, from: u64, to: u64) -> Run {
@@ -266,7 +380,7 @@ mod tests {
             let all = table.iter().enumerate().filter_map(|(at, entry)| entry.map(|entry| (at as u64, entry)));
             assert_eq!(mapped.collect::<Vec<_>>(), all.collect::<Vec<_>>());
             let runs: Vec<Run> = map.iter().collect();
-            assert!(runs.windows(2).all(|pair| !adjoin(&pair[0], &pair[1])), "{runs:?}");
+            assert!(runs.windows(2).all(|pair| !pair[0].adjoins(&pair[1])), "{runs:?}");
             let in_region =
                 |region| table.iter().flatten().filter(|(block, _)| block.region() == region).count() as u64;
             let counted = |region| map.blocks_by_region().get(region).copied().unwrap_or_default();

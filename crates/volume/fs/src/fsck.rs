@@ -15,7 +15,7 @@ use crate::medium::{At, Medium, Overlay};
 use crate::mount;
 use crate::repair;
 pub use crate::repair::{Losses, Repaired};
-use crate::scan::{self, Found, Inodes, Use};
+use crate::scan::{self, Found, Inodes, Long, Use};
 use crate::store::Store;
 
 /// What a flipped bit is called.
@@ -226,6 +226,14 @@ fn checkpoint(store: &Store, at: Block, found: &Inodes, free: Vec<Vec<(u64, u64)
     written.parents.sort_unstable();
     if !written.parents.iter().copied().eq(found.iter().filter_map(dir)) {
         return is("has other directories than the logs");
+    }
+    let differs = |(ino, written): &(Ino, Long)| {
+        let known = found.get(ino).and_then(|f| f.state.as_ref().ok()).filter(|known| !known.flipped);
+        let is_other = |own: &Long| own.blocks != written.blocks || own.runs < written.runs;
+        known.is_some_and(|known| known.long.as_ref().is_none_or(is_other))
+    };
+    if written.long.iter().any(differs) {
+        return is("has other extents than the logs");
     }
     Ok(None)
 }

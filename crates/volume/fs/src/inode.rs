@@ -13,6 +13,7 @@ use crate::dir::{Dir, LAST_COOKIE, Named};
 use crate::error::{Damage, Result};
 use crate::extents::{Extents, Freed};
 use crate::format::entry::{Attributes, Entry, Kind};
+use crate::format::page::SLOTS;
 use crate::format::{BLOCK_BYTES, Ino, LINE, MAX_SIZE};
 use crate::log::Log;
 use crate::store::{Durable, Store};
@@ -38,6 +39,8 @@ pub struct Inode {
     pub stepping: Mutex<()>,
     /// It is among those whose logs changed ([`crate::clean::Room`]).
     pub listed: AtomicBool,
+    /// Pieces of its extents may not be read.
+    pub partly: AtomicBool,
     /// The directory in which it was last made, found or renamed, as a number; 0: none.
     pub named_in: AtomicU64,
     /// What it was counted with.
@@ -57,6 +60,7 @@ impl Inode {
             migrating: AtomicBool::new(false),
             stepping: Mutex::new(()),
             listed: AtomicBool::new(false),
+            partly: AtomicBool::new(!state.extents.is_whole()),
             named_in: AtomicU64::new(0),
             account: std::sync::Mutex::default(),
             state: RwLock::new(state),
@@ -457,7 +461,14 @@ impl State {
         const INODE: usize = 640;
         const PIECE: usize = 64;
         let names = self.dir.as_ref().map_or(0, |dir| 2 * LINE * dir.slots());
-        (INODE + self.xattrs.memory() + names + PIECE * self.extents.len()) as u64
+        (INODE + self.xattrs.memory() + names + PIECE * self.extents.in_memory()) as u64
+    }
+
+    /// Whether more than an eighth of a long log are extents in no order, so that whoever uses it
+    /// next has to read these.
+    pub fn is_unsorted(&self) -> bool {
+        let (slots, sorted) = (self.log.slots(), self.log.sorted.runs as usize);
+        self.extents.len() > slots / 8 && slots > 4 * SLOTS && slots - sorted > (slots / 8).max(2 * SLOTS)
     }
 
     /// Slots that [`State::entries`] needs.

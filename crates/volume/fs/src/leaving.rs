@@ -15,8 +15,12 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use crate::alloc::Allocator;
+use crate::error::Result;
 use crate::extents::Extents;
-use crate::format::Block;
+use crate::format::page::SLOTS;
+use crate::format::{Block, Ino};
+use crate::scan;
+use crate::store::Store;
 use crate::sync::{AtomicU64, Mutex, lock};
 
 /// Blocks to give back.
@@ -25,9 +29,17 @@ pub(crate) struct Leaving(Mutex<Queue>);
 
 #[derive(Default)]
 struct Queue {
-    runs: VecDeque<Box<dyn Iterator<Item = (Block, u64)> + Send>>,
+    runs: VecDeque<Left>,
     /// Blocks by region that are counted as free already.
     blocks: BTreeMap<usize, u64>,
+}
+
+/// What was left of an inode.
+enum Left {
+    /// Extents of which pieces may not be read, and pages of a log, which may have these.
+    Unread(Extents, (Ino, u32), Vec<Block>),
+    /// Blocks.
+    Runs(Box<dyn Iterator<Item = (Block, u64)> + Send>),
 }
 
 impl fmt::Debug for Leaving {
@@ -37,14 +49,14 @@ impl fmt::Debug for Leaving {
 }
 
 impl Leaving {
-    /// Takes over extents, and pages of a log.
-    pub(crate) fn add(&self, extents: Extents, pages: Vec<Block>) {
+    /// Takes over extents of an inode, and pages of its log.
+    pub(crate) fn add(&self, extents: Extents, whose: (Ino, u32), pages: Vec<Block>) {
         let mut queue = lock(&self.0);
         let blocks = extents.blocks_by_region().iter().copied().enumerate();
         for (region, blocks) in blocks.chain(pages.iter().map(|page| (page.region(), 1))) {
             *queue.blocks.entry(region).or_default() += blocks;
         }
-        queue.runs.push_back(Box::new(extents.into_runs().chain(pages.into_iter().map(|page| (page, 1)))));
+        queue.runs.push_back(Left::Unread(extents, whose, pages));
     }
 
     /// Blocks of a region that are to be given back.
@@ -53,10 +65,20 @@ impl Leaving {
     }
 
     /// Gives back up to so many extents and pages: how many blocks; `None`: there was nothing.
-    /// They are added to `made` as well.
-    pub(crate) fn step(&self, allocator: &Allocator, step: usize, made: &AtomicU64) -> Option<u64> {
+    /// They are added to `made` as well. An error: what cannot be read stays in use until the next
+    /// mount.
+    pub(crate) fn step(
+        &self,
+        store: &Store,
+        allocator: &Allocator,
+        step: usize,
+        made: &AtomicU64,
+    ) -> Result<Option<u64>> {
         // Under the lock: who finds nothing here is to find it free, and made.
         let (mut queue, mut given) = (lock(&self.0), None);
+        if queue.read(store, step)? {
+            return Ok(Some(0));
+        }
         for _ in 0..step {
             let Some((block, count)) = queue.next() else { break };
             allocator.free(block, count);
@@ -66,14 +88,38 @@ impl Leaving {
             }
         }
         made.fetch_add(given.unwrap_or(0), Ordering::AcqRel);
-        given
+        Ok(given)
     }
 }
 
 impl Queue {
+    /// Reads up to so many extents of what was left first: whether there are more.
+    fn read(&mut self, store: &Store, step: usize) -> Result<bool> {
+        let Some(Left::Unread(extents, whose, _)) = self.runs.front_mut() else { return Ok(false) };
+        let more = scan::read_pieces(store, *whose, extents, (0, u64::MAX), step.div_ceil(SLOTS - 1));
+        match more {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) => {
+                let Some(Left::Unread(extents, _, pages)) = self.runs.pop_front() else { return Err(error) };
+                let blocks = extents.blocks_by_region().iter().copied().enumerate();
+                for (region, lost) in blocks.chain(pages.iter().map(|page| (page.region(), 1))) {
+                    self.blocks.entry(region).and_modify(|blocks| *blocks = blocks.saturating_sub(lost));
+                }
+                return Err(error);
+            }
+        }
+        if let Some(Left::Unread(extents, _, pages)) = self.runs.pop_front() {
+            let runs = extents.into_runs().chain(pages.into_iter().map(|page| (page, 1)));
+            self.runs.push_front(Left::Runs(Box::new(runs)));
+        }
+        Ok(false)
+    }
+
     fn next(&mut self) -> Option<(Block, u64)> {
         loop {
-            match self.runs.front_mut()?.next() {
+            let Left::Runs(runs) = self.runs.front_mut()? else { return None };
+            match runs.next() {
                 None => drop(self.runs.pop_front()),
                 next => return next,
             }

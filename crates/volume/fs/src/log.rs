@@ -12,9 +12,9 @@ use smallvec::SmallVec;
 
 use crate::alloc::{Allocator, Fresh, Purpose};
 use crate::error::{Damage, Error, Result};
-use crate::format::entry::Entry;
+use crate::format::entry::{Entry, Run};
 use crate::format::page::{self, SLOTS, Seal};
-use crate::format::{Block, Ino, LINE, LogPos};
+use crate::format::{BLOCK, Block, Ino, LINE, LogPos};
 use crate::store::{Dirty, Store};
 
 /// Where a log is.
@@ -33,12 +33,52 @@ pub struct Log {
     pub looked: usize,
     /// A bit of it has flipped; what it says is known.
     pub flipped: bool,
+    /// The extents that it begins with, as it was when it was read or written anew.
+    pub sorted: Sorted,
+}
+
+/// The extents in order with which a log begins: of these, pages need not be read before somebody
+/// asks for their file blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sorted {
+    /// How many there are from the second page on, each in one slot.
+    pub runs: u32,
+    last: Option<Run>,
+    over: bool,
+}
+
+impl Sorted {
+    /// So many, and no more are taken in.
+    pub fn of(runs: u32) -> Self {
+        Self { runs, last: None, over: true }
+    }
+
+    /// Pages behind the first one that hold nothing else. The page of the last extent is none of
+    /// them: its size and time hold for all.
+    pub fn pieces(&self) -> usize {
+        self.runs.saturating_sub(1) as usize / (SLOTS - 1)
+    }
+
+    /// Takes in the next entry of a log, in the page of this number.
+    fn note(&mut self, page: usize, entry: &Entry<'_>) {
+        match entry {
+            _ if self.over => {}
+            Entry::Extent(run, size)
+                if self.last.is_none_or(|last| last.end() <= run.file_block && !last.adjoins(run))
+                    && (page == 0 || size.is_some()) =>
+            {
+                self.last = Some(*run);
+                self.runs += u32::from(page > 0);
+            }
+            _ => self.over = page > 0 || matches!(entry, Entry::Extent(..)),
+        }
+    }
 }
 
 impl Log {
     /// No page, up to this tail.
     pub fn none(tail: LogPos) -> Self {
-        Self { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0, flipped: false }
+        Self { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0, flipped: false, sorted: Sorted::of(0) }
     }
 
     /// Slots up to the tail.
@@ -65,12 +105,15 @@ pub struct Appended<'a> {
     /// Data that must be durable before.
     pub dirty: Dirty,
     fresh: Fresh<'a>,
+    /// Of a log of its own.
+    sorted: Sorted,
 }
 
 impl<'a> Appended<'a> {
     /// Nothing yet, after `sequence` and `tail`.
     pub fn after(allocator: &'a Allocator, (sequence, tail): (u32, LogPos)) -> Self {
-        Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh() }
+        let sorted = if tail == NO_TAIL { Sorted::default() } else { Sorted::of(0) };
+        Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh(), sorted }
     }
 
     /// Writes one more entry.
@@ -88,6 +131,7 @@ impl<'a> Appended<'a> {
         let bytes = entry.encode(seal, self.tail.slot, time);
         self.dirty.and(store.write(self.tail.page, (self.tail.slot * LINE) as u64, &bytes)?);
         self.tail.slot += entry.slots();
+        self.sorted.note(self.pages.len().saturating_sub(1), entry);
         Ok(())
     }
 
@@ -99,7 +143,7 @@ impl<'a> Appended<'a> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, ..Log::none(self.tail) }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, sorted: self.sorted, ..Log::none(self.tail) }
     }
 
     /// Where a log of its own begins.
@@ -178,30 +222,55 @@ pub fn pages_for(slots: impl Iterator<Item = usize>) -> usize {
 /// Reads a log from head to tail and hands each entry with its time to `take`.
 pub fn replay(
     store: &Store,
-    (ino, generation): (Ino, u32),
+    whose: (Ino, u32),
     head: LogPos,
     tail: LogPos,
     mut take: impl FnMut(&Entry<'_>, i64) -> std::result::Result<(), &'static str>,
 ) -> Result<Log> {
+    replay_partly(store, whose, (head, tail), Sorted::default(), |entry, time, _| take(entry, time))
+}
+
+/// The same, but of the pages of `sorted` extents only the first one, with the page that has the
+/// others.
+pub fn replay_partly(
+    store: &Store,
+    (ino, generation): (Ino, u32),
+    (head, tail): (LogPos, LogPos),
+    sorted: Sorted,
+    mut take: impl FnMut(&Entry<'_>, i64, Option<Block>) -> std::result::Result<(), &'static str>,
+) -> Result<Log> {
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
     let mut advanced = 0_u32;
-    let mut log = Log::none(tail);
-    let mut at = head;
+    let mut log = Log { sorted, ..Log::none(tail) };
+    let (mut at, mut buffer) = (head, Box::new([0; BLOCK]));
     loop {
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
             return Err(damage("its log leads outside of the volume or in a circle"));
         }
-        let page = store.read_block(at.page).map_err(|e| match e {
+        let number = log.pages.len();
+        let piece = (1..=sorted.pieces()).contains(&number);
+        let page = buffer.get_mut(..if piece { 2 * LINE } else { BLOCK }).unwrap_or_default();
+        store.read(at.page, 0, page).map_err(|e| match e {
             Error::Io(_) => damage("the memory of its log cannot be read"),
             e => e,
         })?;
         let last = at.page == tail.page;
-        let end = if last { tail.slot } else { SLOTS };
-        if last && end <= at.slot && !log.pages.is_empty() {
+        let end = if piece {
+            2
+        } else if last {
+            tail.slot
+        } else {
+            SLOTS
+        };
+        if last && (piece || end <= at.slot && number > 0) {
             return Err(damage("no entry of its log ends at the tail"));
         }
-        let (sequence, flipped) = read_page(page.as_slice(), (ino, generation), at, end, &mut take).map_err(damage)?;
+        let read = read_page(page, (ino, generation), at, end, |entry, time| {
+            log.sorted.note(number, entry);
+            take(entry, time, piece.then_some(at.page))
+        });
+        let (sequence, flipped) = read.map_err(damage)?;
         log.flipped |= flipped;
         // Pages between may have been dropped, so the sequence may jump, but never back.
         if log.pages.last().is_some() {
@@ -217,8 +286,24 @@ pub fn replay(
         if last {
             return Ok(log);
         }
-        at = LogPos { page: page::next(page.as_slice(), at.page, generation).map_err(damage)?, slot: 1 };
+        at = LogPos { page: page::next(page, at.page, generation).map_err(damage)?, slot: 1 };
     }
+}
+
+/// The extents of a page of which [`replay_partly`] read only the first.
+pub fn read_piece(store: &Store, whose: (Ino, u32), page: Block) -> Result<Vec<Run>> {
+    let mut runs = Vec::with_capacity(SLOTS);
+    let from = LogPos { page, slot: 1 };
+    let contents = store.read_block(page)?;
+    let read = read_page(contents.as_slice(), whose, from, SLOTS, |entry, _| match entry {
+        Entry::Extent(run, Some(_)) if store.superblock().is_data(run.block, run.count) => {
+            runs.push(*run);
+            Ok(())
+        }
+        _ => Err("an extent is outside of its region, or not there"),
+    });
+    read.map_err(|what| Damage::Inode { ino: whose.0, what })?;
+    Ok(runs)
 }
 
 /// Hands the entries of a page from a slot to `end` to `take`; the page's sequence, and whether a

@@ -374,10 +374,13 @@ fn recover(
     // Nothing else may get the number that a name stands for.
     let used = inodes.keys().chain(damaged.keys().filter(|ino| store.inode_at(**ino).is_ok()));
     let used = scan::used_inodes(free.len(), used);
+    let is_used = |ino: &Ino| used.get(ino.region()).is_some_and(|used| checkpoint::is_used(used, ino.slot()));
+    let long = |(ino, found): (&Ino, &Found)| Some((*ino, found.state.as_ref().ok()?.long.clone()?));
+    let long = inodes.iter().filter(|(ino, _)| is_used(ino)).filter_map(long).collect();
     // What is damaged has no names in it.
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents = inodes.into_iter().filter_map(parent).collect();
-    let checkpoint = Checkpoint { free, inodes: used, parents };
+    let checkpoint = Checkpoint { free, inodes: used, parents, long };
     store.forget_log_pages();
     Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new(), orphans })
 }

@@ -155,7 +155,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     let parent = |(ino, found): (Ino, scan::Found)| Some((ino, found.state.ok()?.dir?.parent));
     let parents: Vec<(Ino, Ino)> = inodes.into_iter().filter_map(parent).collect();
     let parent_of: BTreeMap<Ino, Ino> = parents.iter().copied().collect();
-    let checkpoint = Checkpoint { free: blocks.free, inodes: used, parents };
+    let checkpoint = Checkpoint { free: blocks.free, inodes: used, parents, long: Vec::new() };
     let mut volume = {
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = mount::slots(&store, &checkpoint.inodes);

@@ -17,15 +17,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use smallvec::SmallVec;
+
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result, UNREADABLE};
+use crate::extents::Extents;
 use crate::format::entry::{Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
 use crate::format::superblock::STATE_BLOCK;
 use crate::format::word::{self, Field, Owner};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, journal, put};
 use crate::inode::{Gaps, State};
-use crate::log::{self, Log};
+use crate::log::{self, Log, Sorted};
 use crate::salvage::{Item, salvage};
 use crate::store::{Flushed, Store};
 
@@ -170,6 +173,25 @@ pub struct Known {
     pub gaps: Option<Box<Gaps>>,
     /// A bit of its log has flipped: nothing is lost.
     pub flipped: bool,
+    /// See [`Long::of`].
+    pub long: Option<Long>,
+}
+
+/// What has to be known of an inode with many extents, so that not all of its log has to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Long {
+    /// The extents in order with which it begins ([`log::Sorted`]).
+    pub runs: u32,
+    /// Its blocks in each region.
+    pub blocks: SmallVec<[u64; 2]>,
+}
+
+impl Long {
+    /// That of an inode, unless its log is short or a part of it is not in order.
+    pub fn of(state: &State) -> Option<Self> {
+        let is_long = state.log.sorted.pieces() > 0 && state.gaps.is_none() && !state.log.flipped && !state.gone;
+        is_long.then(|| Self { runs: state.log.sorted.runs, blocks: state.extents.blocks_by_region().into() })
+    }
 }
 
 impl Found {
@@ -190,6 +212,7 @@ impl Known {
         let weak = weak.filter_map(|(run, at)| Some((at, sure(&run)?)));
         let unwritten = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| run.unwritten);
         Some(Self {
+            long: Long::of(&state),
             kind: Kind::of_mode(state.attributes.mode)?,
             links: state.attributes.links,
             beyond: state.gaps.is_none() && written_to > state.size.div_ceil(BLOCK_BYTES),
@@ -370,11 +393,80 @@ pub(crate) fn readable_lines(store: &Store, at: Block) -> Result<(Box<[u8; BLOCK
 /// Reads one inode, as a mount does that found a checkpoint; where the volume is only looked at, or
 /// repaired, also what stands `past` entries that cannot be read.
 pub fn inode(store: &Store, ino: Ino, past: bool) -> Result<(u32, State)> {
+    inode_partly(store, ino, past, None)
+}
+
+/// The same, but of a `long` log only some pages: the others are pieces of its extents.
+pub fn inode_partly(store: &Store, ino: Ino, past: bool, long: Option<&Long>) -> Result<(u32, State)> {
     let line = store.read_inode(ino)?;
     match inode::decode(ino, &line).map_err(|what| Damage::Inode { ino, what })? {
         Line::Free(_) => Err(Damage::Inode { ino, what: "it is free, and the checkpoint says that it is used" }.into()),
-        Line::Used { generation, head, tail } => Ok((generation, replay(store, (ino, generation), head, tail, past)?)),
+        Line::Used { generation, head, tail } => {
+            let whose = (ino, generation);
+            // One that has it wrong, or damage: a look at all of it says what it is.
+            let partly = long.filter(|_| !past).and_then(|long| replay_partly(store, whose, (head, tail), long).ok());
+            Ok((generation, partly.map_or_else(|| replay(store, whose, head, tail, past), Ok)?))
+        }
     }
+}
+
+/// What a long log says, with pieces.
+fn replay_partly(store: &Store, whose: (Ino, u32), places: (LogPos, LogPos), long: &Long) -> Result<State> {
+    let (mut state, mut freed) = (State::new(Log::none(places.1)), Vec::new());
+    // What pieces have is not counted while the rest is.
+    state.extents.set_blocks(&vec![1 << 62; store.superblock().regions.len()]);
+    let mut failed = None;
+    let log = log::replay_partly(store, whose, places, Sorted::of(long.runs), |entry, time, piece| {
+        freed.clear();
+        match (entry, piece) {
+            (Entry::Extent(run, _), _) if !store.superblock().is_data(run.block, run.count) => {
+                return Err("an extent is outside of its region");
+            }
+            (Entry::Extent(run, Some(_)), Some(page)) if state.extents.add_piece(run.file_block, page) => return Ok(()),
+            (_, Some(_)) => return Err("its extents are out of order"),
+            (Entry::Extent(run, size), None) if !state.extents.is_whole() => {
+                state.extents.end_pieces(run.file_block);
+                state.extents.map_over(*run);
+                if let Some(size) = size {
+                    state.size = *size;
+                    (state.attributes.mtime, state.attributes.ctime) = (time, time);
+                }
+                return Ok(());
+            }
+            (Entry::Hole { file_block, count, .. }, None) => {
+                failed = read_pieces(store, whose, &mut state.extents, (*file_block, *count), usize::MAX).err();
+            }
+            (Entry::Size(size), None) => {
+                let range = (size.div_ceil(BLOCK_BYTES), u64::MAX);
+                failed = read_pieces(store, whose, &mut state.extents, range, usize::MAX).err();
+            }
+            _ => {}
+        }
+        if failed.is_some() { Err("a piece cannot be read") } else { state.apply(entry, time, &mut freed) }
+    });
+    state.log = log?;
+    state.extents.set_blocks(&long.blocks);
+    if Kind::of_mode(state.attributes.mode).is_none() {
+        return Err(Damage::Inode { ino: whose.0, what: "its log is empty" }.into());
+    }
+    Ok(state)
+}
+
+/// Reads up to so many pieces of extents in front of a use of file blocks: whether more are left.
+pub(crate) fn read_pieces(
+    store: &Store,
+    whose: (Ino, u32),
+    extents: &mut Extents,
+    (file_block, count): (u64, u64),
+    most: usize,
+) -> Result<bool> {
+    for _ in 0..most {
+        let Some((first, page)) = extents.unread(file_block, count) else { return Ok(false) };
+        if !extents.fill(first, &log::read_piece(store, whose, page)?) {
+            return Err(Damage::Inode { ino: whose.0, what: "its extents are out of order" }.into());
+        }
+    }
+    Ok(extents.unread(file_block, count).is_some())
 }
 
 /// What inodes own of which the whole log can be read, in order: first blocks and counts.

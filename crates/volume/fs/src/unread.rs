@@ -7,8 +7,10 @@
 //! it, so does the volume. What is in memory says no more than the log, but for a directory's
 //! parent, which is kept here.
 //!
+//! Of a [long](Long) log the first use reads a small part ("Long logs" of docs/FORMAT.md).
+//!
 //! **Limits.** Of a forgotten file [`crate::Volume::path`] is not known until it is looked up
-//! again. A long log takes long to read again.
+//! again. A directory of many names takes long to read again.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -21,7 +23,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Damage, Result};
 use crate::format::Ino;
 use crate::inode::Inode;
-use crate::scan;
+use crate::scan::{self, Long};
 use crate::store::Store;
 use crate::sync::{AtomicU64, Mutex, RwLock, lock};
 
@@ -35,6 +37,8 @@ pub struct Unread {
     reading: Vec<Mutex<()>>,
     /// Why these are not to be read.
     damaged: BTreeMap<Ino, Damage>,
+    /// Those of which not all of the log needs to be read.
+    long: Mutex<FxHashMap<Ino, Long>>,
 }
 
 impl Unread {
@@ -57,6 +61,7 @@ impl Unread {
             parents: RwLock::new(checkpoint.parents.into_iter().collect()),
             reading: (0..shards).map(|_| Mutex::new(())).collect(),
             damaged,
+            long: Mutex::new(checkpoint.long.into_iter().collect()),
         }
     }
 
@@ -86,7 +91,10 @@ impl Unread {
         }
         let _guard = self.reading.get(shard).map(lock);
         let Some((word, bit)) = self.word(ino).filter(|_| self.has(ino)) else { return Ok(known()) };
-        let (generation, mut state) = scan::inode(store, ino, store.is_frozen())?;
+        let (generation, mut state) = {
+            let long = lock(&self.long).get(&ino).cloned();
+            scan::inode_partly(store, ino, store.is_frozen(), long.as_ref())?
+        };
         if let Some(dir) = &mut state.dir {
             let parents = self.parents.read().unwrap_or_else(PoisonError::into_inner);
             let parent = parents.get(&ino).copied();
@@ -99,6 +107,7 @@ impl Unread {
 
     fn in_memory(&self, ino: Ino, (word, bit): (&AtomicU64, u64)) {
         self.parents.write().unwrap_or_else(PoisonError::into_inner).remove(&ino);
+        lock(&self.long).remove(&ino);
         word.fetch_and(!bit, Ordering::AcqRel);
     }
 
@@ -110,12 +119,13 @@ impl Unread {
     }
 
     /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if
-    /// it is a directory; `None` if it stays known. Where another one of its shard is being read
+    /// it is a directory, and what is to be known of a long log; `None` if it stays known. Where another one of its shard is being read
     /// nobody waits: it stays for now, and `remove` is not called.
-    pub fn let_go(&self, ino: Ino, shard: usize, remove: impl FnOnce() -> Option<Option<Ino>>) {
+    pub fn let_go(&self, ino: Ino, shard: usize, remove: impl FnOnce() -> Option<(Option<Ino>, Option<Long>)>) {
         let Some(Ok(_guard)) = self.reading.get(shard).map(Mutex::try_lock) else { return };
         let Some((word, bit)) = self.word(ino) else { return };
-        let Some(parent) = remove() else { return };
+        let Some((parent, long)) = remove() else { return };
+        lock(&self.long).extend(long.map(|long| (ino, long)));
         if let Some(parent) = parent {
             self.parents.write().unwrap_or_else(PoisonError::into_inner).insert(ino, parent);
         }
@@ -152,10 +162,15 @@ impl Unread {
         all
     }
 
-    /// State for the next checkpoint: the bits of a region, and the parents.
-    pub fn rest(&self) -> (Vec<Vec<u64>>, Vec<(Ino, Ino)>) {
+    /// State for the next checkpoint, which has no more in it.
+    pub fn rest(&self) -> Checkpoint {
         let words = |words: &Vec<AtomicU64>| words.iter().map(|word| word.load(Ordering::Acquire)).collect();
         let parents = self.parents.read().unwrap_or_else(PoisonError::into_inner);
-        (self.inodes.iter().map(words).collect(), parents.iter().map(|(dir, parent)| (*dir, *parent)).collect())
+        Checkpoint {
+            inodes: self.inodes.iter().map(words).collect(),
+            parents: parents.iter().map(|(dir, parent)| (*dir, *parent)).collect(),
+            long: lock(&self.long).iter().map(|(ino, long)| (*ino, long.clone())).collect(),
+            ..Checkpoint::default()
+        }
     }
 }

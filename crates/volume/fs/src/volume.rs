@@ -24,13 +24,15 @@ use crate::locks::Locks;
 use crate::log::Pages;
 use crate::mount::Recovered;
 use crate::placement::{Placement, Regions};
-use crate::scan;
+use crate::scan::{self, Long};
 use crate::store::Store;
 use crate::sync::{self, Apart, AtomicBool, AtomicU64, Mutex, RwLock, RwLockWriteGuard};
 use crate::unread::Unread;
 
 /// Parts of the table of inodes.
 const SHARDS: usize = 64;
+/// Pieces of extents that are read at a time: 1,008 extents.
+const PIECES: usize = 16;
 /// Places that such a part keeps in any case: 16 KiB.
 const SPARE: usize = 1024;
 
@@ -187,6 +189,31 @@ impl Volume {
 
     /// An inode that is in use.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.inode_partly(ino)?;
+        self.read_all(&inode)?;
+        Ok(inode)
+    }
+
+    /// Reads all pieces of an inode's extents, in steps: others use what is read.
+    pub(crate) fn read_all(&self, inode: &Inode) -> Result<()> {
+        while inode.partly.load(Ordering::Acquire) {
+            self.read_extents(inode, &mut inode.write(), (0, u64::MAX), PIECES)?;
+        }
+        Ok(())
+    }
+
+    /// Reads pieces of an inode's extents in front of a use of file blocks, as many as there are or
+    /// `most`.
+    pub(crate) fn read_extents(&self, inode: &Inode, state: &mut State, blocks: (u64, u64), most: usize) -> Result<()> {
+        if !state.extents.is_whole() {
+            scan::read_pieces(&self.store, inode.whose(), &mut state.extents, blocks, most)?;
+        }
+        inode.partly.store(!state.extents.is_whole(), Ordering::Release);
+        Ok(())
+    }
+
+    /// An inode that is in use, for what asks for none of its extents, or reads them first
+    pub(crate) fn inode_partly(&self, ino: Ino) -> Result<Arc<Inode>> {
         if let Some(known) = self.known_inode(ino) {
             return Ok(known);
         }
@@ -228,7 +255,7 @@ impl Volume {
     fn try_let_go(&self, inode: Arc<Inode>, away: bool) -> bool {
         let Some(known) = self.inodes.get(shard(inode.ino)).filter(|_| !self.in_doubt()) else { return false };
         // That another inode of its part of the table is being read says nothing of this one.
-        let mut busy = true;
+        let (mut busy, mut unsorted) = (true, false);
         self.unread.let_go(inode.ino, shard(inode.ino), || {
             let mut table = known.write().unwrap_or_else(PoisonError::into_inner);
             let known = table.known.get(&inode.ino).is_some_and(|known| Arc::ptr_eq(known, &inode));
@@ -244,7 +271,8 @@ impl Volume {
             if state.gone || state.unnamed.is_some() {
                 return None; // it goes with its last use
             }
-            let parent = state.dir.as_ref().map(|dir| dir.parent);
+            let left = (state.dir.as_ref().map(|dir| dir.parent), Long::of(&state));
+            unsorted = state.is_unsorted();
             drop(state);
             self.released.fetch_add(self.memory.leaves(&inode), Ordering::Relaxed);
             table.known.remove(&inode.ino);
@@ -253,8 +281,11 @@ impl Volume {
                 table.away.insert(inode.ino, Away { remembered, opens, named_in });
             }
             shrink(&mut table.known);
-            Some(parent)
+            Some(left)
         });
+        if unsorted {
+            self.room.leave_unsorted(inode.ino);
+        }
         busy
     }
 
@@ -313,13 +344,13 @@ impl Volume {
             |table: &Apart<Shard>| table.read().unwrap_or_else(PoisonError::into_inner).away.contains_key(&ino);
         let away = || self.inodes.get(shard(ino)).is_some_and(is_away);
         // Another thread may bring it back between the two looks.
-        self.known_inode(ino).or_else(|| if away() { self.inode(ino).ok() } else { self.known_inode(ino) })
+        self.known_inode(ino).or_else(|| if away() { self.inode_partly(ino).ok() } else { self.known_inode(ino) })
     }
 
     /// Keeps an inode in memory for a use that no kernel asked for. At the end nothing of it stays
     /// that the kernel does not know.
     pub fn visit<V: Deref<Target = Self>>(volume: V, ino: Ino) -> Visit<V> {
-        let inode = volume.inode(ino).ok();
+        let inode = volume.inode_partly(ino).ok();
         Visit { volume, inode }
     }
 
@@ -355,20 +386,22 @@ impl Volume {
 
     /// Checkpoint for the next mount, when nothing is [open](Self::close_all).
     pub(crate) fn checkpoint(&self) -> Checkpoint {
-        let (mut inodes, mut parents) = self.unread.rest();
+        let mut rest = self.unread.rest();
+        let inodes = &mut rest.inodes;
         inodes.resize(self.slots.len(), Vec::new());
         let mut known = Vec::new();
         for inode in self.known_inodes() {
             let state = inode.read();
             known.push(inode.ino);
-            parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
+            rest.parents.extend(state.dir.as_ref().map(|dir| (inode.ino, dir.parent)));
+            rest.long.extend(Long::of(&state).map(|long| (inode.ino, long)));
         }
         for (all, known) in inodes.iter_mut().zip(scan::used_inodes(self.slots.len(), known.iter())) {
             all.resize(all.len().max(known.len()), 0);
             all.iter_mut().zip(known).for_each(|(word, known)| *word |= known);
             all.truncate(all.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1));
         }
-        Checkpoint { free: self.allocator.free_runs(), inodes, parents }
+        Checkpoint { free: self.allocator.free_runs(), ..rest }
     }
 
     pub(crate) fn add_inode(&self, inode: Inode) -> Arc<Inode> {
@@ -566,8 +599,14 @@ impl<'a> Locked<'a> {
         self.0.iter().find(|(inode, _)| inode.ino == ino).map(|(_, state)| &**state).ok_or(Error::NotFound)
     }
 
+    /// One of them, and its state for changing what is not in the log.
+    pub(crate) fn get_both(&mut self, ino: Ino) -> Result<(&'a Inode, &mut State)> {
+        let found = self.0.iter_mut().find(|(inode, _)| inode.ino == ino);
+        found.map(|(inode, state)| (*inode, &mut **state)).ok_or(Error::NotFound)
+    }
+
     /// The state of one of them, for changing what is not in the log.
     pub(crate) fn get_mut(&mut self, ino: Ino) -> Result<&mut State> {
-        self.0.iter_mut().find(|(inode, _)| inode.ino == ino).map(|(_, state)| &mut **state).ok_or(Error::NotFound)
+        self.get_both(ino).map(|(_, state)| state)
     }
 }

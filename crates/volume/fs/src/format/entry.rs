@@ -100,6 +100,15 @@ impl Run {
     pub fn end(&self) -> u64 {
         self.file_block + self.count
     }
+
+    /// Whether another run goes on where this one ends, in the file and in its region, so that both
+    /// are one.
+    pub fn adjoins(&self, next: &Self) -> bool {
+        let same_region = self.block.region() == next.block.region();
+        let adjacent =
+            self.end() == next.file_block && same_region && self.block.index() + self.count == next.block.index();
+        adjacent && self.unwritten == next.unwritten && self.count + next.count <= Self::MAX
+    }
 }
 
 /// Contents of an entry.

@@ -13,7 +13,7 @@ use crate::store::{Dirty, Flushed};
 use crate::volume::{Locked, Volume};
 
 /// Blocks of the largest write that is atomic, 1 MiB.
-const MANY: u64 = 256;
+pub(super) const MANY: u64 = 256;
 
 /// Blocks and entries of an operation on a file that is not committed yet.
 pub(super) struct Draft<'a> {
@@ -144,6 +144,7 @@ impl Volume {
         let mut locked = Locked::new(&[inode]);
         let (first, end) = (offset / BLOCK_BYTES, offset + data.len() as u64);
         let count = end.div_ceil(BLOCK_BYTES) - first;
+        self.read_around(&mut locked, inode.ino, offset, end)?;
         let state = locked.get(inode.ino)?;
         check_live(state)?;
         if state.extents.range(first, count).map(|run| run.count).sum::<u64>() < count {

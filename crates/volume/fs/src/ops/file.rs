@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::entry::{Entry, Kind, Run};
 use crate::format::{BLOCK_BYTES, Ino, MAX_SIZE};
 use crate::inode::{Inode, State};
-use crate::ops::blocks::Draft;
+use crate::ops::blocks::{Draft, MANY};
 use crate::ops::names::check_live;
 use crate::placement::Placement;
 use crate::volume::{Locked, Volume};
@@ -17,13 +17,19 @@ use crate::volume::{Locked, Volume};
 impl Volume {
     /// Reads up to `out.len()` bytes; fewer at the end of the file.
     pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         check_file(&inode)?;
         self.read_inode(&inode, offset, out)
     }
 
     pub(crate) fn read_inode(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let state = inode.read();
+        let mut state = inode.read();
+        let wanted = (offset / BLOCK_BYTES, out.len() as u64 / BLOCK_BYTES + 2);
+        while state.extents.unread(wanted.0, wanted.1).is_some() {
+            drop(state);
+            self.read_extents(inode, &mut inode.write(), wanted, usize::MAX)?;
+            state = inode.read();
+        }
         check_live(&state)?;
         let len = state.size.saturating_sub(offset).min(out.len() as u64);
         let out = out.get_mut(..len as usize).unwrap_or_default();
@@ -64,7 +70,7 @@ impl Volume {
 
     /// Writes with a placement of its own.
     pub fn write_to(&self, ino: Ino, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         check_file(&inode)?;
         self.with_room(|| {
             let written = self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement);
@@ -77,7 +83,7 @@ impl Volume {
 
     /// Writes at the end, wherever that is by then. Returns where it was.
     pub fn append(&self, ino: Ino, data: &[u8]) -> Result<u64> {
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         check_file(&inode)?;
         self.with_room(|| {
             let mut locked = Locked::new(&[&inode]);
@@ -100,9 +106,10 @@ impl Volume {
         {
             return Err(Error::NoRegionOnNode(node));
         }
+        let end = end_of(offset, data.len() as u64)?;
+        self.read_around(locked, ino, offset, end)?;
         let state = locked.get(ino)?;
         check_live(state)?;
-        let end = end_of(offset, data.len() as u64)?;
         if data.is_empty() {
             return Ok(());
         }
@@ -112,6 +119,17 @@ impl Volume {
         }
         self.replace(state, ino, (offset, data), placement, &mut draft)?;
         self.finish(draft, locked, self.now(), Purpose::Growth)
+    }
+
+    /// Reads the extents that a write may use: also those at the end of the file, and those that it
+    /// may write with its own.
+    pub(super) fn read_around(&self, locked: &mut Locked<'_>, ino: Ino, offset: u64, end: u64) -> Result<()> {
+        let (inode, state) = locked.get_both(ino)?;
+        if state.extents.is_whole() {
+            return Ok(());
+        }
+        let (first, end) = (offset.min(state.size) / BLOCK_BYTES / MANY * MANY, end.div_ceil(BLOCK_BYTES));
+        self.read_extents(inode, state, (first, end.next_multiple_of(MANY) - first), usize::MAX)
     }
 
     /// Sets the size. What is added reads as zeros.

@@ -328,7 +328,7 @@ impl Volume {
             .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
         debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
         // Only now: another thread may take the number at once, and looks at that word.
-        self.give_blocks(&mut inode.write());
+        self.give_blocks(inode, &mut inode.write());
         self.give_slot(inode.ino);
     }
 
@@ -365,7 +365,7 @@ impl Volume {
         state.gone = true;
         self.settle(inode, state);
         self.stays(state);
-        self.give_blocks(state);
+        self.give_blocks(inode, state);
         match stored {
             Ok(_) => self.give_slot(inode.ino),
             // Its line has failed: its number is used no more, and recovery takes it for an orphan.
@@ -376,7 +376,7 @@ impl Volume {
 
     /// Keeps an inode alive until [`Volume::close`], also when its last name goes.
     pub fn open(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         let state = inode.read();
         check_live(&state)?;
         inode.opens.fetch_add(1, Ordering::AcqRel);
@@ -385,7 +385,7 @@ impl Volume {
 
     /// Ends one [`Volume::open`].
     pub fn close(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         let was = inode.opens.fetch_update(Ordering::AcqRel, Ordering::Acquire, |opens| opens.checked_sub(1));
         if was.map_err(|_| Error::Invalid("the inode is not open"))? > 1 {
             return Ok(());
@@ -397,7 +397,7 @@ impl Volume {
     /// Keeps an inode and its number alive until [`Volume::forget`], as `open` does, but is no use
     /// of its data: a kernel remembers what it looked up.
     pub fn remember(&self, ino: Ino) -> Result<()> {
-        self.remember_inode(&*self.inode(ino)?)
+        self.remember_inode(&*self.inode_partly(ino)?)
     }
 
     fn remember_inode(&self, inode: &Inode) -> Result<()> {
@@ -442,14 +442,14 @@ impl Volume {
 
     /// How many times an inode is open.
     pub fn open_count(&self, ino: Ino) -> Result<u32> {
-        Ok(self.inode(ino)?.opens.load(Ordering::Acquire))
+        Ok(self.inode_partly(ino)?.opens.load(Ordering::Acquire))
     }
 
     /// Gives a file another name, or one that has lost its last name or never had one, but is open,
     /// a name again.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (dir, inode) = (self.inode(parent)?, self.inode(ino)?);
+        let (dir, inode) = (self.inode(parent)?, self.inode_partly(ino)?);
         self.with_room(|| {
             let mut locked = Locked::new(&[&dir, &inode]);
             let names = names_to_change(locked.get(parent)?)?;
@@ -604,7 +604,7 @@ impl Volume {
                 let name = String::from_utf8_lossy(name).into_owned();
                 Error::from(Damage::Name { ino: dir.ino, name, what: scan::OTHER_KIND })
             };
-            let inode = self.inode(named.ino);
+            let inode = self.inode_partly(named.ino);
             (named, inode.and_then(|inode| if inode.kind == named.kind { Ok(inode) } else { Err(other()) }))
         }))
     }

@@ -87,7 +87,7 @@ impl Volume {
                 loop {
                     let known = self.known_inode(ino);
                     let read = known.is_none();
-                    let inode = known.or_else(|| self.inode(ino).ok()); // what is damaged counts nothing
+                    let inode = known.or_else(|| self.inode_partly(ino).ok()); // what is damaged counts nothing
                     let counted = self.quotas.count(ino, inode.as_deref(), || self.known_inode(ino).is_some());
                     if let Some(inode) = inode.filter(|_| read) {
                         self.let_go(inode);
@@ -115,7 +115,7 @@ impl Volume {
 
     /// The project of an inode; 0: none.
     pub fn project(&self, ino: Ino) -> Result<u32> {
-        Ok(self.inode(ino)?.read().xattrs.project())
+        Ok(self.inode_partly(ino)?.read().xattrs.project())
     }
 }
 

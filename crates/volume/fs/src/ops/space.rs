@@ -119,7 +119,7 @@ impl Volume {
     /// Bytes of a file's blocks on each node; `None` for regions of which no node is known.
     pub fn bytes_by_node(&self, ino: Ino) -> Result<BTreeMap<Option<u32>, u64>> {
         let mut nodes = BTreeMap::new();
-        let inode = self.inode(ino)?;
+        let inode = self.inode_partly(ino)?;
         let state = inode.read();
         check_live(&state)?;
         for (region, blocks) in state.extents.blocks_by_region().iter().enumerate().filter(|(_, blocks)| **blocks > 0) {

@@ -19,6 +19,7 @@ mod medium;
 mod model;
 mod operations;
 mod owners;
+mod pieces;
 mod random;
 mod recovery;
 mod regions;
