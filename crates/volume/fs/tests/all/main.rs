@@ -6,6 +6,7 @@ mod checksums;
 mod clean;
 mod concurrent;
 mod cores;
+mod coverage;
 mod crash;
 mod damage;
 mod drain;
