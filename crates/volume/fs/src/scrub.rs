@@ -51,6 +51,9 @@ pub struct ScrubPlace {
     pub ino: u64,
     /// The block of that file that is next.
     pub file_block: u64,
+    /// Damage before it is known to whoever has this place, and to nobody else: a scrub of another
+    /// mount begins anew.
+    pub damaged: bool,
 }
 
 /// How far a scrub is.
@@ -97,7 +100,7 @@ impl Volume {
         go_on: &mut dyn FnMut(&Scrubbed) -> bool,
     ) -> Result<Scrubbed> {
         // A place with damage before it is none to go on from: only this scrub knows of that.
-        let damaged = Cell::new(false);
+        let damaged = Cell::new(from.damaged);
         let found: Found<'_> = &mut |fault: Fault| {
             damaged.set(damaged.get() || !fault.mended);
             found(fault);
@@ -111,7 +114,7 @@ impl Volume {
         let (mut on, mut stored) = (true, Instant::now());
         for ino in all.iter().copied().filter(|ino| ino.raw() >= from.ino) {
             if ino.raw() != pass.place.ino {
-                pass.place = ScrubPlace { ino: ino.raw(), file_block: 0 };
+                pass.place = ScrubPlace { ino: ino.raw(), ..ScrubPlace::default() };
             }
             if stored.elapsed() > STORED {
                 self.keep_scrub_place(kept(pass.place))?;
@@ -122,13 +125,13 @@ impl Volume {
                 break;
             }
             pass.inodes += 1;
-            pass.place = ScrubPlace { ino: ino.raw() + 1, file_block: 0 };
+            pass.place = ScrubPlace { ino: ino.raw() + 1, ..ScrubPlace::default() };
         }
         // What a drain has given another number meanwhile was not written just now.
         let mut new = if on { self.all_inodes() } else { Vec::new() };
         new.retain(|ino| all.binary_search(ino).is_err());
         for ino in new {
-            pass.place = ScrubPlace { ino: ino.raw(), file_block: 0 };
+            pass.place = ScrubPlace { ino: ino.raw(), ..ScrubPlace::default() };
             on = self.scrub_inode(ino, &mut pass, found)?;
             if !on {
                 pass.place = ScrubPlace::default();
@@ -138,13 +141,14 @@ impl Volume {
         }
         let place = if on { ScrubPlace::default() } else { pass.place };
         self.keep_scrub_place(kept(place))?;
+        let place = ScrubPlace { damaged: !on && damaged.get(), ..place };
         Ok(Scrubbed { place, done: on, ..pass.now() })
     }
 
     /// Where the last scrub was stopped, also before the mount: then at the beginning of a file.
     pub fn scrub_place(&self) -> ScrubPlace {
         let word = self.store.load_word(Block::new(0, STATE_BLOCK), PLACE).unwrap_or(0);
-        ScrubPlace { ino: word::unseal(PLACE_OWNER, Field::Scrub, word).unwrap_or(0), file_block: 0 }
+        ScrubPlace { ino: word::unseal(PLACE_OWNER, Field::Scrub, word).unwrap_or(0), ..ScrubPlace::default() }
     }
 
     fn keep_scrub_place(&self, place: ScrubPlace) -> Result<()> {
@@ -156,17 +160,18 @@ impl Volume {
         Ok(())
     }
 
-    /// A path of each of these inodes, as far as they have one. Takes a look at all names.
-    pub fn paths_of(&self, wanted: &BTreeSet<Ino>) -> BTreeMap<Ino, Vec<u8>> {
+    /// A path of each of these inodes, as far as they have one. Takes a look at all names, as long
+    /// as `go_on` says so.
+    pub fn paths_of(&self, wanted: &BTreeSet<Ino>, go_on: &dyn Fn() -> bool) -> BTreeMap<Ino, Vec<u8>> {
         let (mut paths, mut dirs) = (BTreeMap::new(), vec![(Ino::ROOT, Vec::new())]);
         if wanted.contains(&Ino::ROOT) {
             paths.insert(Ino::ROOT, b"/".to_vec());
         }
-        while let Some((dir, path)) = dirs.pop().filter(|_| paths.len() < wanted.len()) {
+        while let Some((dir, path)) = dirs.pop().filter(|_| paths.len() < wanted.len() && go_on()) {
             let mut after = 0;
             // What cannot be read, or is gone by now, has no names.
             while let Ok(part) = self.briefly(dir, |_| self.names(dir, after, NAMES)).unwrap_or(Err(Error::NotFound)) {
-                let Some(last) = part.last() else { break };
+                let Some(last) = part.last().filter(|_| go_on()) else { break };
                 after = last.named.cookie;
                 for name in part {
                     let below: Vec<u8> = path.iter().chain(b"/").chain(name.name.iter()).copied().collect();

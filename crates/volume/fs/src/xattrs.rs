@@ -47,6 +47,8 @@ pub struct Xattrs {
     all: BTreeMap<u64, One>,
     /// Bytes of all names and values, of those in memory, and slots of a log.
     bytes: usize,
+    /// Of these, with the zeros that end names, those of the volume's own.
+    own: usize,
     kept: usize,
     slots: usize,
     project: u32,
@@ -88,6 +90,7 @@ impl Xattrs {
         let kept = keeps.then(|| Box::new((name.into(), value.into())));
         self.kept += if keeps { bytes } else { 0 };
         self.bytes += bytes;
+        self.own += if name.starts_with(OWN) { bytes + 1 } else { 0 };
         self.slots += Entry::xattr_slots(bytes);
         self.all.insert(hash(name), One { bytes: bytes as u16, sum: sum(value), kept });
     }
@@ -101,6 +104,7 @@ impl Xattrs {
         let bytes = usize::from(one.bytes);
         self.kept -= if one.kept.is_some() { bytes } else { 0 };
         self.bytes -= bytes;
+        self.own -= if name.starts_with(OWN) { bytes + 1 } else { 0 };
         self.slots -= Entry::xattr_slots(bytes);
         true
     }
@@ -120,9 +124,10 @@ impl Xattrs {
         self.all.get(&hash(name)).map(|one| usize::from(one.bytes))
     }
 
-    /// Bytes of all names, each with a zero that ends it in a list, and values.
+    /// Bytes of all names that are not the volume's own, each with a zero that ends it in a list,
+    /// and values.
     pub fn bytes(&self) -> usize {
-        self.bytes + self.all.len()
+        self.bytes + self.all.len() - self.own
     }
 
     /// Slots that they take in a log.

@@ -156,7 +156,10 @@ impl Run {
         let done = catch_unwind(AssertUnwindSafe(|| self.scrub(from, rate)));
         let done = done.unwrap_or_else(|_| Err(refused(libc::EIO)));
         let inos: BTreeSet<Ino> = lock(&self.known).faults.iter().filter_map(|fault| fault.ino).collect();
-        let paths = if inos.is_empty() { Vec::new() } else { self.volume.paths_of(&inos).into_iter().collect() };
+        // Whoever ends the mount waits for this.
+        let go_on = || !lock(&self.known).ended;
+        let paths =
+            if inos.is_empty() { Vec::new() } else { self.volume.paths_of(&inos, &go_on).into_iter().collect() };
         let shown = |path: Vec<u8>| String::from_utf8_lossy(&path).chars().take(LONGEST).collect();
         let mut known = lock(&self.known);
         known.paths = paths.into_iter().map(|(ino, path)| (ino, shown(path))).collect();

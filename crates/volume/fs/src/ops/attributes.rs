@@ -162,7 +162,8 @@ impl Volume {
         }
         self.change_xattrs(ino, Entry::Xattr { name, value }, |xattrs| {
             // A zero ends each name in a list.
-            let others = xattrs.bytes() - xattrs.bytes_of(name).map_or(0, |bytes| bytes + 1);
+            let own = if is_own(name) { None } else { xattrs.bytes_of(name) };
+            let others = xattrs.bytes() - own.map_or(0, |bytes| bytes + 1);
             match how {
                 SetXattr::Create if xattrs.has(name) => Err(Error::Exists),
                 SetXattr::Replace if !xattrs.has(name) => Err(Error::NoAttribute),

@@ -129,6 +129,23 @@ fn files_of_a_project_are_those_that_were_made_below_its_directory() {
     assert_eq!(counted_anew(&ram, PROJECT), of(&volume, PROJECT).used);
 }
 
+/// Limits are attributes of the root, and took of what an inode may have: after some 1,500 nobody
+/// could give the root an attribute any more.
+#[test]
+fn limits_take_nothing_of_the_attributes_that_the_root_may_have() {
+    let (_, volume) = fresh(&[400]);
+    for uid in 1..=1700 {
+        volume.set_quota(Subject::User(uid), Space { blocks: u64::from(uid), files: 0 }).unwrap();
+    }
+    volume.set_quota(Subject::User(9), Space { blocks: 1, files: 1 }).unwrap();
+    let set = |i: u32| volume.set_xattr(Ino::ROOT, format!("user.{i}").as_bytes(), &[1; 4000], SetXattr::Any);
+    (0..16).for_each(|i| set(i).unwrap());
+    assert!(matches!(set(16), Err(Error::AttributeTooLarge)));
+    assert_eq!(volume.quotas().1.len(), 1700);
+    volume.set_quota(Subject::User(9), Space::default()).unwrap();
+    set(15).unwrap();
+}
+
 /// With a checkpoint, and after a crash, which finds an orphan.
 #[test]
 fn quotas_survive_a_remount_and_a_crash() {

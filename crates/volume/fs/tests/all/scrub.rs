@@ -1,9 +1,10 @@
 //! Scrubs of volumes that are in use.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fs::{Damage, Fault, Ino, Placement, ScrubPlace, Scrubbed, Volume};
+use fs::{Damage, Fault, Ino, NewFile, Placement, ScrubPlace, Scrubbed, Volume};
 
 use crate::medium::{Ram, blank};
 use crate::{create, format_with, options};
@@ -49,7 +50,7 @@ fn a_flipped_bit_of_data_is_found_and_named_and_a_read_of_it_fails() {
     let damage = Damage::Data { block: second, path: None };
     assert_eq!(faults, [Fault { ino, bytes, damage, mended: false }]);
     assert_eq!(done.bytes, 60 * BLOCK as u64, "it went on behind it");
-    let paths = volume.paths_of(&BTreeSet::from([files[6]]));
+    let paths = volume.paths_of(&BTreeSet::from([files[6]]), &|| true);
     assert_eq!(paths.get(&files[6]).unwrap(), b"/f7");
     let mut out = [0; BLOCK];
     assert_eq!(volume.read(files[6], 5000, &mut out).unwrap_err().errno(), libc::EIO);
@@ -176,8 +177,58 @@ fn a_stopped_scrub_goes_on_where_it_was() {
     assert_eq!(again.place, first.place);
     drop(volume);
     let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
-    assert_eq!(volume.scrub_place(), ScrubPlace { ino: files[9].raw(), file_block: 0 });
+    assert_eq!(volume.scrub_place(), ScrubPlace { ino: files[9].raw(), ..ScrubPlace::default() });
     let (faults, rest) = scrub(&volume, volume.scrub_place());
     assert!(faults.is_empty() && rest.inodes < all.inodes, "{rest:?}");
     assert_eq!(volume.scrub_place(), ScrubPlace::default());
+}
+
+/// The search for names of what is damaged ends when it is asked to, in a directory of many names,
+/// too: an unmount waited for all of it.
+#[test]
+fn the_search_for_names_of_damaged_files_ends_when_asked() {
+    let (_, volume, files) = example();
+    for dir in 0..30 {
+        volume
+            .create(Ino::ROOT, format!("d{dir}").as_bytes(), NewFile { mode: 0o040_755, ..NewFile::default() })
+            .unwrap();
+    }
+    let wanted = BTreeSet::from([*files.last().unwrap(), Ino::new(0, 3999)]);
+    let asked = Cell::new(0);
+    let looked = |most: u32| {
+        asked.set(0);
+        let go_on = || {
+            asked.set(asked.get() + 1);
+            asked.get() <= most
+        };
+        volume.paths_of(&wanted, &go_on).len()
+    };
+    assert_eq!(looked(0), 0);
+    assert_eq!(asked.get(), 1);
+    assert_eq!(looked(3), 1);
+    assert_eq!(asked.get(), 4);
+    assert_eq!(looked(u32::MAX), 1);
+    assert!(asked.get() > 30);
+}
+
+/// A scrub that goes on after damage, and is stopped again: only this mount knows of the damage, so
+/// the next one begins anew. It went on behind the damage, and said that all was well.
+#[test]
+fn a_scrub_that_went_on_after_damage_is_not_gone_on_with_by_another_mount() {
+    let (ram, volume, files) = example();
+    volume.write(files[9], 0, &vec![9; 200 * BLOCK]).unwrap();
+    let run = volume.map(files[2]).unwrap()[0];
+    flip(&ram, run.block.region(), run.block.index() as usize * BLOCK + 7);
+    let mut faults = 0;
+    let mut upto = |from: ScrubPlace, most: u64| {
+        volume.scrub(from, None, &mut |_| faults += 1, &mut |now| now.bytes < most).unwrap()
+    };
+    let first = upto(ScrubPlace::default(), 100 * BLOCK as u64);
+    let second = upto(first.place, 1);
+    assert!(first.place.damaged && second.place.damaged && !second.done);
+    assert_eq!(faults, 1);
+    drop(volume);
+    let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
+    assert_eq!(volume.scrub_place(), ScrubPlace::default());
+    assert_eq!(scrub(&volume, volume.scrub_place()).0.len(), 1);
 }
