@@ -4,9 +4,9 @@
 //! millions of extents.
 //!
 //! **Approach.** Unmounting writes both down, and the parent of each directory, as words in a chain
-//! of blocks, with what lets a long log be read in part. These blocks are free, also by what they say: nobody needs to give them back. The
-//! state word names the first one, so the checkpoint is valid exactly until the volume is mounted.
-//! Inodes are read when they are first asked for.
+//! of blocks, with what lets a long log be read in part. These blocks are free, also by what they
+//! say: nobody needs to give them back. The state word names the first one, so the checkpoint is
+//! valid exactly until the volume is mounted. Inodes are read when they are first asked for.
 //!
 //! **Limits.** A checkpoint that cannot be used is no damage for a mount, which reads the logs
 //! then. Only `fsck` compares it with them.

@@ -40,7 +40,7 @@ use crate::format::word::Field;
 use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
 use crate::leaving::Leaving;
-use crate::log::{self, Appended, Log, NO_TAIL, Pages, Sorted};
+use crate::log::{self, Appended, Log, NO_TAIL, Pages};
 use crate::ops::check_live;
 use crate::store::{Flushed, Store};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock, wait};
@@ -319,7 +319,13 @@ impl Volume {
         let is_worth = |state: &State| worth_it(state) || state.is_unsorted();
         if self.inode_partly(ino).is_ok_and(|inode| is_worth(&inode.read())) {
             let go_on = || lock(&self.room.left).longer_than.is_some();
-            let _ = self.clean_in_steps(ino, step, go_on); // without room, not before it is twice as long
+            // Without room, or damaged: not before it is twice as long.
+            if self.clean_in_steps(ino, step, go_on).is_err()
+                && let Ok(inode) = self.inode_partly(ino)
+            {
+                let mut state = inode.write();
+                state.log.cleaned = state.log.slots();
+            }
         }
         true
     }
@@ -555,7 +561,7 @@ impl Volume {
         let links: Vec<_> = links.map(|(at, next)| (at, page::NEXT, page::next_word(at, whose.1, next))).collect();
         self.store.commit(&links, &Flushed::nothing().fence(&self.store)?)?;
         state.rewriting = None;
-        state.log.sorted = Sorted::of(0);
+        state.log.sorted = 0;
         let pages = std::mem::replace(&mut state.log.pages, keep);
         for page in pages.iter().filter(|page| !state.log.pages.contains(page)) {
             self.allocator.free(*page, 1);

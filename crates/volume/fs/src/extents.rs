@@ -94,7 +94,8 @@ impl Extents {
         self.runs.insert(run.file_block, run);
     }
 
-    /// While a log is read: the next piece, which has its first run here. False: it is out of order.
+    /// While a log is read: the next piece, which has its first run here. False: it is out of
+    /// order.
     pub fn add_piece(&mut self, first: u64, page: Block) -> bool {
         let last = self.pieces.last_key_value().map_or(0, |(start, _)| start + 1);
         self.end_pieces(first);
@@ -126,7 +127,11 @@ impl Extents {
         self.piece_in(file_block.saturating_sub(2), file_block.saturating_add(count).saturating_add(2))
     }
 
+    #[inline]
     fn piece_in(&self, from: u64, to: u64) -> Option<(u64, Block)> {
+        if self.is_whole() {
+            return None; // as a rule
+        }
         let last = self.pieces.range(..to).next_back().filter(|(_, piece)| piece.end > from);
         last.map(|(first, piece)| (*first, piece.page))
     }
@@ -165,8 +170,7 @@ impl Extents {
     }
 
     fn check(&self, file_block: u64, count: u64) {
-        let piece = if self.is_whole() { None } else { self.piece_in(file_block, file_block.saturating_add(count)) };
-        assert!(piece.is_none(), "extents were not read");
+        assert!(self.piece_in(file_block, file_block.saturating_add(count)).is_none(), "extents were not read");
     }
 
     /// Maps a run that lies within another one, as an overwrite does, with one search for it and

@@ -230,7 +230,7 @@ fn checkpoint(store: &Store, at: Block, found: &Inodes, free: Vec<Vec<(u64, u64)
     let differs = |(ino, written): &(Ino, Long)| {
         let known = found.get(ino).and_then(|f| f.state.as_ref().ok()).filter(|known| !known.flipped);
         let is_other = |own: &Long| own.blocks != written.blocks || own.runs < written.runs;
-        known.is_some_and(|known| known.long.as_ref().is_none_or(is_other))
+        known.is_some_and(|known| known.long.as_deref().is_none_or(is_other))
     };
     if written.long.iter().any(differs) {
         return is("has other extents than the logs");

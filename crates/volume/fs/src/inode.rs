@@ -467,8 +467,9 @@ impl State {
     /// Whether more than an eighth of a long log are extents in no order, so that whoever uses it
     /// next has to read these.
     pub fn is_unsorted(&self) -> bool {
-        let (slots, sorted) = (self.log.slots(), self.log.sorted.runs as usize);
-        self.extents.len() > slots / 8 && slots > 4 * SLOTS && slots - sorted > (slots / 8).max(2 * SLOTS)
+        let slots = self.log.slots();
+        let rest = slots.saturating_sub(self.log.cleaned.max(self.log.sorted as usize));
+        self.extents.len() > slots / 8 && slots > 4 * SLOTS && rest > (slots / 8).max(2 * SLOTS)
     }
 
     /// Slots that [`State::entries`] needs.

@@ -33,8 +33,8 @@ pub struct Log {
     pub looked: usize,
     /// A bit of it has flipped; what it says is known.
     pub flipped: bool,
-    /// The extents that it begins with, as it was when it was read or written anew.
-    pub sorted: Sorted,
+    /// How many extents in order it had when it was read or written anew ([`Sorted`]).
+    pub sorted: u32,
 }
 
 /// The extents in order with which a log begins: of these, pages need not be read before somebody
@@ -78,7 +78,7 @@ impl Sorted {
 impl Log {
     /// No page, up to this tail.
     pub fn none(tail: LogPos) -> Self {
-        Self { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0, flipped: false, sorted: Sorted::of(0) }
+        Self { pages: Vec::new(), sequence: 0, tail, cleaned: 0, looked: 0, flipped: false, sorted: 0 }
     }
 
     /// Slots up to the tail.
@@ -143,7 +143,7 @@ impl<'a> Appended<'a> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, sorted: self.sorted, ..Log::none(self.tail) }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, sorted: self.sorted.runs, ..Log::none(self.tail) }
     }
 
     /// Where a log of its own begins.
@@ -242,7 +242,7 @@ pub fn replay_partly(
     let damage = |what| Error::from(Damage::Inode { ino, what });
     let most: u64 = store.superblock().regions.iter().map(|r| r.blocks).sum();
     let mut advanced = 0_u32;
-    let mut log = Log { sorted, ..Log::none(tail) };
+    let (mut log, mut noted) = (Log::none(tail), sorted);
     let (mut at, mut buffer) = (head, Box::new([0; BLOCK]));
     loop {
         if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
@@ -267,7 +267,7 @@ pub fn replay_partly(
             return Err(damage("no entry of its log ends at the tail"));
         }
         let read = read_page(page, (ino, generation), at, end, |entry, time| {
-            log.sorted.note(number, entry);
+            noted.note(number, entry);
             take(entry, time, piece.then_some(at.page))
         });
         let (sequence, flipped) = read.map_err(damage)?;
@@ -284,6 +284,7 @@ pub fn replay_partly(
         log.sequence = sequence;
         log.pages.push(at.page);
         if last {
+            log.sorted = noted.runs;
             return Ok(log);
         }
         at = LogPos { page: page::next(page, at.page, generation).map_err(damage)?, slot: 1 };

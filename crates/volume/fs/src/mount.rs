@@ -375,7 +375,7 @@ fn recover(
     let used = inodes.keys().chain(damaged.keys().filter(|ino| store.inode_at(**ino).is_ok()));
     let used = scan::used_inodes(free.len(), used);
     let is_used = |ino: &Ino| used.get(ino.region()).is_some_and(|used| checkpoint::is_used(used, ino.slot()));
-    let long = |(ino, found): (&Ino, &Found)| Some((*ino, found.state.as_ref().ok()?.long.clone()?));
+    let long = |(ino, found): (&Ino, &Found)| Some((*ino, found.state.as_ref().ok()?.long.as_deref()?.clone()));
     let long = inodes.iter().filter(|(ino, _)| is_used(ino)).filter_map(long).collect();
     // What is damaged has no names in it.
     let parent = |(ino, found): (Ino, Found)| Some((ino, found.state.ok()?.dir?.parent));

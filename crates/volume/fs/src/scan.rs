@@ -174,7 +174,7 @@ pub struct Known {
     /// A bit of its log has flipped: nothing is lost.
     pub flipped: bool,
     /// See [`Long::of`].
-    pub long: Option<Long>,
+    pub long: Option<Box<Long>>,
 }
 
 /// What has to be known of an inode with many extents, so that not all of its log has to be read.
@@ -189,8 +189,9 @@ pub struct Long {
 impl Long {
     /// That of an inode, unless its log is short or a part of it is not in order.
     pub fn of(state: &State) -> Option<Self> {
-        let is_long = state.log.sorted.pieces() > 0 && state.gaps.is_none() && !state.log.flipped && !state.gone;
-        is_long.then(|| Self { runs: state.log.sorted.runs, blocks: state.extents.blocks_by_region().into() })
+        let is_long =
+            Sorted::of(state.log.sorted).pieces() > 0 && state.gaps.is_none() && !state.log.flipped && !state.gone;
+        is_long.then(|| Self { runs: state.log.sorted, blocks: state.extents.blocks_by_region().into() })
     }
 }
 
@@ -212,7 +213,7 @@ impl Known {
         let weak = weak.filter_map(|(run, at)| Some((at, sure(&run)?)));
         let unwritten = state.extents.iter().zip(state.log.pages.len() as u32..).filter(|(run, _)| run.unwritten);
         Some(Self {
-            long: Long::of(&state),
+            long: Long::of(&state).map(Box::new),
             kind: Kind::of_mode(state.attributes.mode)?,
             links: state.attributes.links,
             beyond: state.gaps.is_none() && written_to > state.size.div_ceil(BLOCK_BYTES),

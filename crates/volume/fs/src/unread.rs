@@ -119,8 +119,9 @@ impl Unread {
     }
 
     /// Notes that an inode is on the medium only, once `remove` has made it unknown: its parent if
-    /// it is a directory, and what is to be known of a long log; `None` if it stays known. Where another one of its shard is being read
-    /// nobody waits: it stays for now, and `remove` is not called.
+    /// it is a directory, and what is to be known of a long log; `None` if it stays known. Where
+    /// another one of its shard is being read nobody waits: it stays for now, and `remove` is not
+    /// called.
     pub fn let_go(&self, ino: Ino, shard: usize, remove: impl FnOnce() -> Option<(Option<Ino>, Option<Long>)>) {
         let Some(Ok(_guard)) = self.reading.get(shard).map(Mutex::try_lock) else { return };
         let Some((word, bit)) = self.word(ino) else { return };

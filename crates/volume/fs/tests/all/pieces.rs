@@ -104,13 +104,39 @@ fn a_file_of_many_extents_that_nobody_read_is_emptied_and_removed_after_a_crash_
     }
 }
 
+/// A log in no order that cannot be written anew, as the volume is full: the thread that cleans was
+/// given it again each time that it had let go of the file.
+#[test]
+fn a_log_that_cannot_be_put_in_order_is_left_to_the_cleaner_once() {
+    let ram = Ram::new(blank(&[1500]));
+    format_with(Box::new(ram.clone()), 1, false);
+    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
+    let (file, filler) = (create(&volume, "f").unwrap(), create(&volume, "filler").unwrap());
+    volume.remember(Ino::ROOT).unwrap();
+    (0..700).for_each(|i| volume.allocate(file, i * 37 % 700 * 2 * BLOCK, BLOCK, false).unwrap());
+    while volume.append(filler, &[1; 4096]).is_ok() {}
+    volume.leave_logs(Some(64));
+    forget(&volume, file);
+    let cleaned = (0..10).take_while(|_| volume.clean_left()).count();
+    assert_eq!(cleaned, 1);
+    // With room it is put in order.
+    volume.truncate(filler, 0).unwrap();
+    while volume.give_back() {}
+    forget(&volume, file);
+    assert_eq!((0..10).take_while(|_| volume.clean_left()).count(), 1);
+    forget(&volume, file);
+    assert_eq!((0..10).take_while(|_| volume.clean_left()).count(), 0);
+    assert_eq!(volume.stat(file).unwrap().blocks, 700);
+}
+
 /// Damage in a page of extents that nobody has read yet: it is that page's extents that are lost,
 /// and no block of them goes to others.
 #[test]
 fn damage_in_a_piece_is_an_error_where_it_is_used() {
     const WANTED: u64 = 600;
     let mut image = fragmented(1000).image();
-    // Two bits of an entry that is not the first one. Pages of the log before are free, and not zero.
+    // Two bits of an entry that is not the first one. Pages of the log before are free, and not
+    // zero.
     let first = |page: &[u8]| u64::from_le_bytes(page[80..88].try_into().unwrap());
     let is_wanted =
         |page: &&mut [u8]| page[4..8] == *b"HLOG" && page[68] == 3 && (WANTED..WANTED + 300).contains(&first(page));
