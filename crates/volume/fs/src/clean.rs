@@ -40,7 +40,7 @@ use crate::format::word::Field;
 use crate::format::{Block, Ino, LINE, LogPos};
 use crate::inode::{Inode, State};
 use crate::leaving::Leaving;
-use crate::log::{self, Appended, Log, NO_TAIL, Pages};
+use crate::log::{self, Appended, Log, NO_TAIL, Pages, Sorted};
 use crate::ops::check_live;
 use crate::store::{Flushed, Store};
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, lock, wait};
@@ -422,7 +422,14 @@ impl Volume {
             let whose = inode.whose();
             let xattrs = state.all_xattrs(&self.store, whose)?;
             let log = Appended::after(pages.allocator, (state.log.sequence, NO_TAIL));
-            let mut new = Rewrite { whose, pages, log, flushed: Flushed::nothing(), from: state.log.tail };
+            let mut new = Rewrite {
+                whose,
+                pages,
+                log,
+                flushed: Flushed::nothing(),
+                from: state.log.tail,
+                sorted: Sorted::default(),
+            };
             state.first_entries(&xattrs).try_for_each(|(entry, time)| new.push(&self.store, &entry, time))?;
             new
         };
@@ -473,7 +480,7 @@ impl Volume {
         let _watch = self.store.doubt_if_it_panics();
         new.catch_up(&self.store, &state, std::mem::take(&mut lock(&rewriting).among))?;
         new.flush(&self.store)?;
-        let old = self.switch_log(inode, &mut state, new.log, new.flushed)?;
+        let old = self.switch_log(inode, &mut state, (new.log, new.sorted), new.flushed)?;
         drop(state);
         self.free_pages(&old);
         Ok(true)
@@ -500,9 +507,13 @@ impl Volume {
         let mut new = Appended::after(&self.allocator, (state.log.sequence, NO_TAIL));
         let whose = inode.whose();
         let xattrs = state.all_xattrs(&self.store, whose)?;
-        state.entries(&xattrs).try_for_each(|(entry, time)| new.push(&self.store, pages, whose, (&entry, time)))?;
+        let mut sorted = Sorted::default();
+        for (entry, time) in state.entries(&xattrs) {
+            new.push(&self.store, pages, whose, (&entry, time))?;
+            sorted.note(new.new_pages().saturating_sub(1) as usize, &entry);
+        }
         let flushed = std::mem::take(&mut new.dirty).flush(&self.store)?;
-        let old = self.switch_log(inode, state, new, flushed)?;
+        let old = self.switch_log(inode, state, (new, sorted), flushed)?;
         self.free_pages(&old);
         Ok(())
     }
@@ -516,12 +527,18 @@ impl Volume {
     }
 
     /// Makes a new log that of an inode. The old one's pages are not free yet.
-    fn switch_log(&self, inode: &Inode, state: &mut State, new: Appended<'_>, flushed: Flushed) -> Result<Vec<Block>> {
+    fn switch_log(
+        &self,
+        inode: &Inode,
+        state: &mut State,
+        (new, sorted): (Appended<'_>, Sorted),
+        flushed: Flushed,
+    ) -> Result<Vec<Block>> {
         let records = [record(inode, Field::Head, new.head()), record(inode, Field::Tail, new.tail)];
         self.store_records(&records, flushed)?;
         state.rewriting = None;
         let old = std::mem::replace(&mut state.log, new.into_log());
-        state.log.cleaned = state.log.slots();
+        (state.log.cleaned, state.log.sorted) = (state.log.slots(), sorted.runs);
         self.settle(inode, state);
         Ok(old.pages)
     }
@@ -651,11 +668,14 @@ struct Rewrite<'a, 'r> {
     flushed: Flushed,
     /// The old log is in it as far as here, or not needed.
     from: LogPos,
+    sorted: Sorted,
 }
 
 impl Rewrite<'_, '_> {
     fn push(&mut self, store: &Store, entry: &Entry<'_>, time: i64) -> Result<()> {
-        self.log.push(store, self.pages, self.whose, (entry, time))
+        self.log.push(store, self.pages, self.whose, (entry, time))?;
+        self.sorted.note(self.log.new_pages().saturating_sub(1) as usize, entry);
+        Ok(())
     }
 
     /// Adds what was appended to the old log since; `among` says which of the names.

@@ -60,7 +60,7 @@ impl Sorted {
     }
 
     /// Takes in the next entry of a log, in the page of this number.
-    fn note(&mut self, page: usize, entry: &Entry<'_>) {
+    pub fn note(&mut self, page: usize, entry: &Entry<'_>) {
         match entry {
             _ if self.over => {}
             Entry::Extent(run, size)
@@ -105,15 +105,12 @@ pub struct Appended<'a> {
     /// Data that must be durable before.
     pub dirty: Dirty,
     fresh: Fresh<'a>,
-    /// Of a log of its own.
-    sorted: Sorted,
 }
 
 impl<'a> Appended<'a> {
     /// Nothing yet, after `sequence` and `tail`.
     pub fn after(allocator: &'a Allocator, (sequence, tail): (u32, LogPos)) -> Self {
-        let sorted = if tail == NO_TAIL { Sorted::default() } else { Sorted::of(0) };
-        Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh(), sorted }
+        Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh() }
     }
 
     /// Writes one more entry.
@@ -131,7 +128,6 @@ impl<'a> Appended<'a> {
         let bytes = entry.encode(seal, self.tail.slot, time);
         self.dirty.and(store.write(self.tail.page, (self.tail.slot * LINE) as u64, &bytes)?);
         self.tail.slot += entry.slots();
-        self.sorted.note(self.pages.len().saturating_sub(1), entry);
         Ok(())
     }
 
@@ -143,7 +139,7 @@ impl<'a> Appended<'a> {
     /// As a log of its own: for entries that were not appended to one.
     pub fn into_log(mut self) -> Log {
         self.fresh.keep();
-        Log { pages: self.pages.into_vec(), sequence: self.sequence, sorted: self.sorted.runs, ..Log::none(self.tail) }
+        Log { pages: self.pages.into_vec(), sequence: self.sequence, ..Log::none(self.tail) }
     }
 
     /// Where a log of its own begins.
