@@ -92,7 +92,11 @@ impl Checkpoint {
         let [count] = *take(1)? else { return None };
         for _ in 0..count {
             let [ino, runs, regions] = *take(3)? else { return None };
-            let blocks = take(regions).filter(|_| regions <= superblock.regions.len() as u64)?.into();
+            let blocks = take(regions).filter(|_| regions <= superblock.regions.len() as u64)?;
+            if (0..).zip(blocks).any(|(region, blocks)| *blocks > superblock.data_end(region)) {
+                return None;
+            }
+            let blocks = blocks.into();
             out.long.push((Ino::from_raw(ino)?, Long { runs: u32::try_from(runs).ok()?, blocks }));
         }
         Some(out)

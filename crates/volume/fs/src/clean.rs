@@ -190,7 +190,10 @@ impl Volume {
                 continue;
             };
             inode.listed.store(false, Ordering::Release);
-            let pages = may_lose(&inode.read());
+            let state = inode.read();
+            // How much of it is history shows once its pieces are read.
+            let pages = if state.extents.is_whole() { may_lose(&state) } else { state.log.pages.len() };
+            drop(state);
             if pages > 0 {
                 most += pages as u64;
                 known.push(inode);
@@ -227,6 +230,11 @@ impl Volume {
     /// Looks whether a log would lose a page by cleaning: the pages that it would have.
     fn would_keep(&self, inode: &Inode) -> Option<usize> {
         let mut state = inode.write();
+        // What was written over counts twice until the pieces are read.
+        let behind = state.log.slots().saturating_sub(state.log.sorted as usize);
+        if !state.extents.is_whole() && behind >= LOOK_AFTER {
+            self.read_extents(inode, &mut state, (0, u64::MAX), usize::MAX).ok()?;
+        }
         if may_lose(&state) == 0 {
             return None;
         }

@@ -103,11 +103,14 @@ impl Extents {
         last <= first
     }
 
-    /// The last piece ends here at the latest, unless its end is known.
-    pub fn end_pieces(&mut self, end: u64) {
+    /// The last piece ends here at the latest, unless its end is known. False: it begins there or
+    /// later.
+    pub fn end_pieces(&mut self, end: u64) -> bool {
         if let Some(mut last) = self.pieces.last_entry().filter(|last| last.get().end == u64::MAX) {
             last.get_mut().end = end;
+            return *last.key() < end;
         }
+        true
     }
 
     /// Once a log was read: what its inode has in each region, pieces included.

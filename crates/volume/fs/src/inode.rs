@@ -469,7 +469,9 @@ impl State {
     pub fn is_unsorted(&self) -> bool {
         let slots = self.log.slots();
         let rest = slots.saturating_sub(self.log.cleaned.max(self.log.sorted as usize));
-        self.extents.len() > slots / 8 && slots > 4 * SLOTS && rest > (slots / 8).max(2 * SLOTS)
+        // Where the rest fills the first page, no log of it is in order.
+        let fits = 1 + usize::from(self.size > 0) + self.xattrs.slots() < SLOTS;
+        fits && self.extents.len() > slots / 8 && slots > 4 * SLOTS && rest > (slots / 8).max(2 * SLOTS)
     }
 
     /// Slots that [`State::entries`] needs.

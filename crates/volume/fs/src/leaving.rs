@@ -96,7 +96,7 @@ impl Queue {
     /// Reads up to so many extents of what was left first: whether there are more.
     fn read(&mut self, store: &Store, step: usize) -> Result<bool> {
         let Some(Left::Unread(extents, whose, _)) = self.runs.front_mut() else { return Ok(false) };
-        let more = scan::read_pieces(store, *whose, extents, (0, u64::MAX), step.div_ceil(SLOTS - 1));
+        let more = scan::read_pieces(store, *whose, extents, (0, u64::MAX), step.div_ceil(SLOTS - 1).max(1));
         match more {
             Ok(true) => return Ok(true),
             Ok(false) => {}

@@ -291,7 +291,10 @@ pub fn replay_partly(
 pub fn read_piece(store: &Store, whose: (Ino, u32), page: Block) -> Result<Vec<Run>> {
     let mut runs = Vec::with_capacity(SLOTS);
     let from = LogPos { page, slot: 1 };
-    let contents = store.read_block(page)?;
+    let contents = store.read_block(page).map_err(|error| match error {
+        Error::Io(_) => Damage::Inode { ino: whose.0, what: "the memory of its log cannot be read" }.into(),
+        other => other,
+    })?;
     let read = read_page(contents.as_slice(), whose, from, SLOTS, |entry, _| match entry {
         Entry::Extent(run, Some(_)) if store.superblock().is_data(run.block, run.count) => {
             runs.push(*run);

@@ -191,7 +191,11 @@ impl Long {
     pub fn of(state: &State) -> Option<Self> {
         let is_long =
             Sorted::of(state.log.sorted).pieces() > 0 && state.gaps.is_none() && !state.log.flipped && !state.gone;
-        is_long.then(|| Self { runs: state.log.sorted, blocks: state.extents.blocks_by_region().into() })
+        let blocks = state.extents.blocks_by_region();
+        // As a log tells it that has moved out of the last regions.
+        let upto = blocks.iter().rposition(|blocks| *blocks > 0).map_or(0, |last| last + 1);
+        let blocks = blocks.get(..upto).unwrap_or_default();
+        is_long.then(|| Self { runs: state.log.sorted, blocks: blocks.into() })
     }
 }
 
@@ -426,7 +430,9 @@ fn replay_partly(store: &Store, whose: (Ino, u32), places: (LogPos, LogPos), lon
             (Entry::Extent(run, Some(_)), Some(page)) if state.extents.add_piece(run.file_block, page) => return Ok(()),
             (_, Some(_)) => return Err("its extents are out of order"),
             (Entry::Extent(run, size), None) if !state.extents.is_whole() => {
-                state.extents.end_pieces(run.file_block);
+                if !state.extents.end_pieces(run.file_block) {
+                    return Err("its extents are out of order");
+                }
                 state.extents.map_over(*run);
                 if let Some(size) = size {
                     state.size = *size;
@@ -447,6 +453,9 @@ fn replay_partly(store: &Store, whose: (Ino, u32), places: (LogPos, LogPos), lon
     });
     state.log = log?;
     state.extents.set_blocks(&long.blocks);
+    if !matches!(Kind::of_mode(state.attributes.mode), Some(Kind::File | Kind::Symlink)) {
+        return Err(Damage::Inode { ino: whose.0, what: "data in something that has none" }.into());
+    }
     if Kind::of_mode(state.attributes.mode).is_none() {
         return Err(Damage::Inode { ino: whose.0, what: "its log is empty" }.into());
     }

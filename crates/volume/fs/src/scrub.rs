@@ -107,7 +107,7 @@ impl Volume {
         };
         let kept = |place| if damaged.get() { ScrubPlace::default() } else { place };
         let mut pass = Pass { place: from, inodes: 0, bytes: 0, rate, began: Instant::now(), go_on };
-        if from == ScrubPlace::default() {
+        if (from.ino, from.file_block) == (0, 0) {
             self.scrub_superblocks(found)?;
         }
         let all = self.all_inodes();

@@ -205,11 +205,13 @@ impl Volume {
     /// Reads pieces of an inode's extents in front of a use of file blocks, as many as there are or
     /// `most`.
     pub(crate) fn read_extents(&self, inode: &Inode, state: &mut State, blocks: (u64, u64), most: usize) -> Result<()> {
+        let mut read = Ok(true);
         if !state.extents.is_whole() {
-            scan::read_pieces(&self.store, inode.whose(), &mut state.extents, blocks, most)?;
+            read = scan::read_pieces(&self.store, inode.whose(), &mut state.extents, blocks, most);
+            self.settle(inode, state); // what was read takes memory, also before an error
         }
         inode.partly.store(!state.extents.is_whole(), Ordering::Release);
-        Ok(())
+        read.map(drop)
     }
 
     /// An inode that is in use, for what asks for none of its extents, or reads them first

@@ -114,7 +114,13 @@ impl Volume {
         }
         let _visit = Self::visit(self, ino);
         self.open(ino)?;
-        let inode = self.inode(ino)?;
+        let inode = match self.inode(ino) {
+            Ok(inode) => inode,
+            Err(error) => {
+                self.close(ino)?;
+                return Err(error);
+            }
+        };
         if inode.migrating.swap(true, Ordering::AcqRel) {
             self.close(ino)?;
             return Err(Error::Busy);
