@@ -51,10 +51,16 @@ impl Queue {
             if let Some(seat) = &seat {
                 seat.come_back();
             }
-            if let Some(guard) = attempt() {
-                return Some(guard);
+            let guard = attempt();
+            let mut all = self.all();
+            // It is in the queue still where a wake from elsewhere ended the wait.
+            if guard.is_some() {
+                all.retain(|(id, _)| *id != me);
+                return guard;
             }
-            self.all().push_front((me, alone));
+            if all.iter().all(|(id, _)| *id != me) {
+                all.push_front((me, alone));
+            }
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// How many seeds
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
     /// How many times as short all times are, in place of the figure's own
     #[arg(long, value_name = "N")]
@@ -60,17 +60,25 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     for (name, text) in figures {
         let cannot = |error: &laboratory::experiment::Error| Failure::from_error(Exit::Usage, name, error);
         let mut experiment = Experiment::parse(&text).map_err(|error| cannot(&error))?;
-        if let Some(factor) = args.factor.filter(|factor| *factor >= 1.0) {
-            experiment.factor = factor;
+        experiment.factor = args.factor.unwrap_or(experiment.factor);
+        experiment.check().map_err(|error| cannot(&error))?;
+        if let Some(unknown) = args.series.iter().find(|name| experiment.series.iter().all(|s| s.name != **name)) {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{name}: series {unknown}"),
+                "the figure has none of this name",
+            ));
         }
         let results = all(global, args, &experiment).map_err(|error| cannot(&error))?;
         let (csv, markdown) = (results.csv(&experiment), results.markdown(&experiment));
         output::print(&markdown)?;
         if let Some(out) = &args.out {
             let stem = PathBuf::from(name).file_stem().map_or_else(|| name.into(), std::ffi::OsStr::to_os_string);
-            std::fs::create_dir_all(out)?;
-            std::fs::write(out.join(&stem).with_extension("csv"), csv)?;
-            std::fs::write(out.join(&stem).with_extension("md"), markdown)?;
+            std::fs::create_dir_all(out).map_err(|error| Failure::io("make", out, &error))?;
+            for (kind, text) in [("csv", csv), ("md", markdown)] {
+                let path = out.join(format!("{}.{kind}", stem.display()));
+                std::fs::write(&path, text).map_err(|error| Failure::io("write", &path, &error))?;
+            }
         }
     }
     Ok(Exit::Done)
@@ -78,7 +86,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
 
 /// All bars of a figure.
 fn all(global: &Global, args: &RunArgs, experiment: &Experiment) -> Result<Results, laboratory::experiment::Error> {
-    let seeds = args.seed..args.seed + args.seeds.max(1);
+    let seeds = args.seed..args.seed.saturating_add(args.seeds);
     let cases: Vec<(Case, u64)> =
         seeds.flat_map(|seed| experiment.cases(&args.series).into_iter().map(move |case| (case, seed))).collect();
     let bar = progress::bar(global.json, cases.len() as u64, "{wide_bar} {pos} of {len} runs  {elapsed}  {msg:20}");

@@ -48,6 +48,40 @@ const SMALL: &str = r#"
 "#;
 
 #[test]
+fn a_number_that_no_run_has_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("odd.toml");
+    let path = file.to_str().unwrap();
+    for (from, to, what) in [
+        ("factor = 400.0", "factor = 0.0", "factor is 0"),
+        ("factor = 400.0", "factor = nan", "factor is NaN"),
+        ("\n    seconds = 4.0", "\n    seconds = 0.0", "seconds is 0"),
+        ("nodes = 2", "nodes = 50000", "machine.nodes is 50000"),
+        ("cores = 2", "cores = 4000000000", "machine.cores is 4000000000"),
+        ("cores = 2", "cores = 2\nlink_bw = 0.0", "machine.link_bw is 0"),
+        ("threads = 2", "threads = 40000", "threads is 40000"),
+        ("block = 4096", "block = 1000000000000000000", "block is 1000000000000000000"),
+        ("file_bytes = 4e8", "file_bytes = 1e25", "file_bytes is 1"),
+        ("read = 1.0", "read = 1.0, think_s = 1e12", "think_s is 1000000000000"),
+    ] {
+        assert!(SMALL.contains(from), "{from}");
+        fs::write(&file, SMALL.replace(from, to)).unwrap();
+        let (code, out, err) = ends(&[path]);
+        assert!(code == 2 && out.is_empty() && err.contains(what), "{to}: {code} {err}");
+    }
+    fs::write(&file, SMALL).unwrap();
+    for (args, what) in [
+        (&["--factor", "3e9"][..], "factor is 3000000000"),
+        (&["--factor", "0.5"], "factor is 0.5"),
+        (&["--series", "typo"], "series typo"),
+        (&["--seeds", "1000000000000"], "--seeds"),
+    ] {
+        let (code, _, err) = ends(&[&[path], args].concat());
+        assert!(code == 2 && err.contains(what), "{args:?}: {code} {err}");
+    }
+}
+
+#[test]
 fn figures_are_listed_and_a_wrong_name_or_file_is_refused() {
     let (code, out, _) = ends(&[]);
     assert_eq!(code, 0);

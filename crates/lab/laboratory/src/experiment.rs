@@ -300,6 +300,18 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// A number that no machine or run has.
+    #[error("{what} is {value}: {least} to {most}")]
+    Range {
+        /// What.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The least.
+        least: f64,
+        /// The most.
+        most: f64,
+    },
     /// The file system refused.
     #[error("the file system: {0}")]
     Fs(#[from] fs::Error),
@@ -340,7 +352,48 @@ impl Experiment {
                 return unknown("point", name);
             }
         }
+        all.check()?;
         Ok(all)
+    }
+
+    /// Whether its numbers are those of a run that ends and fits into a machine.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Range`] names the first one that is not.
+    pub fn check(&self) -> Result<(), Error> {
+        const GIB: f64 = (1_u64 << 30) as f64;
+        let MachineSpec { nodes, cores, link_bw, crowding, .. } = &self.machine;
+        let mut numbers = vec![
+            ("factor", self.factor, 1.0, 1e6),
+            ("seconds", self.seconds, 1e-3, 86_400.0),
+            ("paper_seconds", self.paper_seconds, 1e-3, 86_400.0),
+            ("machine.nodes", f64::from(*nodes), 1.0, 8.0),
+            ("machine.cores", f64::from(*cores), 1.0, 1024.0),
+            ("machine.link_bw", *link_bw, 1e3, f64::INFINITY),
+            ("machine.crowding", crowding.unwrap_or(0.0), 0.0, 1000.0),
+        ];
+        for point in &self.point {
+            match &point.load {
+                Load::Fio { threads, block, file_bytes, read, think_s } => numbers.extend([
+                    ("threads", f64::from(*threads), 1.0, 10_000.0),
+                    ("block", *block as f64, 1.0, GIB),
+                    ("file_bytes", *file_bytes, 1.0, 1e15),
+                    ("read", *read, 0.0, 1.0),
+                    ("think_s", *think_s, 0.0, 3600.0),
+                ]),
+                Load::Filebench(load) => numbers.extend([
+                    ("threads", f64::from(load.threads), 1.0, 10_000.0),
+                    ("files", load.files, 1.0, 1e9),
+                    ("file_bytes", load.file_bytes, 1.0, 1e15),
+                    ("io_bytes", load.io_bytes, 1.0, GIB),
+                ]),
+            }
+        }
+        match numbers.into_iter().find(|(_, value, least, most)| !(*least..=*most).contains(value)) {
+            Some((what, value, least, most)) => Err(Error::Range { what, value, least, most }),
+            None => Ok(()),
+        }
     }
 
     /// The bars of these series (none: all but extra ones), group by group.

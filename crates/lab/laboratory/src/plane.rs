@@ -275,7 +275,7 @@ impl Plane for LabPlane {
     }
 
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError> {
-        let window_ns = (window.as_secs_f64() / self.lab.factor * 1e9).round() as u64;
+        let window_ns = ((window.as_secs_f64() / self.lab.factor * 1e9).round() as u64).max(1);
         clock::sleep_until(self.began_ns + window_ns);
         Ok(self.window())
     }
