@@ -19,10 +19,10 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use command::args::PROGRAM as PREFIX;
-use placement::{Move, ObservedFile, Plan, Policy, Process, Snapshot, Subject, Thread, Traits, Why, Wish};
+use placement::{FileRange, Move, ObservedFile, Plan, Policy, Process, Snapshot, Subject, Thread, Traits, Why, Wish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,8 @@ const SENTENCE: usize = 300;
 const NOTES: usize = 8;
 /// Address space of the program, in bytes.
 const ADDRESS_SPACE: u64 = 4 << 30;
+/// How long its end is waited for.
+const ENDS: Duration = Duration::from_secs(1);
 /// How long it may think about one line.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -134,20 +136,17 @@ impl External {
         let mut start = Command::new(program);
         start.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         if let Some(User { uid, gid }) = user {
-            // The standard library leaves root's groups with it.
+            // The standard library drops root's other groups, too.
             start.uid(uid).gid(gid);
         }
+        // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
+        unsafe { start.pre_exec(bound) };
         let mut child = start.spawn().map_err(|e| format!("{program}: {e}"))?;
-        bound(&child);
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(format!("{program}: no pipes"));
         };
         let (requests, asked) = channel();
         let (answered, answers) = channel();
-        std::thread::Builder::new()
-            .name("policy".to_owned())
-            .spawn(move || talk(stdin, BufReader::new(stdout), &asked, &answered))
-            .map_err(|e| format!("{program}: {e}"))?;
         let announced = Announcement {
             homenode: 0,
             name: String::new(),
@@ -167,6 +166,10 @@ impl External {
             greeted: false,
             trouble: None,
         };
+        std::thread::Builder::new()
+            .name("policy".to_owned())
+            .spawn(move || talk(stdin, BufReader::new(stdout), &asked, &answered))
+            .map_err(|e| format!("{program}: {e}"))?;
         let line = policy.answer().map_err(|why| format!("{program}: its first line: {why}"))?;
         policy.announced = announcement(&line).map_err(|why| format!("{program}: its first line: {why}"))?;
         // The name of a policy lives as long as the program, which has one.
@@ -193,21 +196,27 @@ impl External {
         lines.push('\n');
         self.requests.as_ref().and_then(|requests| requests.send(lines).ok()).ok_or("it ended")?;
         let line = self.answer()?;
-        let plan: Plan = serde_json::from_str(&line).map_err(|e| format!("its plan: {e}"))?;
+        let plan: Plan = serde_json::from_str(&line).map_err(|e| sentence(&format!("its plan: {e}")))?;
         if plan.version != placement::plan::VERSION {
             return Err(format!("its plan has version {}, not {}", plan.version, placement::plan::VERSION));
         }
         Ok(checked(plan, self.name, self.traits(), topology, snapshot))
     }
 
-    /// Ends the program and its children.
+    /// Ends the program and its process group, once.
     fn end(&mut self) {
-        self.requests = None;
+        if self.requests.take().is_none() {
+            return; // it was waited for: its number can be another's
+        }
         if let Some(group) = Pid::from_raw(self.child.id().cast_signed()) {
-            // It can have ended: it is no other's before it is waited for.
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
-        let _ = self.child.wait();
+        // It may have left its group. One that became another user cannot be killed: nobody waits.
+        let _ = self.child.kill();
+        let patience = Instant::now() + ENDS;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < patience {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -257,13 +266,14 @@ impl Policy for External {
     }
 }
 
-/// Keeps the program from taking the machine along. It may have ended already.
-fn bound(child: &Child) {
-    let Some(pid) = Pid::from_raw(child.id().cast_signed()) else { return };
+/// In the new process, as its user: keeps it from taking the machine along, and from outliving
+/// homenode.
+fn bound() -> std::io::Result<()> {
     for (resource, most) in [(Resource::As, ADDRESS_SPACE), (Resource::Core, 0)] {
-        let limit = Rlimit { current: Some(most), maximum: Some(most) };
-        let _ = rustix::process::prlimit(Some(pid), resource, limit);
+        let allowed = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
+        rustix::process::setrlimit(resource, Rlimit { current: Some(allowed), maximum: Some(allowed) })?;
     }
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// Reads the first line, then writes what is asked and reads a line for each, until either ends.
@@ -312,13 +322,14 @@ fn line(from: &mut impl BufRead) -> Result<String, String> {
 }
 
 fn announcement(line: &str) -> Result<Announcement, String> {
-    let said: Announcement = serde_json::from_str(line).map_err(|e| e.to_string())?;
+    let said: Announcement = serde_json::from_str(line).map_err(|e| sentence(&e.to_string()))?;
     if said.homenode != VERSION {
         return Err(format!("version {} is not supported, this build speaks version {VERSION}", said.homenode));
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if said.name.is_empty() || said.name.len() > 32 || !said.name.chars().all(plain) {
-        return Err(format!("the name {:?}: 1 to 32 letters, digits, `-`, `_` and `.`", said.name));
+        let name = sentence(&said.name);
+        return Err(format!("the name {name:?}: 1 to 32 letters, digits, `-`, `_` and `.`"));
     }
     if !(0.0..=3600.0).contains(&said.period_s) {
         return Err(format!("a period of {} s: 0 to 3600", said.period_s));
@@ -381,6 +392,14 @@ impl Window<'_> {
         if mv.from == mv.to {
             return Some("it is there");
         }
+        if self.topology.nodes.iter().all(|node| node.id != mv.from) {
+            return Some("it is elsewhere");
+        }
+        let is_wrong = |range: &FileRange| range.bytes == 0 || range.start.checked_add(range.bytes).is_none();
+        let meet = |two: &[FileRange]| matches!(two, [one, next] if one.end() >= next.start);
+        if mv.ranges.iter().any(is_wrong) || mv.ranges.windows(2).any(meet) {
+            return Some("its ranges are wrong");
+        }
         match mv.subject {
             Subject::Thread { tid, .. } => match self.threads.get(&tid) {
                 None => Some("not in the window"),
@@ -394,14 +413,16 @@ impl Window<'_> {
             },
             Subject::Process { pid, .. } => {
                 let observed = self.processes.get(&pid).map(|process| Subject::process(pid, process.start_ns));
-                let mut of_it = self.threads.values().filter(|thread| thread.pid == pid).peekable();
-                let known = observed.or_else(|| of_it.peek().map(|t| Subject::process(pid, t.process_start_ns)));
+                let of_it = || self.threads.values().filter(|thread| thread.pid == pid);
+                let known = observed.or_else(|| of_it().next().map(|t| Subject::process(pid, t.process_start_ns)));
                 match known {
                     _ if !self.traits.moves_processes => Some("it did not announce that it moves processes"),
                     None => Some("not in the window"),
                     Some(known) if known != mv.subject => Some("another one"),
-                    Some(_) if of_it.any(|thread| thread.pinned.is_some()) => Some("pinned"),
-                    Some(_) if to.cpus.is_empty() => Some("it may not run there"),
+                    Some(_) if of_it().any(|thread| thread.pinned.is_some()) => Some("pinned"),
+                    Some(_) if to.cpus.is_empty() || of_it().any(|thread| !thread.allowed_nodes.contains(&mv.to)) => {
+                        Some("it may not run there")
+                    }
                     Some(_) => None,
                 }
             }

@@ -65,6 +65,7 @@ pub struct ThreadRow {
     /// Its last move by a running homenode, from the journal.
     pub last_move: Option<String>,
     /// Why homenode leaves it alone.
+    #[serde(alias = "held")]
     pub pinned: Option<String>,
 }
 

@@ -42,7 +42,8 @@ pub enum Rail {
     NotObserved,
     /// The thread is not where the plan thinks it is.
     Stale,
-    /// The snapshot says that no policy may move the thread.
+    /// The snapshot says that no policy may move the thread. Journals have it as `held`, too.
+    #[serde(alias = "held")]
     Pinned,
     /// The thread went back and forth and is left alone.
     LeftAlone,

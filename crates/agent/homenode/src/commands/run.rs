@@ -38,11 +38,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         ..config.engine()
     };
     let policy = match args.observe_only {
-        true => Box::new(Off) as Box<dyn Policy>,
-        false if args.policy.policy.starts_with(PROGRAM) => {
+        _ if args.policy.policy.starts_with(PROGRAM) => {
             let what = format!("policy {}", args.policy.policy);
             return Err(Failure::new(Exit::Usage, what, "a program decides in `plan` and `replay` only"));
         }
+        true => Box::new(Off) as Box<dyn Policy>,
         false => policies::chosen(&args.policy, &config)?,
     };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
