@@ -277,7 +277,7 @@ fn plan_of_this_machine() {
     let output = homenode(&["plan", "--window", "0.2", "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let plan: placement::Plan = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((plan.version, plan.policy.as_str()), (1, "nthread"));
+    assert_eq!((plan.version, plan.policy.as_str()), (2, "nthread"));
 }
 
 fn what_is_recorded_can_be_replayed() {
