@@ -44,7 +44,7 @@ const ENDS: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The program's first line.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Announcement {
     /// Version of these lines, 1.
@@ -84,7 +84,7 @@ struct Hello<'a> {
     seed: u64,
 }
 
-/// Who a program runs as.
+/// The user that a program runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
     /// User id.
@@ -147,17 +147,9 @@ impl External {
         };
         let (requests, asked) = channel();
         let (answered, answers) = channel();
-        let announced = Announcement {
-            homenode: 0,
-            name: String::new(),
-            period_s: 0.0,
-            moves_files: false,
-            moves_processes: false,
-            wants: Vec::new(),
-        };
         let mut policy = Self {
             name: PREFIX,
-            announced,
+            announced: Announcement::default(),
             seed,
             child,
             requests: Some(requests),
@@ -283,19 +275,18 @@ fn talk(
     asked: &Receiver<String>,
     answered: &Sender<Result<String, String>>,
 ) {
-    let first = line(&mut stdout);
-    let mut going = first.is_ok() && answered.send(first.clone()).is_ok();
-    if let Err(why) = first {
-        let _ = answered.send(Err(why));
-    }
-    while going && let Ok(lines) = asked.recv() {
-        let answer = if spoke_up(&stdout) {
+    let mut answer = line(&mut stdout);
+    loop {
+        let ended = answer.is_err();
+        if answered.send(answer).is_err() || ended {
+            return;
+        }
+        let Ok(lines) = asked.recv() else { return };
+        answer = if spoke_up(&stdout) {
             Err("it wrote a line that nobody asked for".to_owned())
         } else {
             stdin.write_all(lines.as_bytes()).map_err(|_| "it ended".to_owned()).and_then(|()| line(&mut stdout))
         };
-        going = answer.is_ok();
-        going &= answered.send(answer).is_ok();
     }
 }
 

@@ -9,6 +9,8 @@ use act::copying::Copying;
 use act::pages::FileMove;
 use anyhow::{Result, ensure};
 use lab::threads;
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
 use topology::NodeId;
 
@@ -23,18 +25,6 @@ pub const TESTS: &[Test] = &[Test {
 
 /// Threads, processes with their memory, files, and whatever `auto` chooses.
 const POLICIES: [&str; 4] = ["nthread", "arc", "dragonfly", "auto"];
-
-/// Numbers that look random (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
 
 /// Reads a file again and again, and starts children without pause, which inherit what it has.
 pub fn be_forker(file: &str) -> Result<()> {
@@ -59,7 +49,7 @@ fn others(pids: &[u32], mask: &str) -> BTreeMap<u32, String> {
 fn nothing_stays_bound() -> Outcome {
     let times = std::env::var("HOMENODE_UNDO_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let seed = std::env::var("HOMENODE_UNDO_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
-    let mut random = Random(seed);
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
     let bench = Bench::new()?;
     let files = bench.files(0, 3)?;
     // All of them run on node 1, away from their files, so that homenode moves them.
@@ -79,13 +69,13 @@ fn nothing_stays_bound() -> Outcome {
         let daemon = bench.daemon_for(&pids, &["--policy", policy, "--touch-own-affinity"])?;
         // Half of the kills come at any time, and half around the first moves.
         if time / POLICIES.len() % 2 == 1 {
-            sleep(Duration::from_millis(random.below(5_000)));
+            sleep(Duration::from_millis(random.random_range(0..5_000)));
         } else {
             let began = Instant::now();
             while others(&pids, &away).is_empty() && began.elapsed() < Duration::from_secs(20) {
-                sleep(Duration::from_millis(1 + random.below(20)));
+                sleep(Duration::from_millis(1 + random.random_range(0..20)));
             }
-            sleep(Duration::from_millis(random.below(400)));
+            sleep(Duration::from_millis(random.random_range(0..400)));
         }
         daemon.stop(Signal::KILL)?;
         let left = others(&pids, &away).len();

@@ -2,6 +2,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use placement::NodeLoad;
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
 use topology::NodeId;
 
 use super::*;
@@ -10,11 +12,16 @@ const FIRST: &str = r#"echo '{"homenode":1,"name":"mine"}'"#;
 
 /// Starts a shell script.
 fn start(script: &str, limit: Duration) -> Result<External, String> {
+    start_as(None, script, limit)
+}
+
+fn start_as(user: Option<User>, script: &str, limit: Duration) -> Result<External, String> {
     let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let path = dir.path().join("policy");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    External::start_with(path.to_str().unwrap(), None, 7, limit)
+    External::start_with(path.to_str().unwrap(), user, 7, limit)
 }
 
 fn window() -> Snapshot {
@@ -159,13 +166,8 @@ fn a_program_has_limits_and_ends_with_homenode() {
     let script = format!(
         "{FIRST}; read hello; read window; printf '{{\"version\":2,\"policy\":\"\",\"moves\":[],\"notes\":[\"%s %s\"]}}\\n' \"$(ulimit -v)\" \"$(ulimit -c)\"; read end"
     );
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = dir.path().join("policy");
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     let user = rustix::process::geteuid().is_root().then_some(User { uid: 65_534, gid: 65_534 });
-    let mut policy = External::start(path.to_str().unwrap(), user, 0).unwrap();
+    let mut policy = start_as(user, &script, ANSWER).unwrap();
     let window = window();
     assert_eq!(policy.decide(&window.topology(), &window).notes, [format!("{} 0", ADDRESS_SPACE >> 10)]);
 }
@@ -189,46 +191,38 @@ fn a_program_that_does_not_announce_itself_is_refused() {
     assert!(External::start("  ", None, 0).is_err());
 }
 
-/// Numbers that look random (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
+fn below(random: &mut ChaCha8Rng, end: u64) -> u64 {
+    random.random_range(0..end)
 }
 
 /// A window of two to four nodes, of which some have no CPUs, and threads with reads all around the
 /// policy's limits.
-fn drawn(random: &mut Random) -> Snapshot {
-    let nodes = 2 + random.below(3) as u32;
-    let has_cpus: Vec<bool> = (0..nodes).map(|id| id == 0 || random.below(4) > 0).collect();
-    let node = |random: &mut Random, id: u32| NodeLoad {
+fn drawn(random: &mut ChaCha8Rng) -> Snapshot {
+    let nodes = 2 + below(random, 3) as u32;
+    let has_cpus: Vec<bool> = (0..nodes).map(|id| id == 0 || below(random, 4) > 0).collect();
+    let node = |random: &mut ChaCha8Rng, id: u32| NodeLoad {
         id: NodeId(id),
         cpus: if has_cpus[id as usize] { vec![id] } else { Vec::new() },
-        distance: (0..nodes).map(|to| (NodeId(to), if to == id { 10 } else { 20 + random.below(2) as u32 })).collect(),
+        distance: (0..nodes).map(|to| (NodeId(to), if to == id { 10 } else { 20 + below(random, 2) as u32 })).collect(),
         ..NodeLoad::default()
     };
-    let bytes = |random: &mut Random| {
-        let most = [3 << 20, 200_000_000, 400_000_000, 999_960_000, 1 << 42][random.below(5) as usize];
-        let some: Vec<_> = (0..nodes).filter(|_| random.below(3) > 0).map(NodeId).collect();
-        some.into_iter().map(|node| (node, random.below(3) * most / 2)).collect()
+    let bytes = |random: &mut ChaCha8Rng| {
+        let most = [3 << 20, 200_000_000, 400_000_000, 999_960_000, 1 << 42][below(random, 5) as usize];
+        let some: Vec<_> = (0..nodes).filter(|_| below(random, 3) > 0).map(NodeId).collect();
+        some.into_iter().map(|node| (node, below(random, 3) * most / 2)).collect()
     };
-    let thread = |random: &mut Random, i: u32| Thread {
+    let thread = |random: &mut ChaCha8Rng, i: u32| Thread {
         tid: 10 + i,
         pid: 5,
-        start_ns: (random.below(2) == 0).then_some(u64::from(i) + 1),
-        node: NodeId(random.below(u64::from(nodes)) as u32),
-        allowed_nodes: (0..nodes).filter(|_| random.below(5) > 0).map(NodeId).collect(),
-        pinned: (random.below(6) == 0).then(|| "bound".to_owned()),
+        start_ns: (below(random, 2) == 0).then_some(u64::from(i) + 1),
+        node: NodeId(below(random, u64::from(nodes)) as u32),
+        allowed_nodes: (0..nodes).filter(|_| below(random, 5) > 0).map(NodeId).collect(),
+        pinned: (below(random, 6) == 0).then(|| "bound".to_owned()),
         read_bytes: bytes(random),
         write_bytes: bytes(random),
         ..Thread::default()
     };
-    let threads = (0..random.below(9) as u32).map(|i| thread(random, i)).collect();
+    let threads = (0..below(random, 9) as u32).map(|i| thread(random, i)).collect();
     let nodes = (0..nodes).map(|id| node(random, id)).collect();
     Snapshot { version: placement::snapshot::VERSION, window_s: 0.5, nodes, threads, ..Snapshot::default() }
 }
@@ -238,7 +232,7 @@ fn the_example_makes_the_plans_of_nthread_rl() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies/nthread_rl.py");
     let mut theirs = External::start(example, None, 0).unwrap();
     let mut ours = placement::policy("nthread-rl", &placement::nthread::Settings::default()).unwrap();
-    let mut random = Random(0x5eed);
+    let mut random = ChaCha8Rng::seed_from_u64(0x5eed);
     let (mut moves, mut near) = (0, 0);
     for _ in 0..2000 {
         let window = drawn(&mut random);
