@@ -11,7 +11,7 @@ use crate::task::{self, TaskId};
 
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-/// Who waits, in the order of arrival, and whether for a lock alone.
+/// The tasks that wait, in the order of arrival; true: for a lock alone.
 #[derive(Debug, Default)]
 struct Queue(sync::Mutex<VecDeque<(TaskId, bool)>>);
 
@@ -41,16 +41,10 @@ impl Queue {
 
     /// Waits until an attempt succeeds; `None` outside of a task.
     fn wait<G>(&self, alone: bool, mut attempt: impl FnMut() -> Option<G>) -> Option<G> {
-        let (me, seat) = (task::current()?, task::seat());
+        let me = task::current()?;
         self.all().push_back((me, alone));
         loop {
-            if let Some(seat) = &seat {
-                seat.leave();
-            }
-            task::block();
-            if let Some(seat) = &seat {
-                seat.come_back();
-            }
+            block_off_seat();
             let guard = attempt();
             let mut all = self.all();
             // It is in the queue still where a wake from elsewhere ended the wait.
@@ -62,6 +56,18 @@ impl Queue {
                 all.push_front((me, alone));
             }
         }
+    }
+}
+
+/// Waits until another task wakes this one, off its seat meanwhile.
+fn block_off_seat() {
+    let seat = task::seat();
+    if let Some(seat) = &seat {
+        seat.leave();
+    }
+    task::block();
+    if let Some(seat) = &seat {
+        seat.come_back();
     }
 }
 
@@ -236,14 +242,7 @@ impl Condvar {
         };
         drop(guard);
         self.queue.all().push_back((me, true));
-        let seat = task::seat();
-        if let Some(seat) = &seat {
-            seat.leave();
-        }
-        task::block();
-        if let Some(seat) = &seat {
-            seat.come_back();
-        }
+        block_off_seat();
         lock.lock()
     }
 

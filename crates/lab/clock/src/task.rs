@@ -81,7 +81,7 @@ impl World {
         self.tasks.get_mut(self.current?)
     }
 
-    /// Who runs next, from when on.
+    /// The task that is due first, which runs now.
     fn next(&mut self) -> Option<(TaskId, Body)> {
         let Reverse((at, id)) = self.due.pop()?;
         self.now = self.now.max(at);

@@ -319,7 +319,7 @@ impl Machine {
     }
 
     fn wait_for_core(&self, thread: ThreadId, from: u64) {
-        // Whoever gives the core wakes this task once; another wake is of no meaning.
+        // A grant of the core wakes this task once; another wake has no meaning.
         while self.with(thread, |worker| worker.holds.is_none()) == Some(true) {
             clock::block();
         }

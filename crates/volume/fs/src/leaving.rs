@@ -52,8 +52,7 @@ impl Leaving {
     /// Takes over extents of an inode, and pages of its log.
     pub(crate) fn add(&self, extents: Extents, whose: (Ino, u32), pages: Vec<Block>) {
         let mut queue = lock(&self.0);
-        let blocks = extents.blocks_by_region().iter().copied().enumerate();
-        for (region, blocks) in blocks.chain(pages.iter().map(|page| (page.region(), 1))) {
+        for (region, blocks) in blocks_of(&extents, &pages) {
             *queue.blocks.entry(region).or_default() += blocks;
         }
         queue.runs.push_back(Left::Unread(extents, whose, pages));
@@ -92,6 +91,12 @@ impl Leaving {
     }
 }
 
+/// Blocks of extents, by region, and of pages.
+fn blocks_of(extents: &Extents, pages: &[Block]) -> impl Iterator<Item = (usize, u64)> {
+    let blocks = extents.blocks_by_region().iter().copied().enumerate();
+    blocks.chain(pages.iter().map(|page| (page.region(), 1)))
+}
+
 impl Queue {
     /// Reads up to so many extents of what was left first: whether there are more.
     fn read(&mut self, store: &Store, step: usize) -> Result<bool> {
@@ -102,8 +107,7 @@ impl Queue {
             Ok(false) => {}
             Err(error) => {
                 let Some(Left::Unread(extents, _, pages)) = self.runs.pop_front() else { return Err(error) };
-                let blocks = extents.blocks_by_region().iter().copied().enumerate();
-                for (region, lost) in blocks.chain(pages.iter().map(|page| (page.region(), 1))) {
+                for (region, lost) in blocks_of(&extents, &pages) {
                     self.blocks.entry(region).and_modify(|blocks| *blocks = blocks.saturating_sub(lost));
                 }
                 return Err(error);

@@ -191,11 +191,12 @@ impl Long {
     pub fn of(state: &State) -> Option<Self> {
         let is_long =
             Sorted::of(state.log.sorted).pieces() > 0 && state.gaps.is_none() && !state.log.flipped && !state.gone;
-        let blocks = state.extents.blocks_by_region();
-        // As a log tells it that has moved out of the last regions.
-        let upto = blocks.iter().rposition(|blocks| *blocks > 0).map_or(0, |last| last + 1);
-        let blocks = blocks.get(..upto).unwrap_or_default();
-        is_long.then(|| Self { runs: state.log.sorted, blocks: blocks.into() })
+        is_long.then(|| {
+            let blocks = state.extents.blocks_by_region();
+            // As a log tells it that has moved out of the last regions.
+            let upto = blocks.iter().rposition(|blocks| *blocks > 0).map_or(0, |last| last + 1);
+            Self { runs: state.log.sorted, blocks: blocks.iter().take(upto).copied().collect() }
+        })
     }
 }
 
@@ -455,9 +456,6 @@ fn replay_partly(store: &Store, whose: (Ino, u32), places: (LogPos, LogPos), lon
     state.extents.set_blocks(&long.blocks);
     if !matches!(Kind::of_mode(state.attributes.mode), Some(Kind::File | Kind::Symlink)) {
         return Err(Damage::Inode { ino: whose.0, what: "data in something that has none" }.into());
-    }
-    if Kind::of_mode(state.attributes.mode).is_none() {
-        return Err(Damage::Inode { ino: whose.0, what: "its log is empty" }.into());
     }
     Ok(state)
 }

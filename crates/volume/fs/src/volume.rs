@@ -214,7 +214,7 @@ impl Volume {
         read.map(drop)
     }
 
-    /// An inode that is in use, for what asks for none of its extents, or reads them first
+    /// An inode that is in use, for what asks for none of its extents, or reads them first.
     pub(crate) fn inode_partly(&self, ino: Ino) -> Result<Arc<Inode>> {
         if let Some(known) = self.known_inode(ino) {
             return Ok(known);

@@ -156,7 +156,7 @@ impl Run {
         let done = catch_unwind(AssertUnwindSafe(|| self.scrub(from, rate)));
         let done = done.unwrap_or_else(|_| Err(refused(libc::EIO)));
         let inos: BTreeSet<Ino> = lock(&self.known).faults.iter().filter_map(|fault| fault.ino).collect();
-        // Whoever ends the mount waits for this.
+        // The end of the mount waits for this.
         let go_on = || !lock(&self.known).ended;
         let paths =
             if inos.is_empty() { Vec::new() } else { self.volume.paths_of(&inos, &go_on).into_iter().collect() };

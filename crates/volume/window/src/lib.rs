@@ -48,8 +48,8 @@ pub fn readers(uses: &[Use], is_own: impl Fn(u32) -> bool) -> BTreeMap<Ino, Vec<
 /// Whether the thread used a file that another one used.
 pub fn shares(tid: u32, uses: &[Use], readers: &BTreeMap<Ino, Vec<u32>>) -> bool {
     let from = uses.partition_point(|one| one.tid < tid);
-    let own = uses.iter().skip(from).take_while(|one| one.tid == tid);
-    own.into_iter().any(|one| readers.get(&one.ino).is_some_and(|readers| readers.len() > 1))
+    let mut own = uses.iter().skip(from).take_while(|one| one.tid == tid);
+    own.any(|one| readers.get(&one.ino).is_some_and(|readers| readers.len() > 1))
 }
 
 /// Bytes to and from each region since the mount.
