@@ -3,8 +3,9 @@
 
 use command::heat_map::{CELLS, HeatMap};
 use plotters::prelude::*;
-use simulate::reproduce::{Area, Drawn, LINE, PlotError, WIDTH, png, text};
 use topology::NodeId;
+
+use crate::page::{Area, Drawn, LINE, PlotError, WIDTH, png, text};
 
 /// Colours of the nodes, by turns: those that people with colour blindness can tell apart (Okabe
 /// and Ito).

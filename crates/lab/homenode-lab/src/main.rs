@@ -1,7 +1,11 @@
 //! `homenode-lab`: what homenode would do on machines that are not there, and pictures.
 //! `homenode simulate` and `homenode reproduce` start it.
 
+mod bars;
+mod changes;
 mod heat_map;
+mod kept;
+mod page;
 mod reproduce;
 mod run;
 mod simulate;

@@ -1,18 +1,25 @@
 //! `homenode-lab run`: figures of the papers with the shipped code, in virtual time.
 //!
 //! **Approach.** The bars of a figure know nothing of each other: as many threads as there are
-//! CPUs take them in turn. The tables go to stdout, and with `--out` also to files.
+//! CPUs take them in turn. The tables go to stdout, and with `--out` also to files, beside a
+//! picture and the runs themselves ([`kept`]).
 
+use std::fs;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::output::{self, progress};
-use laboratory::experiment::{Case, Experiment, FIGURES, Outcome};
+use laboratory::experiment::{Error, Experiment, FIGURES, PROGRAM, Policies, Rails, Series, Where};
 use laboratory::report::Results;
+use session::external::{External, User};
+
+use crate::bars;
+use crate::changes::{Sweep, changed};
+use crate::kept::Kept;
 
 /// `homenode-lab run`.
 #[derive(Debug, Args)]
@@ -24,6 +31,16 @@ pub struct RunArgs {
     /// they are asked for
     #[arg(long, value_name = "NAME", value_delimiter = ';')]
     series: Vec<String>,
+    /// One more series with this policy, or with this program of yours, `exec:PROGRAM [ARG]...`
+    /// (docs/lab.md); repeat for more
+    #[arg(long, value_name = "POLICY")]
+    policy: Vec<String>,
+    /// Nodes of the machine, in place of the figure's own
+    #[arg(long, value_name = "N")]
+    nodes: Option<u32>,
+    /// Each group once for each value of a number of its load, as in threads=1,2,4; repeat for more
+    #[arg(long, value_name = "KEY=N,N")]
+    sweep: Vec<Sweep>,
     /// The first seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -33,7 +50,8 @@ pub struct RunArgs {
     /// How many times as short all times are, in place of the figure's own
     #[arg(long, value_name = "N")]
     factor: Option<f64>,
-    /// Also write FIGURE.csv and FIGURE.md there
+    /// Also write FIGURE.csv, FIGURE.md and FIGURE.png there; what FIGURE.runs has of the same
+    /// experiment is not run again
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -51,64 +69,131 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
             Some((name, text)) => vec![(*name, (*text).to_owned())],
             None => {
                 let what = format!("{name} is no figure (`homenode-lab run` lists them), and as a file");
-                let text =
-                    std::fs::read_to_string(name).map_err(|error| Failure::from_error(Exit::Io, what, &error))?;
+                let text = fs::read_to_string(name).map_err(|error| Failure::from_error(Exit::Io, what, &error))?;
                 vec![(name, text)]
             }
         },
     };
     for (name, text) in figures {
-        let cannot = |error: &laboratory::experiment::Error| Failure::from_error(Exit::Usage, name, error);
-        let mut experiment = Experiment::parse(&text).map_err(|error| cannot(&error))?;
-        experiment.factor = args.factor.unwrap_or(experiment.factor);
-        experiment.check().map_err(|error| cannot(&error))?;
-        if let Some(unknown) = args.series.iter().find(|name| experiment.series.iter().all(|s| s.name != **name)) {
-            return Err(Failure::new(
-                Exit::Usage,
-                format!("{name}: series {unknown}"),
-                "the figure has none of this name",
-            ));
+        let text = match args.nodes.is_some() || !args.sweep.is_empty() {
+            true => changed(&text, args.nodes, &args.sweep)?,
+            false => text,
+        };
+        let experiment = experiment(args, name, &text)?;
+        let stem = Path::new(name).file_stem().map_or_else(|| name.into(), std::ffi::OsStr::to_os_string);
+        let file = |out: &Path, kind: &str| out.join(format!("{}.{kind}", stem.display()));
+        let mut kept = None;
+        if let Some(out) = &args.out {
+            fs::create_dir_all(out).map_err(|error| Failure::io("make", out, &error))?;
+            let path = file(out, "runs");
+            let opened = Kept::open(&path, &text, experiment.factor);
+            kept = Some((opened.map_err(|error| Failure::io("open", &path, &error))?, path));
         }
-        let results = all(global, args, &experiment).map_err(|error| cannot(&error))?;
+        let results = all(global, args, &experiment, &mut kept, name)?;
         let (csv, markdown) = (results.csv(&experiment), results.markdown(&experiment));
         output::print(&markdown)?;
         if let Some(out) = &args.out {
-            let stem = PathBuf::from(name).file_stem().map_or_else(|| name.into(), std::ffi::OsStr::to_os_string);
-            std::fs::create_dir_all(out).map_err(|error| Failure::io("make", out, &error))?;
-            for (kind, text) in [("csv", csv), ("md", markdown)] {
-                let path = out.join(format!("{}.{kind}", stem.display()));
-                std::fs::write(&path, text).map_err(|error| Failure::io("write", &path, &error))?;
+            let cannot = |error| Failure::from_error(Exit::Partly, format!("{name}: its picture"), &error);
+            let picture = bars::draw(&experiment, &results).map_err(cannot)?;
+            for (kind, bytes) in [("csv", csv.as_bytes()), ("md", markdown.as_bytes()), ("png", &picture)] {
+                let path = file(out, kind);
+                fs::write(&path, bytes).map_err(|error| Failure::io("write", &path, &error))?;
             }
         }
     }
     Ok(Exit::Done)
 }
 
+/// A figure as the command line changes it.
+fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Failure> {
+    let cannot = |error: &Error| Failure::from_error(Exit::Usage, name, error);
+    let mut experiment = Experiment::parse(text).map_err(|error| cannot(&error))?;
+    experiment.factor = args.factor.unwrap_or(experiment.factor);
+    experiment.check().map_err(|error| cannot(&error))?;
+    let own = experiment.policies.clone();
+    let make = move |policy: &str, settings: &placement::Settings, seed| match policy.strip_prefix(PROGRAM) {
+        Some(command) => {
+            Ok(Box::new(External::start(command, User::of_caller()?, seed)?) as Box<dyn placement::Policy>)
+        }
+        None => own.0(policy, settings, seed),
+    };
+    experiment.policies = Policies(Arc::new(make));
+    let known = |name: &str, all: &[Series]| all.iter().any(|series| series.name == name);
+    if let Some(unknown) = args.series.iter().find(|name| !known(name, &experiment.series)) {
+        let why = "the figure has none of this name";
+        return Err(Failure::new(Exit::Usage, format!("{name}: series {unknown}"), why));
+    }
+    for policy in &args.policy {
+        if !policy.starts_with(PROGRAM) && placement::POLICIES.iter().all(|(name, _)| name != policy) {
+            return Err(Failure::new(Exit::Usage, format!("policy {policy}"), "no policy has this name"));
+        }
+        let name = if known(policy, &experiment.series) { format!("{policy} of --policy") } else { policy.clone() };
+        experiment.series.push(Series {
+            name,
+            placement: Where::Local,
+            policy: Some(policy.clone()),
+            nthread: placement::nthread::Settings::default(),
+            rails: Rails::Open,
+            extra: false,
+        });
+    }
+    Ok(experiment)
+}
+
 /// All bars of a figure.
-fn all(global: &Global, args: &RunArgs, experiment: &Experiment) -> Result<Results, laboratory::experiment::Error> {
-    let seeds = args.seed..args.seed.saturating_add(args.seeds);
-    let cases: Vec<(Case, u64)> =
-        seeds.flat_map(|seed| experiment.cases(&args.series).into_iter().map(move |case| (case, seed))).collect();
+fn all(
+    global: &Global,
+    args: &RunArgs,
+    experiment: &Experiment,
+    kept: &mut Option<(Kept, PathBuf)>,
+    name: &str,
+) -> Result<Results, Failure> {
+    let mut only = args.series.clone();
+    if !only.is_empty() {
+        only.extend(experiment.series.iter().rev().take(args.policy.len()).map(|series| series.name.clone()));
+    }
+    let mut results = Results::default();
+    let mut cases = Vec::new();
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        for case in experiment.cases(&only) {
+            match kept.as_ref().and_then(|(kept, _)| kept.find(experiment, case, seed)) {
+                Some(outcome) => results.add(case, seed, outcome.clone()),
+                None => cases.push((case, seed)),
+            }
+        }
+    }
     let bar = progress::bar(global.json, cases.len() as u64, "{wide_bar} {pos} of {len} runs  {elapsed}  {msg:20}");
-    let (next, done) = (Mutex::new(cases.iter()), Mutex::new(Ok(Results::default())));
+    let (next, done) = (Mutex::new(cases.iter()), Mutex::new((Ok(results), kept)));
     let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     std::thread::scope(|scope| {
         for _ in 0..workers.min(cases.len()) {
             scope.spawn(|| {
                 loop {
                     let Some((case, seed)) = next.lock().unwrap_or_else(PoisonError::into_inner).next() else { return };
-                    let outcome: Result<Outcome, _> = experiment.run(*case, *seed);
+                    let outcome = experiment.run(*case, *seed);
                     bar.inc(1);
                     let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                    match (&mut *done, outcome) {
-                        (Ok(results), Ok(outcome)) => results.add(*case, *seed, outcome),
-                        (Ok(_), Err(error)) => *done = Err(error),
-                        (Err(_), _) => return,
+                    let (results, kept) = &mut *done;
+                    let Ok(all) = results else { return };
+                    let outcome = outcome.map_err(|error| {
+                        let exit = if matches!(error, Error::Ended(_)) { Exit::Partly } else { Exit::Usage };
+                        Failure::from_error(exit, name, &error)
+                    });
+                    let keep = outcome.and_then(|outcome| {
+                        if let Some((kept, path)) = kept {
+                            let written = kept.add(experiment, *case, *seed, &outcome);
+                            written.map_err(|error| Failure::io("write", path, &error))?;
+                        }
+                        all.add(*case, *seed, outcome);
+                        Ok(())
+                    });
+                    if let Err(error) = keep {
+                        *results = Err(error);
                     }
                 }
             });
         }
     });
     bar.finish_and_clear();
-    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    done.into_inner().unwrap_or_else(PoisonError::into_inner).0
 }

@@ -2,19 +2,28 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output, Stdio};
 
-/// Exit code, stdout, stderr.
-fn ends(args: &[&str]) -> (i32, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_homenode-lab"))
+/// `homenode-lab run` with these arguments.
+fn lab(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_homenode-lab"));
+    command
         .args(["--config", &format!("{}/tests/inputs/empty.toml", env!("CARGO_MANIFEST_DIR")), "run"])
         .args(args)
         .env_remove("HOMENODE_LOG")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+        .stdin(Stdio::null());
+    command
+}
+
+/// Exit code, stdout, stderr.
+fn ended(output: Output) -> (i32, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn ends(args: &[&str]) -> (i32, String, String) {
+    ended(lab(args).output().unwrap())
 }
 
 const SMALL: &str = r#"
@@ -112,4 +121,101 @@ fn an_experiment_gives_the_same_tables_each_time_and_writes_them() {
     assert_eq!(fs::read_to_string(format!("{out}/small.md")).unwrap(), first.1);
     let (_, one, _) = ends(&[file, "--series", "NOVA"]);
     assert!(one.contains("| not run |"), "{one}");
+}
+
+/// A program decides as a user's, whoever runs the test.
+fn by_a_user(args: &[&str]) -> (i32, String, String) {
+    let output = lab(args).env("SUDO_UID", "65534").env("SUDO_GID", "65534").output().unwrap();
+    ended(output)
+}
+
+/// The bars of a series.
+fn column(table: &str, series: &str) -> Vec<f64> {
+    let mut rows = table.lines().filter(|line| line.starts_with('|')).map(|line| line.split('|').collect::<Vec<_>>());
+    let at = rows.next().unwrap().iter().position(|name| name.trim() == series).unwrap();
+    rows.skip(1).map_while(|row| row.get(at)?.trim().parse().ok()).collect()
+}
+
+#[test]
+fn a_program_decides_in_the_place_of_a_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies");
+    // Not below a directory that only its owner may enter.
+    let programs = ["nthread_rl.py", "spread.py"].map(|name| {
+        let path = dir.path().join(name);
+        fs::copy(format!("{examples}/{name}"), &path).unwrap();
+        format!("exec:{}", path.display())
+    });
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Twice as many readers as cores of the node that their data is on.
+    let load = SMALL.replace("threads = 2", "threads = 4");
+    let file = dir.path().join("small.toml");
+    fs::write(&file, load).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, out, err) = by_a_user(&[file, "--policy", &programs[0], "--policy", &programs[1], "--seeds", "2"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let [ours, theirs, spread] = ["rl", &programs[0], &programs[1]].map(|series| column(&out, series));
+    assert_eq!((ours.len(), &ours), (1, &theirs), "{out}");
+    assert!(spread[0] > 1.1 * ours[0], "{out}");
+
+    let quits = dir.path().join("quits");
+    fs::write(&quits, "#!/bin/sh\necho '{\"homenode\":1,\"name\":\"quits\"}'\n").unwrap();
+    fs::set_permissions(&quits, fs::Permissions::from_mode(0o755)).unwrap();
+    let (code, out, err) = by_a_user(&[file, "--policy", &format!("exec:{}", quits.display())]);
+    assert!(
+        code == 1 && out.is_empty() && err.contains("the policy ended: exec:quits: it ended"),
+        "{code} {out} {err}"
+    );
+}
+
+#[test]
+fn points_are_swept_and_the_machine_has_other_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("small.toml");
+    fs::write(&file, SMALL).unwrap();
+    let file = file.to_str().unwrap();
+    let (code, out, err) = ends(&[file, "--sweep", "threads=1,2,3", "--nodes", "3", "--series", "NOVA"]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    for threads in 1..4 {
+        assert!(out.contains(&format!("| read-only, threads {threads} |")), "{out}");
+    }
+    let bars = column(&out, "NOVA");
+    assert!(bars[1] > 1.5 * bars[0] && bars[2] > bars[1], "{out}");
+    assert_eq!(out.matches(" %, ").count(), 2, "one series, three controllers: {out}");
+    for (sweep, why) in [("typo=1", "no load of the point read-only has it"), ("threads=x", "x is no number")] {
+        let (code, _, err) = ends(&[file, "--sweep", sweep]);
+        assert!(code == 2 && err.contains(why), "{code} {err}");
+    }
+}
+
+#[test]
+fn an_interrupted_figure_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("small.toml"), dir.path().join("out"));
+    fs::write(&file, SMALL).unwrap();
+    let args = [file.to_str().unwrap(), "--seeds", "3", "--out", out.to_str().unwrap()];
+    let runs = out.join("small.runs");
+    let first = ends(&args);
+    assert_eq!(first.0, 0, "{}", first.2);
+    let whole = fs::read_to_string(&runs).unwrap();
+    assert_eq!(whole.lines().count(), 1 + 2 * 3);
+    assert!(fs::read(out.join("small.png")).unwrap().starts_with(b"\x89PNG"));
+    // Half a line at its end, as a killed program leaves it; a run that is known again by its count.
+    let count = whole.split_once("\"operations\":").unwrap().1.split_once(',').unwrap().0;
+    let marked = whole.replacen(&format!("\"operations\":{count}"), "\"operations\":12345678", 1);
+    fs::write(&runs, &marked[..marked.len() - 9]).unwrap();
+    assert_eq!(ends(&args), first);
+    assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 1 + 2 * 3);
+    let csv = fs::read_to_string(out.join("small.csv")).unwrap();
+    assert_eq!(csv.matches(",12345678,").count(), 1, "{csv}");
+    // Another experiment of the same name is run anew.
+    fs::write(&file, SMALL.replace("threads = 2", "threads = 1")).unwrap();
+    assert_eq!(ends(&args).0, 0);
+    let other = fs::read_to_string(&runs).unwrap();
+    assert!(other.lines().count() == 1 + 2 * 3 && other.contains("threads = 1"), "{other}");
+    // What cannot be kept is an error.
+    fs::remove_file(&runs).unwrap();
+    fs::create_dir(&runs).unwrap();
+    let (code, _, err) = ends(&args);
+    assert!(code == 5 && err.contains("small.runs"), "{code} {err}");
 }

@@ -18,8 +18,8 @@ use engine::{Engine, EngineError};
 use fs::format::Ino;
 use memory_model::Profile;
 use memory_model::figures::PORT_BW;
-use placement::nthread;
-use serde::Deserialize;
+use placement::{Policy, nthread};
+use serde::{Deserialize, Serialize};
 
 use crate::loads::{filebench, fio};
 use crate::machine::{Build, Machine, SLICE_S};
@@ -62,6 +62,33 @@ pub struct Experiment {
     pub series: Vec<Series>,
     /// What the paper states.
     pub effect: Vec<Effect>,
+    /// How a name becomes a policy; by default homenode's own.
+    #[serde(skip)]
+    pub policies: Policies,
+}
+
+/// Makes policies: of a name, settings and a seed.
+#[derive(Clone)]
+pub struct Policies(pub Arc<Make>);
+
+/// See [`Policies`]; an error is a sentence.
+pub type Make = dyn Fn(&str, &placement::Settings, u64) -> Result<Box<dyn Policy>, String> + Send + Sync;
+
+/// What the name of a policy begins with that only the caller can make: a program.
+pub const PROGRAM: &str = "exec:";
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self(Arc::new(|name, settings, _| {
+            placement::policy_with(name, settings).ok_or_else(|| "no policy has this name".to_owned())
+        }))
+    }
+}
+
+impl std::fmt::Debug for Policies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Policies")
+    }
 }
 
 /// A machine.
@@ -268,7 +295,7 @@ pub struct Case {
 }
 
 /// What a run has shown.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// What the figure measures.
     pub value: f64,
@@ -315,6 +342,17 @@ pub enum Error {
     /// The file system refused.
     #[error("the file system: {0}")]
     Fs(#[from] fs::Error),
+    /// A policy can decide nothing any more.
+    #[error("the policy ended: {0}")]
+    Ended(String),
+    /// A policy cannot be made.
+    #[error("policy {name}: {why}")]
+    Policy {
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
     /// The engine refused.
     #[error("the engine: {0}")]
     Engine(#[from] EngineError),
@@ -336,8 +374,10 @@ impl Experiment {
             return unknown("profile of memory", &all.machine.memory);
         }
         for series in &all.series {
-            if let Some(policy) =
-                series.policy.as_deref().filter(|policy| placement::policy(policy, &series.nthread).is_none())
+            if let Some(policy) = series
+                .policy
+                .as_deref()
+                .filter(|policy| !policy.starts_with(PROGRAM) && placement::policy(policy, &series.nthread).is_none())
             {
                 return unknown("policy", policy);
             }
@@ -442,14 +482,14 @@ impl Experiment {
         lab.end_ns = (self.seconds / self.factor * 1e9).round() as u64;
         let (seconds, value) = (lab.end_ns as f64 * 1e-9, self.value);
         let lab = Rc::new(lab);
-        let world = Rc::clone(&lab);
+        let (world, policies) = (Rc::clone(&lab), self.policies.clone());
         let moves = clock::run(move || -> Result<_, Error> {
             point.load.start(&world, less, series.placement.at_first())?;
             let moves = Rc::new(std::cell::RefCell::new(Ok((0, 0))));
             if let Some(policy) = &series.policy {
                 let settings = placement::Settings { nthread: series.nthread.clone(), ..Default::default() };
-                let policy = placement::policy_with(policy, &settings)
-                    .ok_or_else(|| Error::Unknown { what: "policy", name: policy.clone() })?;
+                let policy =
+                    (policies.0)(policy, &settings, seed).map_err(|why| Error::Policy { name: policy.clone(), why })?;
                 let engine = Engine::new(LabPlane::new(Rc::clone(&world)), policy, series.rails.settings(), None)?;
                 let put = Rc::clone(&moves);
                 clock::spawn(move || *put.borrow_mut() = drive(engine, &world));
@@ -490,7 +530,10 @@ fn drive(mut engine: Engine<LabPlane>, lab: &Rc<Lab>) -> Result<(u64, u64), Erro
         }
     }
     engine.plane_mut().settle();
-    Ok(moves)
+    match engine.policy().trouble() {
+        Some(why) => Err(Error::Ended(why.to_owned())),
+        None => Ok(moves),
+    }
 }
 
 impl Load {

@@ -80,6 +80,12 @@ impl Results {
         mean(self.of(point, series).map(|outcome| outcome.value))
     }
 
+    /// The lowest and the highest of a bar over the seeds.
+    pub fn range(&self, point: usize, series: usize) -> Option<(f64, f64)> {
+        let values = || self.of(point, series).map(|outcome| outcome.value);
+        Some((values().reduce(f64::min)?, values().reduce(f64::max)?))
+    }
+
     /// An effect in each seed; empty if one of its bars was not run.
     pub fn effect(&self, experiment: &Experiment, effect: &Effect) -> Vec<f64> {
         let series = |name: &str| experiment.series.iter().position(|series| series.name == *name);

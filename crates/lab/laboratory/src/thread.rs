@@ -42,7 +42,7 @@ pub enum Locks {
 }
 
 /// What all threads have done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Done {
     /// Operations, as the load counts them.
     pub operations: u64,
