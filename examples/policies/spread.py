@@ -7,7 +7,7 @@ print(json.dumps({"homenode": 1, "name": "spread"}), flush=True)
 json.loads(sys.stdin.readline())
 for line in sys.stdin:
     window = json.loads(line)
-    left = {node["id"]: node.get("cores", len(node["cpus"])) for node in window["nodes"]}
+    left = {node["id"]: len(node["cpus"]) for node in window["nodes"]}
     moves = []
     for thread in sorted(window["threads"], key=lambda thread: -sum(thread["read_bytes"].values())):
         reads, may = thread["read_bytes"], [n for n in thread["allowed_nodes"] if left.get(n, 0) > 0]

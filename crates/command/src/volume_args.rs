@@ -254,17 +254,6 @@ pub struct NodesArgs {
     /// How many times as long emulated memory takes as the real one [default: the profile's]
     #[arg(long, value_name = "FACTOR", requires = "emulate_nodes", help_heading = "Emulated nodes")]
     pub scale: Option<f64>,
-    /// Also emulate N cores on each node: calls take the time of NOVA's software, scaled, and that
-    /// of their memory accesses on a core, caches serve what threads of a node read together, and
-    /// many writers crowd a module [default: none; software takes the time that it takes here]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), requires = "emulate_nodes",
-        help_heading = "Emulated nodes")]
-    pub emulate_cores: Option<u32>,
-    /// CPU time of the program itself for each of its calls, in microseconds before scaling
-    /// [default: 0]
-    #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds, requires = "emulate_cores",
-        help_heading = "Emulated nodes")]
-    pub program_us: Option<f64>,
 }
 
 impl NodesArgs {
@@ -328,12 +317,6 @@ fn one_of_policies(name: &str) -> Result<String, String> {
         Some(name) => Ok(name.to_owned()),
         None => Err(format!("one of {}", names().collect::<Vec<_>>().join(", "))),
     }
-}
-
-/// Microseconds of CPU time: up to a second.
-fn microseconds(text: &str) -> Result<f64, String> {
-    let us = text.parse().ok().filter(|us| (0.0..=1e6).contains(us));
-    us.ok_or_else(|| "not a number of microseconds up to a million".to_owned())
 }
 
 /// Where new blocks go.

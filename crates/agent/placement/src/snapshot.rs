@@ -65,11 +65,6 @@ pub struct NodeLoad {
     pub id: NodeId,
     /// Online CPUs of the node.
     pub cpus: Vec<u32>,
-    /// Emulated cores that the node's CPUs stand for: of `cpu_s` and `wait_s`, here and of threads,
-    /// a second is a second of all cores, shared out among the CPUs. Time of a core includes
-    /// accesses to memory. Absent: each CPU is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cores: Option<u32>,
     /// SLIT distance to every node.
     #[serde(default)]
     pub distance: BTreeMap<NodeId, u32>,

@@ -109,9 +109,6 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
                 wrong(format_args!("{at}.cpus"), format_args!("CPU {cpu} is already on node {other}"))?;
             }
         }
-        if node.cores == Some(0) {
-            wrong(format_args!("{at}.cores"), "0: a node with CPUs has a core")?;
-        }
         for (&other, &distance) in &node.distance {
             if distance == 0 || distance > MAX_DISTANCE {
                 wrong(

@@ -561,50 +561,6 @@ fn readers_that_a_server_serves_go_home_to_a_busy_cpu() {
     assert_eq!(home, 10, "{:?} {:?}", plan.moves, plan.notes);
 }
 
-/// Dragonfly's webserver on emulated nodes: four programs of 14 threads, all on node 0 with their
-/// files, where 56 threads share 28 cores. Each waits half of the time, but in seconds of the one
-/// CPU that the cores share out, it seemed to sleep: no plan promised anything.
-#[test]
-fn threads_that_wait_for_emulated_cores_do_not_sleep() {
-    let plan = |cores: Option<u32>| {
-        let id = |tid: u32| testing::file((tid / 14).into());
-        let thread = |tid: u32| Thread {
-            pid: tid / 14 + 1,
-            wait_s: Some(0.93 / 56.0),
-            served_s: Some(0.95),
-            shares_file: true,
-            ..on_volume(tid, 0, 0.95 / 56.0, id(tid), &[(0, 1_140_000)], &[])
-        };
-        let file = |program: u32| ObservedFile {
-            size: Some(4_000_000),
-            readers: (14 * program..14 * program + 14).collect(),
-            ..file_on_volume(id(14 * program), &[(0, 4_000_000)])
-        };
-        let node = |id, read, cpu_s| NodeLoad {
-            cores,
-            read_bw_max: Some(102e6),
-            write_bw_max: Some(27.75e6),
-            ..slow_node(id, [read, 0], cpu_s)
-        };
-        let nodes = vec![node(0, 63_840_000, 0.95), node(1, 0, 0.0)];
-        let mut window =
-            Snapshot { files: (0..4).map(file).collect(), ..snapshot(nodes, (0..56).map(thread).collect()) };
-        let mut auto = auto_of_a_volume(400.0);
-        (1..=10).find_map(|second| {
-            window.time_s = 100.0 + f64::from(second);
-            let plan = auto.decide(&window.topology(), &window);
-            (!plan.moves.is_empty()).then_some(plan)
-        })
-    };
-    let plan = plan(Some(28)).unwrap();
-    // They read from afar there; files may move later.
-    let relieves = |mv: &&Move| mv.to == NodeId(1) && mv.reason == Reason::CpuContention && mv.subject.is_thread();
-    let moved = plan.moves.iter().filter(relieves).count();
-    assert!((8..=28).contains(&moved) && moved == plan.moves.len(), "{:?}", plan.moves);
-    let wanted = plan.predicted.unwrap().nodes[0].cpu_before.unwrap();
-    assert!((1.7..2.0).contains(&wanted), "{wanted} of node 0's cores are wanted");
-}
-
 /// RocksDB's ten readers on a mounted volume: they began beside their data, so no move was made and
 /// none was bound. From the ninth window on the kernel ran all of them on the other node, when
 /// `auto` planned no more for this load: 0.77 to 0.83 of what NThread reached.

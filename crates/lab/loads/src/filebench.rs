@@ -3,22 +3,14 @@
 //! **Problem.** The papers measure with filebench's fileserver, webserver, webproxy, varmail and
 //! videoserver, and Debian has no filebench.
 //!
-//! **Approach.** The rounds of operations and the papers' sizes are those that the simulator has
-//! (`simulate::workload::filebench`): what is simulated and what is measured cannot differ.
-//! [`fill`] makes the files, [`run`] lets threads go through the rounds. A thread picks a file at
+//! **Approach.** The rounds of operations are those published with filebench 1.4.9. [`fill`] makes the files, [`run`] lets threads go through the rounds. A thread picks a file at
 //! random under the lock of the file set. As in filebench, an append draws its bytes, and a thread
 //! of videoserver opens the next file of the set once and streams it for ever. simpleread of the
 //! ARC thesis is a videoserver of one thread and one file.
 //!
-//! Where the software is emulated, too ([`Slow`]), each pick holds that lock for the scaled time of
-//! filebench's, and longer the more of the other threads run on another node. Its order is that of
-//! arrival, its times are reckoned with. The time of one pick that meets nobody is a part of what
-//! the mount charges for the program (`--program-us`), so only what is above that is waited for.
-//!
 //! **Limits.** Files are as large as the mean when they are made, and grow by appends, in one
 //! directory. webserver's log grows.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -27,17 +19,123 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use ::fs::medium::{Clock, Monotonic};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use simulate::calibration::{CROSS_LOCK, PICK_S};
-pub use simulate::workload::filebench::{DRAGONFLY, Filebench, NTHREAD, Personality, Rows};
-use simulate::workload::filebench::{FlowOp, LOG};
 
 use crate::hot_set::Random;
 
-/// Waits below this are not worth a sleep, which takes about as long.
-const LEAST_SLEEP_NS: u64 = 5_000;
+/// A personality.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Personality {
+    /// Create, write, append, read, delete whole files.
+    Fileserver,
+    /// Ten whole-file reads, then an append to the log.
+    Webserver,
+    /// Delete, create, append, then five whole-file reads.
+    Webproxy,
+    /// Mail: delete; create, append, fsync; read, append, fsync; read.
+    Varmail,
+    /// Each thread streams one video, again and again.
+    Videoserver,
+}
+
+/// Parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Filebench {
+    /// Which.
+    pub personality: Personality,
+    /// Threads.
+    pub threads: u32,
+    /// Files.
+    pub files: f64,
+    /// Mean bytes of a file.
+    pub file_size: f64,
+    /// Bytes per call.
+    pub io_size: f64,
+}
+
+/// One step of a round; each counts as one operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FlowOp {
+    /// Opens a file that exists, picked at random.
+    Open,
+    /// Closes the file that was opened or created last.
+    Close,
+    /// Creates a file that does not exist.
+    Create,
+    /// Deletes a file, picked at random.
+    Delete,
+    /// Asks for a file's attributes.
+    Stat,
+    /// Reads the whole file.
+    Read,
+    /// Writes the whole file.
+    Write,
+    /// Goes on reading the thread's one file, in a call of the I/O size, and from its beginning at
+    /// its end.
+    Stream,
+    /// Appends less than so many bytes: any number is as likely, half of it is the mean.
+    Append(f64),
+    /// Appends as many to the log, a separate file that is never read.
+    Log(f64),
+    /// Makes the file's data durable.
+    Fsync,
+}
+
+/// `iosize` of `appendfilerand` in every personality: it draws the bytes from 0 to this.
+const APPEND: f64 = 16.0 * 1024.0;
+
+impl Personality {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Fileserver, Self::Webserver, Self::Webproxy, Self::Varmail, Self::Videoserver];
+
+    /// Name as filebench knows it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fileserver => "fileserver",
+            Self::Webserver => "webserver",
+            Self::Webproxy => "webproxy",
+            Self::Varmail => "varmail",
+            Self::Videoserver => "videoserver",
+        }
+    }
+
+    /// The loop of a thread.
+    pub fn round(self) -> Vec<FlowOp> {
+        use FlowOp::{Append, Close, Create, Delete, Fsync, Log, Open, Read, Stat, Stream, Write};
+        let reads = |n: usize| [Open, Read, Close].repeat(n);
+        match self {
+            Self::Fileserver => {
+                vec![Create, Write, Close, Open, Append(APPEND), Close, Open, Read, Close, Delete, Stat]
+            }
+            Self::Webserver => [reads(10), vec![Log(APPEND)]].concat(),
+            Self::Webproxy => [vec![Delete, Create, Append(APPEND), Close], reads(5)].concat(),
+            Self::Varmail => {
+                let create = [Delete, Create, Append(APPEND), Fsync, Close];
+                let update = [Open, Read, Append(APPEND), Fsync, Close];
+                [&create[..], &update, &[Open, Read, Close]].concat()
+            }
+            Self::Videoserver => vec![Stream],
+        }
+    }
+
+    /// Bytes of a call where nothing else is said: filebench's `iosize`.
+    pub const fn io_size(self) -> f64 {
+        match self {
+            Self::Videoserver => 256.0 * KB,
+            _ => KB * KB,
+        }
+    }
+
+    /// The personality of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|personality| personality.name() == name)
+    }
+}
+
+const KB: f64 = 1024.0;
+/// Bytes of webserver's log that are kept.
+const LOG: f64 = 16e6;
 
 /// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,64 +148,17 @@ pub struct Done {
     pub written_bytes: u64,
 }
 
-/// Software that is as slow as emulated memory.
-#[derive(Clone, Debug)]
-pub struct Slow {
-    /// How many times as slow.
-    pub scale: f64,
-    /// The node of each CPU, by its number; CPUs beyond are on no node.
-    pub node_of_cpu: Vec<usize>,
-}
-
-/// The lock of a file set, in times of the clock.
-#[derive(Default)]
-struct PickLock {
-    /// Nanoseconds at which its last holder is done.
-    free: u64,
-    /// How many threads were on each node when they last asked for it.
-    threads: BTreeMap<usize, u32>,
-}
-
-impl Slow {
-    /// Where the calling thread runs.
-    fn node(&self) -> Option<usize> {
-        self.node_of_cpu.get(rustix::thread::sched_getcpu()).copied()
-    }
-}
-
-impl PickLock {
-    /// A thread asks for the lock at `now`, and holds it for `pick_ns`, or longer as the holder
-    /// before it may be on another node: any other thread is as likely to be that, as in the
-    /// simulator. (Who it was here depends on whom the few real CPUs let run after whom.) `before`
-    /// is the thread's node when it last asked. Returns when it is to go on, to be charged
-    /// `pick_ns` after that.
-    fn take(&mut self, now: u64, (before, node): (Option<usize>, Option<usize>), pick_ns: f64) -> u64 {
-        if let Some(left) = before.and_then(|before| self.threads.get_mut(&before)) {
-            *left -= 1;
-        }
-        let others: u32 = self.threads.values().sum();
-        let here = node.map_or(0, |node| self.threads.get(&node).copied().unwrap_or_default());
-        let crossing = f64::from(others - here) / f64::from(others.max(1));
-        if let Some(node) = node {
-            *self.threads.entry(node).or_default() += 1;
-        }
-        self.free = self.free.max(now) + (pick_ns * (1.0 + (CROSS_LOCK - 1.0) * crossing)) as u64;
-        self.free - pick_ns as u64
-    }
-}
-
 /// The numbers of files that exist, those that are free, and the first one that never was a file.
 struct Set {
     existing: Vec<u64>,
     free: Vec<u64>,
     next: u64,
-    lock: PickLock,
 }
 
 impl Set {
     fn filled(files: u64) -> Mutex<Self> {
         let (existing, free) = ((0..files).collect(), Vec::new());
-        Mutex::new(Self { existing, free, next: files, lock: PickLock::default() })
+        Mutex::new(Self { existing, free, next: files })
     }
 }
 
@@ -130,19 +181,13 @@ pub fn fill(dir: &Path, what: &Filebench) -> Result<()> {
 
 /// Lets the threads work on files that [`fill`] made, for a time; `ready` is called when all of
 /// them have started.
-pub fn run(
-    dir: &Path,
-    what: &Filebench,
-    slow: Option<&Slow>,
-    time: Duration,
-    ready: impl FnOnce() -> Result<()>,
-) -> Result<Done> {
+pub fn run(dir: &Path, what: &Filebench, time: Duration, ready: impl FnOnce() -> Result<()>) -> Result<Done> {
     let set = Set::filled(what.files as u64);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let start = |i: u32| {
             let seed = u64::from(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mut one = Worker::new(dir, what, slow, (&set, &stop), (u64::from(i), seed));
+            let mut one = Worker::new(dir, what, (&set, &stop), (u64::from(i), seed));
             scope.spawn(move || one.work().map(|()| one.done))
         };
         let workers: Vec<_> = (0..what.threads).map(start).collect();
@@ -169,11 +214,8 @@ fn path(dir: &Path, number: u64) -> PathBuf {
 struct Worker<'a> {
     dir: &'a Path,
     what: &'a Filebench,
-    slow: Option<&'a Slow>,
     set: &'a Mutex<Set>,
     stop: &'a AtomicBool,
-    /// Where it was when it last picked a file.
-    node: Option<usize>,
     open: Option<File>,
     /// The number of the file that it streams.
     own: u64,
@@ -185,12 +227,11 @@ impl<'a> Worker<'a> {
     fn new(
         dir: &'a Path,
         what: &'a Filebench,
-        slow: Option<&'a Slow>,
         (set, stop): (&'a Mutex<Set>, &'a AtomicBool),
         (thread, seed): (u64, u64),
     ) -> Self {
         let (own, random) = (thread % (what.files as u64).max(1), Random::new(seed));
-        Self { dir, what, slow, set, stop, node: None, open: None, own, random, done: Done::default() }
+        Self { dir, what, set, stop, open: None, own, random, done: Done::default() }
     }
 
     fn work(&mut self) -> Result<()> {
@@ -213,7 +254,7 @@ impl<'a> Worker<'a> {
         match op {
             FlowOp::Open => self.open_one()?,
             FlowOp::Create => {
-                let number = self.picking(|set, _| {
+                let number = self.with(|set, _| {
                     set.free.pop().unwrap_or_else(|| {
                         set.next += 1;
                         set.next - 1
@@ -224,7 +265,7 @@ impl<'a> Worker<'a> {
                 self.with(|set, _| set.existing.push(number));
             }
             FlowOp::Delete => {
-                let picked = self.picking(|set, random| {
+                let picked = self.with(|set, random| {
                     let at = (!set.existing.is_empty()).then(|| random as usize % set.existing.len())?;
                     Some(set.existing.swap_remove(at))
                 });
@@ -321,7 +362,7 @@ impl<'a> Worker<'a> {
 
     /// A file that exists.
     fn pick(&mut self) -> Option<PathBuf> {
-        let number = self.picking(|set, random| set.existing.get(random as usize % set.existing.len().max(1)).copied());
+        let number = self.with(|set, random| set.existing.get(random as usize % set.existing.len().max(1)).copied());
         number.map(|number| path(self.dir, number))
     }
 
@@ -329,19 +370,6 @@ impl<'a> Worker<'a> {
     fn with<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
         let random = self.random.draw() >> 8;
         act(&mut self.set.lock().unwrap_or_else(PoisonError::into_inner), random)
-    }
-
-    /// The same to pick a file, which takes its time.
-    fn picking<T>(&mut self, act: impl FnOnce(&mut Set, u64) -> T) -> T {
-        let Some(slow) = self.slow else { return self.with(act) };
-        let (now, node) = (Monotonic.now_ns(), slow.node());
-        let nodes = (std::mem::replace(&mut self.node, node), node);
-        let pick_ns = PICK_S * slow.scale * 1e9;
-        let (done, until) = self.with(|set, random| (act(set, random), set.lock.take(now, nodes, pick_ns)));
-        if until >= now + LEAST_SLEEP_NS {
-            Monotonic.sleep_until_ns(until);
-        }
-        done
     }
 }
 
@@ -360,7 +388,7 @@ mod tests {
             let set = Set::filled(4);
             let stop = AtomicBool::new(false);
             let (dir, what) = (dir.path(), &what);
-            let mut one = Worker::new(dir, what, None, (&set, &stop), (0, 1));
+            let mut one = Worker::new(dir, what, (&set, &stop), (0, 1));
             let mut buffer = vec![1; 4096];
             for op in personality.round() {
                 assert!(one.step(op, &mut buffer).unwrap(), "{op:?}");
@@ -387,7 +415,7 @@ mod tests {
         let personality = Personality::Varmail;
         let what = Filebench { personality, threads: 1, files: 1.0, file_size: 1.0, io_size: 65536.0 };
         let (set, stop) = (Set::filled(1), AtomicBool::new(false));
-        let mut one = Worker::new(dir.path(), &what, None, (&set, &stop), (0, 1));
+        let mut one = Worker::new(dir.path(), &what, (&set, &stop), (0, 1));
         one.open = Some(File::create(dir.path().join("log")).unwrap());
         let mut sizes = std::collections::BTreeSet::new();
         for _ in 0..1000 {
@@ -409,7 +437,7 @@ mod tests {
         fill(dir.path(), &what).unwrap();
         let (set, stop) = (Set::filled(3), AtomicBool::new(false));
         for thread in [0, 1, 5] {
-            let mut one = Worker::new(dir.path(), &what, None, (&set, &stop), (thread, 1));
+            let mut one = Worker::new(dir.path(), &what, (&set, &stop), (thread, 1));
             for _ in 0..7 {
                 assert!(one.step(FlowOp::Stream, &mut [0; 4096]).unwrap());
             }
@@ -428,9 +456,9 @@ mod tests {
             // Fewer files than threads, so that all of them can be deleted at once.
             let what = Filebench { personality, threads: 6, files: 2.0, file_size: 4096.0, io_size: 4096.0 };
             fill(dir.path(), &what).unwrap();
-            let done = run(dir.path(), &what, None, Duration::from_millis(50), || Ok(())).unwrap();
+            let done = run(dir.path(), &what, Duration::from_millis(50), || Ok(())).unwrap();
             assert!(done.operations > 0, "{personality:?}");
-            assert!(run(dir.path(), &what, None, Duration::ZERO, || Err(anyhow!("no"))).is_err());
+            assert!(run(dir.path(), &what, Duration::ZERO, || Err(anyhow!("no"))).is_err());
         }
     }
 
@@ -442,23 +470,6 @@ mod tests {
         let what = Filebench { personality, threads: 2, files: 4.0, file_size: 4096.0, io_size: 4096.0 };
         fill(dir.path(), &what).unwrap();
         let take_away = || Ok((0..4).try_for_each(|number| fs::remove_file(path(dir.path(), number)))?);
-        run(dir.path(), &what, None, Duration::from_millis(50), take_away).unwrap();
-    }
-
-    #[test]
-    fn a_pick_waits_for_those_before_it_and_longer_where_others_are_on_another_node() {
-        let mut lock = PickLock::default();
-        // Nobody has it: only what the mount charges.
-        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1000);
-        // Behind that one, which has it until 1,100.
-        assert_eq!(lock.take(1000, (None, Some(0)), 100.0), 1100);
-        // Both others are elsewhere: from 1,200 on for 100 × CROSS_LOCK.
-        assert_eq!(lock.take(1050, (None, Some(1)), 100.0), 1200 + (100.0 * (CROSS_LOCK - 1.0)) as u64);
-        // One of two others is: half of what is above 100. Also if nobody waits.
-        assert_eq!(lock.take(5000, (Some(0), Some(0)), 100.0), 5000 + (50.0 * (CROSS_LOCK - 1.0)) as u64);
-        // All come together.
-        assert_eq!(lock.take(6000, (Some(1), Some(0)), 100.0), 6000);
-        assert_eq!(lock.take(7000, (Some(0), Some(0)), 100.0), 7000);
-        assert_eq!(lock.threads, [(0, 3), (1, 0)].into());
+        run(dir.path(), &what, Duration::from_millis(50), take_away).unwrap();
     }
 }

@@ -9,8 +9,7 @@
 //! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
 //! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`filebench`] works as
 //! filebench does, [`hot_set`] draws the places of reads in a file of which a part is hot, [`plot`]
-//! and [`page`] show the results. No instrument uses another crate of homenode;
-//! [`filebench`] has its operations and sizes from the simulator, so that both run the same load.
+//! and [`page`] show the results. No instrument uses another crate of homenode.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 

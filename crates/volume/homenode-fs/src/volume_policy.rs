@@ -23,7 +23,7 @@ use command::output::{self, limits::Limits};
 use command::recording::Writer;
 use command::volume_args::NodesArgs;
 use engine::{Engine, StateDir};
-use fs::medium::{Cores, Emulated, Mapped, Medium, Monotonic, Profile, Software};
+use fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
 use fs::{Placement, Volume};
 use linux::interference;
 use mount::Cache;
@@ -36,10 +36,6 @@ use topology::{FileId, Node, Topology};
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
-/// The same where calls also wait for emulated cores: as many as there are threads in the papers'
-/// loads, so that those that wait for one node's cores keep no worker from others.
-const WAITERS: usize = 128;
-
 /// Longer names of state directories are hashed, in bytes: a file name has at most 255.
 const LONGEST_NAME: usize = 200;
 
@@ -84,11 +80,7 @@ impl Nodes {
         let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
         let topology = profile.topology(&real.cpus().intersection(&mine), (count, more), bytes);
-        let mut medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
-        if let Some(cores) = args.emulate_cores {
-            let program_s = args.program_us.unwrap_or_default() * 1e-6;
-            medium = medium.with_cores(cores, Software { program_s, ..Software::NOVA });
-        }
+        let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);
         let (callers, emulated) = (Some(callers), Some(emulated));
         Ok(Self { mapped: Arc::clone(mapped), topology, callers, emulated, memory_from: count })
@@ -115,23 +107,16 @@ impl Nodes {
         // it.
         options.ring = !workers_chosen && self.emulated.is_none();
         if !workers_chosen && self.emulated.is_some() {
-            options.workers = options.workers.max(if self.cores().is_some() { WAITERS } else { SLEEPERS });
+            options.workers = options.workers.max(SLEEPERS);
         }
-        options.cores = self.cores().cloned();
         if let Some(emulated) = &self.emulated {
             emulated.start();
         }
     }
 
-    /// Emulated cores.
-    fn cores(&self) -> Option<&Arc<Cores>> {
-        self.emulated.as_ref()?.cores()
-    }
-
     /// Label of the emulation, for every line that has a figure.
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
-        let cores = self.cores().map_or(String::new(), |cores| format!(", {} cores a node", cores.count()));
         let memory: Vec<String> = self
             .topology
             .nodes
@@ -143,7 +128,7 @@ impl Nodes {
             true => String::new(),
             false => format!(", memory alone on {}", memory.join(", ")),
         };
-        Some(format!("emulated {}, scale {}{cores}{memory}", profile.name, profile.scale))
+        Some(format!("emulated {}, scale {}{memory}", profile.name, profile.scale))
     }
 
     fn is_memory_node(&self, node: &Node) -> bool {
@@ -166,11 +151,8 @@ impl Nodes {
             false => format!("node {} is CPUs {}", n.id, n.cpus),
         };
         let groups: Vec<String> = nodes.iter().map(group).collect();
-        let cores = self.cores().map_or(String::new(), |cores| {
-            format!(", software as NOVA's on {} cores a node as slow, CPU time in CPUs of the node", cores.count())
-        });
         vec![format!(
-            "emulated: {}; memory as in profile {}, {} times as slow{cores}; all bandwidths and times are those of emulated memory",
+            "emulated: {}; memory as in profile {}, {} times as slow; all bandwidths and times are those of emulated memory",
             groups.join(", "),
             profile.name,
             profile.scale
@@ -275,11 +257,10 @@ impl Prepared {
         let device = FileId::device(rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let directory = dir.canonicalize().map_err(|e| Failure::io("look at", dir, &e))?;
         let emulated = nodes.emulated.is_some();
-        let (notes, cores, wants) = (nodes.notes(), nodes.cores().cloned(), self.policy.traits());
+        let (notes, wants) = (nodes.notes(), self.policy.traits());
         let ranges = wants.wants_ranges.is_granted(nodes.topology.has_slow_memory());
         let idle = ranges && wants.wants_idle;
-        let plane =
-            Settings { device, directory, notes, emulated, placement, cores, ranges, idle, ..Settings::default() };
+        let plane = Settings { device, directory, notes, emulated, placement, ranges, idle, ..Settings::default() };
         let unsupported =
             |what: &str, e: &(dyn std::error::Error + 'static)| Failure::from_error(Exit::Unsupported, what, e);
         let callers = match &nodes.callers {
@@ -362,8 +343,6 @@ mod tests {
             emulate_memory_nodes: None,
             profile: Some(profile.to_owned()),
             scale: None,
-            emulate_cores: None,
-            program_us: None,
         }
     }
 

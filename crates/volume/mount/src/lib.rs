@@ -80,8 +80,6 @@ pub struct Options {
     pub labels: Vec<String>,
     /// Where to ask for the nodes of threads; without it, local is where the server's threads run.
     pub callers: Option<Arc<plane::Callers>>,
-    /// Emulated cores, which calls take: where memory is emulated, too.
-    pub cores: Option<Arc<fs::medium::Cores>>,
     /// What outlives this server; with it requests come by `/dev/fuse`. Where it has a mount
     /// already, that one is taken over, and the volume [inherits](fs::Options::inherits).
     pub held: Option<Arc<Held>>,
@@ -100,7 +98,6 @@ impl Default for Options {
             counts_opens: false,
             labels: Vec::new(),
             callers: None,
-            cores: None,
             held: None,
         }
     }

@@ -15,7 +15,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fs::medium::{Call, Cores};
 use fs::{Error, Ino, Name, Named, NewFile, Rename, Result, SetAttributes, SetXattr, Volume, acl};
 
 use crate::connection::Answers;
@@ -68,8 +67,6 @@ pub(crate) struct Server {
     /// Opened and closed files are told, and counted.
     counts_opens: bool,
     callers: Option<Arc<Callers>>,
-    /// Emulated cores.
-    cores: Option<Arc<Cores>>,
     /// Held by the one worker that waits.
     waits: Mutex<Waits>,
     readers: Readers,
@@ -80,27 +77,6 @@ pub(crate) struct Server {
 /// Whether flags of an open file have O_DIRECT.
 fn direct(flags: u32) -> bool {
     flags & libc::O_DIRECT.cast_unsigned() != 0
-}
-
-/// What a request costs as a program's call. Nothing: what the kernel asks for by itself, and what
-/// a file system in the kernel would have in its caches.
-fn call(opcode: u32) -> Option<Call> {
-    Some(match opcode {
-        opcode::READ => Call::Read,
-        opcode::WRITE => Call::Write,
-        opcode::OPEN => Call::Open,
-        opcode::CREATE
-        | opcode::MKNOD
-        | opcode::MKDIR
-        | opcode::SYMLINK
-        | opcode::LINK
-        | opcode::UNLINK
-        | opcode::RMDIR
-        | opcode::RENAME
-        | opcode::RENAME2 => Call::Name,
-        opcode::GETATTR | opcode::SETATTR | opcode::FALLOCATE => Call::Other,
-        _ => return None,
-    })
 }
 
 impl Answers for Server {
@@ -128,7 +104,7 @@ impl Answers for Server {
             opcode::INTERRUPT => None, // no request waits for long
             _ => {
                 let work = AssertUnwindSafe(|| {
-                    caller::enter(self.callers.as_deref(), request.tid, || self.charged(request, answer))
+                    caller::enter(self.callers.as_deref(), request.tid, || self.retry(request, answer))
                 });
                 let done = catch_unwind(work).unwrap_or_else(|_| Err(refused(libc::EIO)));
                 Some(done.map_or_else(|error| error.errno(), |()| 0))
@@ -149,30 +125,19 @@ impl Answers for Server {
 
 impl Server {
     pub(crate) fn new(volume: Arc<Volume>, options: &Options) -> Self {
-        let (cache, callers, cores) = (options.cache, options.callers.clone(), options.cores.clone());
+        let (cache, callers) = (options.cache, options.callers.clone());
         // Only an answer to it keeps a file out of the kernel's cache.
         let counts_opens = options.counts_opens || cache == Cache::Direct;
         let taken = options.held.as_ref().is_some_and(|held| held.is_mounted());
         let readers = if taken { Readers::of_another() } else { Readers::default() };
         let (waits, trim) = (Mutex::default(), Trim::new(Arc::clone(&volume)));
         let control = Arc::new(Control::new(options.held.clone()));
-        Self { volume, cache, counts_opens, callers, cores, waits, readers, trim, control }
+        Self { volume, cache, counts_opens, callers, waits, readers, trim, control }
     }
 
     /// What has to end with the mount.
     pub(crate) fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control)
-    }
-
-    /// On an emulated core, if there are.
-    fn charged(&self, request: &Request<'_>, answer: &mut Answer<'_>) -> Result<()> {
-        match self.cores.as_deref().zip(call(request.opcode)) {
-            Some((cores, call)) => {
-                let reads = (call == Call::Read).then_some(request.node);
-                cores.work(call, reads, || self.retry(request, answer))
-            }
-            None => self.retry(request, answer),
-        }
     }
 
     /// Where there is no room, waits once for files that were just removed and that nobody has

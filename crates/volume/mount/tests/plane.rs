@@ -12,7 +12,7 @@ use std::time::Duration;
 use engine::Copies;
 use engine::settings::Moves;
 use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
-use fs::medium::{Call, Emulated, Mapped, Medium, Monotonic, Profile, RegionFile, Software};
+use fs::medium::{Mapped, Medium, Profile, RegionFile};
 use fs::{Ino, Layout, NewFile, Placement, Volume};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use linux::affinity;
@@ -34,7 +34,6 @@ const TESTS: &[(&str, fn())] = &[
     ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
     ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
     ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
-    ("cpu_time_is_that_of_emulated_cores", cpu_time_is_that_of_emulated_cores),
     ("ended_threads_keep_no_counters", ended_threads_keep_no_counters),
     ("files_that_the_kernel_has_forgotten_stay_so", files_that_the_kernel_has_forgotten_stay_so),
 ];
@@ -300,34 +299,6 @@ fn the_servers_own_threads_share_no_file() {
     let seen: Vec<_> = window.threads.iter().map(|t| (t.tid, t.shares_file)).collect();
     assert_eq!(seen, [(program.id(), false)]);
     assert_eq!(window.files[0].readers, [program.id()]);
-}
-
-/// Real CPUs of an emulated machine are nearly idle: no policy saw contention for them.
-fn cpu_time_is_that_of_emulated_cores() {
-    let (profile, nodes) = (Profile::named("optane").unwrap(), [Some(0), Some(1)]);
-    let medium = Emulated::new(regions(), &nodes, profile, machine(), Arc::new(Monotonic));
-    // 200 × 0.5 ms and a little for each call.
-    let medium = Arc::new(medium.with_cores(10, Software { program_s: 0.5e-3, ..Software::NOVA }));
-    let cores = Arc::clone(medium.cores().unwrap());
-    let volume = mounted(Box::new(medium));
-    let ino = file_on(&volume, "f", 0);
-    let settings = Settings { device: DEVICE, emulated: true, cores: Some(Arc::clone(&cores)), ..Settings::default() };
-    let callers = Callers::start(machine()).unwrap();
-    let mut plane = VolumePlane::open(Arc::clone(&volume), Arc::clone(&callers), settings).unwrap();
-    let mut program = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-    callers.enter(program.id(), || cores.work(Call::Read, None, || volume.read(ino, 0, &mut [0; 4096]).unwrap()));
-    let window = plane.observe(Duration::from_millis(1)).unwrap();
-    program.kill().unwrap();
-    program.wait().unwrap();
-    // Each core is a tenth of its node's CPUs.
-    let busy = |node: u32| cores.busy_s(node) * cpus_of(node).len() as f64 / 10.0;
-    let of_nodes: Vec<f64> = window.nodes.iter().map(|n| n.cpu_s.unwrap()).collect();
-    assert!((0..2).all(|node| (of_nodes[node as usize] - busy(node)).abs() < 1e-9), "{of_nodes:?}");
-    let thread = &window.threads[0];
-    let used = (cores.busy_s(0) + cores.busy_s(1)) * cpus_of(thread.node.0).len() as f64 / 10.0;
-    assert!(used > 0.0 && (thread.cpu_s - used).abs() < 1e-9, "{thread:?}");
-    assert_eq!(thread.wait_s, Some(0.0), "nobody else was there");
-    assert!(window.nodes.iter().all(|node| node.cores == Some(10)), "{:?}", window.nodes);
 }
 
 fn a_reader_moves_to_its_data_and_back_at_the_end() {

@@ -342,7 +342,7 @@ impl Bytes {
         let written = w.writes + w.shared.iter().map(|s| s.written).sum::<f64>();
         let little = w.seen_on_s < OWN_ACCESSES * ((1.0 - written) * node.read_s + written * node.write_s);
         w.asks = t.served_s.is_some() || little;
-        w.served = w.asks && !node.emulated;
+        w.served = w.asks;
         w
     }
 }

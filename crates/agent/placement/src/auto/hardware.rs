@@ -29,10 +29,8 @@ const LEFT_OVER: f64 = 0.05;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
     pub id: NodeId,
-    /// CPUs, or emulated cores; 0 where there are none.
+    /// CPUs; 0 where there are none.
     pub cpus: f64,
-    /// Its CPUs are emulated cores, whose time includes accesses to memory.
-    pub emulated: bool,
     /// CPUs that unlisted threads keep busy.
     pub others: f64,
     /// The node whose memory takes writes on this node: the node itself, or the nearest with
@@ -72,7 +70,6 @@ impl Hardware {
                 let load = seen(n.id);
                 let read_bw = n.read_bw_max.or(load.and_then(|l| l.read_bw_max)).map_or(0.0, sane);
                 let write_bw = n.write_bw_max.or(load.and_then(|l| l.write_bw_max)).map_or(0.0, sane);
-                let cores = load.and_then(|l| l.cores).filter(|c| *c > 0).map(f64::from);
                 let work = |bw: f64| if bw > 0.0 { 1.0 / bw } else { 0.0 };
                 // Persistent memory writes at less than half its read bandwidth (NT II-B: a third),
                 // DRAM does not.
@@ -81,8 +78,7 @@ impl Hardware {
                     if nvm { (settings.nvm_read_s, settings.nvm_write_s) } else { (settings.dram_s, settings.dram_s) };
                 Node {
                     id: n.id,
-                    cpus: if n.cpus.is_empty() { 0.0 } else { cores.unwrap_or(n.cpus.len() as f64) },
-                    emulated: cores.is_some(),
+                    cpus: n.cpus.len() as f64,
                     others: 0.0,
                     home: i,
                     read_work: work(if nvm { settings.nvm_sustained * read_bw } else { read_bw }),

@@ -36,7 +36,6 @@
 mod assignment;
 mod changes;
 mod class;
-mod cores;
 mod cost;
 mod data;
 mod demand;
@@ -126,7 +125,6 @@ impl Auto {
     /// The moves of threads, processes and whole files.
     fn whole(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let mut plan = Plan::new(self.name());
-        let snapshot = &*cores::in_cores(snapshot);
         self.history.at(snapshot);
         let (mut hardware, mut demands, mut busy) = self.examine(topology, snapshot, 1);
         let strictness = match self.history.turn(snapshot, &demands) {
@@ -220,27 +218,18 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
 /// busy at a time: on a CPU, or while a server makes their accesses.
 fn take_others(hardware: &mut Hardware, snapshot: &Snapshot, listed: &[usize]) -> f64 {
     let window_s = sane(snapshot.window_s).max(f64::MIN_POSITIVE);
-    let emulated = snapshot.nodes.iter().any(|load| load.cores.is_some());
-    // An emulated core's time is added up since the thread was last listed.
-    let most_s = if emulated { window_s } else { f64::INFINITY };
     let (mut cpus, mut busy) = (vec![0.0; hardware.len()], 0.0);
     for t in listed.iter().map(|i| &snapshot.threads[*i]) {
         if let Some(node) = hardware.index(t.node) {
-            let cpu_s = sane(t.cpu_s).min(most_s);
+            let cpu_s = sane(t.cpu_s);
             cpus[node] += cpu_s / window_s;
             busy += (cpu_s + sane(t.served_s.unwrap_or(0.0))) / window_s;
         }
     }
-    let rest: Vec<(usize, f64)> = (snapshot.nodes.iter())
-        .filter_map(|load| Some((hardware.index(load.id)?, load.cpu_s?)))
-        .map(|(node, all)| (node, sane(all) / window_s - cpus[node]))
-        .collect();
-    // A thread counts where it is at the end. On emulated cores a node's own time is where it was
-    // used: what a thread used elsewhere before it moved is no others' time.
-    let (positive, all) = rest.iter().fold((0.0, 0.0), |(p, all), (_, s)| (p + s.max(0.0), all + s));
-    for (node, rest) in rest {
-        let part = if all > 0.0 { all / positive } else { 0.0 };
-        hardware.taken(node, if emulated { rest.max(0.0) * part } else { rest.max(0.0) });
+    for load in &snapshot.nodes {
+        if let (Some(node), Some(all)) = (hardware.index(load.id), load.cpu_s) {
+            hardware.taken(node, (sane(all) / window_s - cpus[node]).max(0.0));
+        }
     }
     busy
 }
@@ -263,36 +252,4 @@ fn staying(snapshot: &Snapshot, demands: &Demands, windows: u32) -> Vec<Declined
     staying.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
     staying.truncate(MOST_DECLINED);
     staying.into_iter().map(|s| s.2).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{NodeLoad, Thread, testing};
-
-    /// CPU seconds of the two nodes, and of one thread that is on node 1 when the window ends.
-    fn others_of(cores: Option<u32>, nodes: [f64; 2], thread: f64) -> Vec<f64> {
-        let node = |id: u32| NodeLoad { cpu_s: Some(nodes[id as usize]), cores, ..testing::node(id, 4) };
-        let thread = Thread { cpu_s: thread, ..testing::thread(1, 1, &[(0, 100)], 0) };
-        let snapshot = testing::snapshot(vec![node(0), node(1)], vec![thread]);
-        let mut hardware = Hardware::new(&snapshot.topology(), &snapshot, &Settings::default());
-        take_others(&mut hardware, &snapshot, &[0]);
-        hardware.nodes.iter().map(|n| n.others).collect()
-    }
-
-    /// What threads had used on the node they came from counted as the use of others there: of 28
-    /// emulated cores 16, so that the model found a node crowded that was not.
-    #[test]
-    fn what_a_thread_used_before_it_moved_is_no_others_use() {
-        let others = |nodes, thread| others_of(Some(4), nodes, thread);
-        assert_eq!(others([0.0, 1.0], 1.0), [0.0, 0.0]);
-        assert_eq!(others([0.75, 0.25], 1.0), [0.0, 0.0]);
-        assert_eq!(others([2.0, 1.5], 1.0), [2.0, 0.5]);
-        assert_eq!(others([2.0, 0.5], 1.0), [1.5, 0.0]);
-        assert_eq!(others([0.25, 0.25], 1.0), [0.0, 0.0]);
-        // A thread that was not listed for eight windows.
-        assert_eq!(others([3.0, 1.0], 9.0), [3.0, 0.0]);
-        // Of a machine's own CPUs, the time of a node is that of the threads there.
-        assert_eq!(others_of(None, [3.0, 1.0], 9.0), [3.0, 0.0]);
-    }
 }

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
-use lab::filebench::{Filebench, Personality, Slow, fill, run};
+use lab::filebench::{Filebench, Personality, fill, run};
 use lab::threads::{affinity, of, set_affinity};
 
 /// Work like one of filebench's personalities. Prints one JSON line with what was done.
@@ -40,14 +40,6 @@ struct Args {
     /// Begin on these CPUs (as in `0-3,8`); afterwards the threads may run on every CPU again
     #[arg(long, value_name = "CPUS")]
     begin_on: Option<String>,
-    /// Picking a file holds the lock of the file set for the time of filebench's, so many times as
-    /// slow
-    #[arg(long, value_name = "FACTOR")]
-    scale: Option<f64>,
-    /// The CPUs of one node (as in `0-3,8`), where the lock moves from node to node; given again,
-    /// of the next
-    #[arg(long, value_name = "CPUS", requires = "scale")]
-    node: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -70,23 +62,10 @@ fn work(args: &Args) -> Result<()> {
     if let Some(cpus) = &args.begin_on {
         set_affinity(0, &lab::machine::parse_list(cpus)?).with_context(|| format!("--begin-on {cpus}"))?;
     }
-    let slow = args.scale.map(|scale| slow(scale, &args.node)).transpose()?;
-    let done = run(&args.dir, &what, slow.as_ref(), time, || match args.begin_on {
+    let done = run(&args.dir, &what, time, || match args.begin_on {
         Some(_) => of(std::process::id())?.iter().try_for_each(|thread| set_affinity(thread.tid, &anywhere)),
         None => Ok(()),
     })?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(&done)?).context("stdout")
-}
-
-/// The lock of software so many times as slow, on nodes of these CPUs.
-fn slow(scale: f64, nodes: &[String]) -> Result<Slow> {
-    ensure!((1.0..=1e6).contains(&scale), "--scale {scale}: it must be 1 to 1000000");
-    let nodes: Vec<Vec<u32>> = nodes
-        .iter()
-        .map(|cpus| lab::machine::parse_list(cpus).with_context(|| format!("--node {cpus}")))
-        .collect::<Result<_>>()?;
-    let end = nodes.iter().flatten().max().map_or(0, |last| last + 1);
-    let of = |cpu: u32| nodes.iter().position(|cpus| cpus.contains(&cpu)).unwrap_or(usize::MAX);
-    Ok(Slow { scale, node_of_cpu: (0..end).map(of).collect() })
 }

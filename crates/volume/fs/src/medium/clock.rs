@@ -63,23 +63,14 @@ pub(super) fn sleep_until(clock: &dyn Clock, at: u64) -> u64 {
 pub(super) struct Owed {
     /// Which medium.
     pub instance: u64,
-    /// When all its accesses, and the software before them, are done.
+    /// When all its accesses are done.
     pub due: u64,
     /// By how much its last sleep was late.
     pub late: u64,
-    /// When the software before its accesses is done: they do not arrive earlier.
-    pub ready: u64,
-    /// How long its accesses have taken, since that was last set to 0.
-    pub held: u64,
-    /// Part of what it reads that a cache has.
-    pub cached: f64,
-    /// Controllers, by bit, on which it counts as a writer.
-    pub writes: u64,
 }
 
 task_local! {
-    static OWED: Cell<Owed> =
-        Cell::new(Owed { instance: 0, due: 0, late: 0, ready: 0, held: 0, cached: 0.0, writes: 0 });
+    static OWED: Cell<Owed> = Cell::new(Owed { instance: 0, due: 0, late: 0 });
 }
 
 impl Owed {
@@ -94,12 +85,11 @@ impl Owed {
         OWED.set(self);
     }
 
-    /// Waits until all is done, if that is worth a sleep, and remembers and returns it.
-    pub fn wait(mut self, clock: &dyn Clock) -> Self {
+    /// Waits until all is done, if that is worth a sleep, and remembers it.
+    pub fn wait(mut self, clock: &dyn Clock) {
         if self.due >= clock.now_ns() + clock.least_sleep_ns() {
             self.late = sleep_until(clock, self.due);
         }
         self.keep();
-        self
     }
 }

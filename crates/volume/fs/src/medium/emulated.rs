@@ -26,29 +26,22 @@
 //! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures
 //! are with [`Memory::OPTANE`], [`Memory::DRAM`] and [`Memory::CXL`].
 //!
-//! **Contention.** With emulated cores ([`Emulated::with_cores`]) calls also take the time of
-//! their software, and their memory time, of a core of their node ([`Cores`]); a file that several
-//! threads of a node read at a time is partly in that node's cache; and writes take longer while
-//! many threads write to one node ([`Memory::crowded`]). A thread is a writer from its first write
-//! to the end of its wait for it.
-//!
-//! **Limits.** Without cores a waiting thread only sleeps, software takes the time that it takes
-//! here, unscaled, and neither contention for CPUs nor caches nor crowds of writers show. The links
+//! **Limits.** A waiting thread only sleeps, software takes the time that it takes here, unscaled,
+//! and neither contention for CPUs nor caches nor crowds of writers show: the laboratory has them. The links
 //! between nodes are not modelled. Order within a controller is that of arrival, without a
 //! preference for reads. Loads and stores of single words take no time; a log entry does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use topology::{NodeId, Topology};
 
 use super::clock::{Clock, Owed};
-use super::cores::Cores;
 use super::{At, Medium};
 use crate::caller;
 use crate::error::Result;
-use memory_model::{Cost, Direction, Memory, Profile, Software};
+use memory_model::{Cost, Direction, Memory, Profile};
 
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
@@ -61,8 +54,6 @@ struct Controller {
     busy: AtomicU64,
     read: AtomicU64,
     written: AtomicU64,
-    /// Threads whose writes are under way.
-    writers: AtomicU32,
     /// Hops from the nearest CPUs: 0 but for memory nodes, which are less than one from their own.
     nearest: f64,
 }
@@ -100,7 +91,6 @@ pub struct Emulated<M> {
     /// For each region, its controller.
     of_region: Vec<usize>,
     clock: Arc<dyn Clock>,
-    cores: Option<Arc<Cores>>,
     on: AtomicBool,
 }
 
@@ -136,7 +126,6 @@ impl<M: Medium> Emulated<M> {
                     busy: zero(),
                     read: zero(),
                     written: zero(),
-                    writers: AtomicU32::new(0),
                     nearest: hops.reduce(f64::min).filter(|hops| *hops < 1.0).unwrap_or(0.0),
                 });
                 controllers.len() - 1
@@ -144,32 +133,7 @@ impl<M: Medium> Emulated<M> {
         });
         let of_region = of_region.collect();
         let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
-        Self {
-            inner,
-            instance,
-            profile,
-            topology,
-            controllers,
-            of_region,
-            clock,
-            cores: None,
-            on: AtomicBool::new(false),
-        }
-    }
-
-    /// Emulates as many cores on each node, too: calls that come by [`Self::cores`] take their
-    /// time, with all that the module calls contention.
-    #[must_use]
-    pub fn with_cores(mut self, count: u32, software: Software) -> Self {
-        let (topology, clock) = (self.topology.clone(), Arc::clone(&self.clock));
-        let cores = Cores::new(self.instance, (count, software, self.profile.scale), topology, clock);
-        self.cores = Some(Arc::new(cores));
-        self
-    }
-
-    /// The emulated cores, if there are.
-    pub fn cores(&self) -> Option<&Arc<Cores>> {
-        self.cores.as_ref()
+        Self { inner, instance, profile, topology, controllers, of_region, clock, on: AtomicBool::new(false) }
     }
 
     /// From now on accesses take their time. (Mounting does not have to.)
@@ -217,42 +181,23 @@ impl<M: Medium> Emulated<M> {
         let Some(index) = self.of_region.get(at.region).copied() else { return };
         let Some(controller) = self.controllers.get(index) else { return };
         let mut owed = Owed::to(self.instance);
-        let bytes = match direction {
-            Direction::Read => (bytes as f64 * (1.0 - owed.cached)) as u64,
-            Direction::Write => bytes as u64,
-        };
+        let bytes = bytes as u64;
         match direction {
             Direction::Read => controller.read.fetch_add(bytes, Ordering::Relaxed),
             Direction::Write => controller.written.fetch_add(bytes, Ordering::Relaxed),
         };
-        let mut cost = controller.memory.cost(direction, bytes, self.hops(controller), self.profile.scale);
-        if self.cores.is_some() && direction == Direction::Write {
-            let own = 1 << (index % 64);
-            let new = u32::from(owed.writes & own == 0);
-            owed.writes |= own;
-            let writers = controller.writers.fetch_add(new, Ordering::Relaxed) + new;
-            cost = cost.crowded(controller.memory.crowded(writers));
-        }
-        let now = self.clock.now_ns().saturating_sub(owed.late).max(owed.ready);
+        let cost = controller.memory.cost(direction, bytes, self.hops(controller), self.profile.scale);
+        let now = self.clock.now_ns().saturating_sub(owed.late);
         // A reader that did not wait for its last access arrives when that is done.
         let now = if direction == Direction::Read { now.max(owed.due) } else { now };
         owed.late = 0;
-        let before = owed.due.max(now);
         owed.due = owed.due.max(controller.enter(now, cost));
-        owed.held += owed.due.saturating_sub(before);
         owed.keep();
     }
 
     /// Waits until all accesses of this thread are done.
     fn wait(&self) {
-        let mut owed = Owed::to(self.instance).wait(&*self.clock);
-        for (index, controller) in self.controllers.iter().enumerate() {
-            if owed.writes & (1 << (index % 64)) != 0 {
-                controller.writers.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        owed.writes = 0;
-        owed.keep();
+        Owed::to(self.instance).wait(&*self.clock);
     }
 }
 

@@ -11,7 +11,6 @@
 //! **Limits.** Memory that fails is EIO on x86-64 alone; see `fault`.
 
 mod clock;
-mod cores;
 mod durability;
 mod emulated;
 mod exclusive;
@@ -22,12 +21,11 @@ mod overlay;
 mod persist;
 
 pub use clock::{Clock, Monotonic};
-pub use cores::{CoreTime, Cores};
 pub use durability::Durability;
 pub use emulated::{Carried, Emulated};
 pub use fault::log_failures_to;
 pub use mapped::{Mapped, RegionFile};
-pub use memory_model::{Call, Cost, Direction, Memory, Profile, Software};
+pub use memory_model::{Cost, Direction, Memory, Profile};
 pub use overlay::Overlay;
 pub use persist::Persistence;
 

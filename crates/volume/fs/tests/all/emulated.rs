@@ -18,12 +18,6 @@ pub struct Virtual {
     slept: Mutex<Vec<u64>>,
 }
 
-impl Virtual {
-    pub fn sleeps(&self) -> usize {
-        self.slept.lock().unwrap().len()
-    }
-}
-
 impl Clock for Virtual {
     fn now_ns(&self) -> u64 {
         self.now.load(Ordering::Relaxed)

@@ -5,7 +5,6 @@
 mod checksums;
 mod clean;
 mod concurrent;
-mod cores;
 mod coverage;
 mod crash;
 mod damage;

@@ -14,9 +14,6 @@
 //! Where the policy looks at ranges of files, `fs` counts the bytes of each, and [`Ranges`] makes
 //! heat of them, as on a host. Nothing reclaims memory of a volume: what is free there is free.
 //!
-//! Emulated cores have the CPU time of threads and nodes: what these use of them, not what the
-//! requests take here.
-//!
 //! **Limits.** Threads that reached the volume through the page cache are not seen: mount with the
 //! direct cache for exact sums. Of processes nothing is observed, so no policy moves them. CPU time
 //! is that of the caller alone; what the server spends on a request counts for the node where the
@@ -39,7 +36,6 @@ use act::{Actor, Seen};
 use engine::Copies as _;
 use engine::{Inherited, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use fs::format::BLOCK_BYTES;
-use fs::medium::Cores;
 use fs::{Ino, Placement, Traffic, Use, Volume};
 use linux::affinity;
 use placement::ranges::{RangeKey, Ranges};
@@ -75,9 +71,6 @@ pub struct Settings {
     pub own_threads: bool,
     /// How the volume places what is written.
     pub placement: Placement,
-    /// Emulated cores: the CPU time of threads and nodes is theirs. A node has its CPUs, and each
-    /// core is its share of them.
-    pub cores: Option<Arc<Cores>>,
     /// The policy looks at ranges of files.
     pub ranges: bool,
     /// It looks at those that were not read, too.
@@ -144,7 +137,7 @@ impl VolumePlane {
             settings,
             tell: None,
         };
-        plane.cpu_before = plane.cpu_seconds();
+        plane.cpu_before = cpu_seconds().into_iter().collect();
         Ok(plane)
     }
 
@@ -237,13 +230,6 @@ impl VolumePlane {
         let mut counted = caller.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *counted, time);
         let seconds = |now: u64, before: u64| now.saturating_sub(before) as f64 * 1e-9;
-        let (cpu_s, wait_s) = match &self.settings.cores {
-            Some(cores) => {
-                let (used, share) = (cores.take(tid), self.share_of_core(node, cores));
-                (used.busy_s * share, used.waited_s * share)
-            }
-            None => (seconds(time.ran_ns, before.ran_ns), seconds(time.waited_ns, before.waited_ns)),
-        };
         let mut thread = Thread {
             tid,
             pid: caller.watched.pid,
@@ -251,20 +237,14 @@ impl VolumePlane {
             start_ns: Some(caller.watched.start_ns),
             process_start_ns: caller.watched.process_start_ns,
             node,
-            cpu_s,
-            wait_s: Some(wait_s),
+            cpu_s: seconds(time.ran_ns, before.ran_ns),
+            wait_s: Some(seconds(time.waited_ns, before.waited_ns)),
             served_s: Some(caller.take_served()),
             allowed_nodes: self.actor.topology().nodes_of_cpus(&mask),
             ..Thread::default()
         };
         self.seen().fill(&mut thread, uses);
         Some(Seen { thread, mask, asked: None, kernel_thread: false })
-    }
-
-    /// CPUs of a node for each of its emulated cores.
-    fn share_of_core(&self, node: NodeId, cores: &Cores) -> f64 {
-        let cpus = self.callers.topology().node(node).map_or(0, |node| node.cpus.len());
-        cpus as f64 / f64::from(cores.count())
     }
 
     /// The volume, as snapshots describe it.
@@ -351,7 +331,7 @@ impl VolumePlane {
     }
 
     fn nodes(&mut self) -> Vec<NodeLoad> {
-        let cpu_now: FxHashMap<u32, f64> = self.cpu_seconds();
+        let cpu_now: FxHashMap<u32, f64> = cpu_seconds().into_iter().collect();
         let cpu_before = std::mem::replace(&mut self.cpu_before, cpu_now);
         let (topology, mut before) = (self.callers.topology(), self.before.clone());
         let mut nodes = self.seen().nodes(&topology, &mut before);
@@ -360,21 +340,8 @@ impl VolumePlane {
             let used = |cpu: &u32| Some((self.cpu_before.get(cpu)? - cpu_before.get(cpu)?).max(0.0));
             load.reclaim = self.ranges.is_some().then(Reclaim::default);
             load.cpu_s = load.cpus.iter().map(used).sum();
-            load.cores = self.settings.cores.as_ref().map(|cores| cores.count());
         }
         nodes
-    }
-
-    /// CPU seconds that each CPU has worked so far: of emulated cores, in equal parts of its
-    /// node's.
-    fn cpu_seconds(&self) -> FxHashMap<u32, f64> {
-        let Some(cores) = &self.settings.cores else { return cpu_seconds().into_iter().collect() };
-        let topology = self.callers.topology();
-        let of = |node: &topology::Node| {
-            let each = cores.busy_s(node.id.0) / f64::from(cores.count());
-            node.cpus.iter().map(move |cpu| (cpu, each)).collect::<Vec<_>>()
-        };
-        topology.nodes.iter().flat_map(of).collect()
     }
 
     /// Starts to move a file, or those of its blocks that a layout has.
