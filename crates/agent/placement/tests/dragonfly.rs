@@ -421,7 +421,8 @@ fn empty_and_invalid_snapshots_do_no_harm() {
     }
 }
 
-/// Four heavy webservers: a controller of 9.25 GB/s by Eq. 1 is overloaded above 7.4. Read from afar it is full at 9.25 × 0.654 = 6.0 GB/s.
+/// Four heavy webservers: a controller of 9.25 GB/s by Eq. 1 is overloaded above 7.4. Read from
+/// afar it is full at 9.25 × 0.654 = 6.0 GB/s.
 #[test]
 fn a_controller_that_is_read_from_afar_is_overloaded_at_fewer_bytes() {
     for (gb, remote_share, overloaded) in [(7.5, 0.64, true), (6.7, 0.94, true), (6.7, 0.0, false), (4.0, 1.0, false)] {

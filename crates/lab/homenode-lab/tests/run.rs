@@ -200,7 +200,8 @@ fn an_interrupted_figure_goes_on() {
     let whole = fs::read_to_string(&runs).unwrap();
     assert_eq!(whole.lines().count(), 1 + 2 * 3);
     assert!(fs::read(out.join("small.png")).unwrap().starts_with(b"\x89PNG"));
-    // Half a line at its end, as a killed program leaves it; a run that is known again by its count.
+    // Half a line at its end, as a killed program leaves it; a run that is known again by its
+    // count.
     let count = whole.split_once("\"operations\":").unwrap().1.split_once(',').unwrap().0;
     let marked = whole.replacen(&format!("\"operations\":{count}"), "\"operations\":12345678", 1);
     fs::write(&runs, &marked[..marked.len() - 9]).unwrap();

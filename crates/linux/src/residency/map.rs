@@ -72,7 +72,7 @@ impl Arena {
                 with_exposed_provenance_mut(mapped),
                 len,
                 len,
-                MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP,
+                MremapFlags::MAYMOVE | MremapFlags::from_bits_retain(libc::MREMAP_DONTUNMAP as _),
                 with_exposed_provenance_mut(self.first),
             )
         };

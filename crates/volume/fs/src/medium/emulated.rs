@@ -27,9 +27,9 @@
 //! are with [`Memory::OPTANE`], [`Memory::DRAM`] and [`Memory::CXL`].
 //!
 //! **Limits.** A waiting thread only sleeps, software takes the time that it takes here, unscaled,
-//! and neither contention for CPUs nor caches nor crowds of writers show: the laboratory has them. The links
-//! between nodes are not modelled. Order within a controller is that of arrival, without a
-//! preference for reads. Loads and stores of single words take no time; a log entry does.
+//! and neither contention for CPUs nor caches nor crowds of writers show (the laboratory has them).
+//! The links between nodes are not modelled. Order within a controller is that of arrival, without
+//! a preference for reads. Loads and stores of single words take no time; a log entry does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
