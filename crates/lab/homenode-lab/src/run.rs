@@ -128,12 +128,17 @@ fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Fail
             return Err(Failure::new(Exit::Usage, format!("policy {policy}"), "no policy has this name"));
         }
         let name = if known(policy, &experiment.series) { format!("{policy} of --policy") } else { policy.clone() };
+        // On a host: it starts where the figure's own policies start.
+        let like = experiment.series.iter().find(|series| series.policy.is_some());
+        let (window_s, kernel) = like.map_or_else(Default::default, |series| (series.window_s, series.kernel));
         experiment.series.push(Series {
             name,
             placement: Where::Local,
             policy: Some(policy.clone()),
             nthread: placement::nthread::Settings::default(),
             rails: Rails::Open,
+            window_s,
+            kernel,
             extra: false,
         });
     }

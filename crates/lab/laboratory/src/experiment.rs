@@ -11,6 +11,7 @@
 //! **Limits.** The papers' data is divided by the factor and by what the run is shorter than
 //! theirs, so each byte is read and written as often as there.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ use memory_model::figures::PORT_BW;
 use placement::{Policy, nthread};
 use serde::{Deserialize, Serialize};
 
+use crate::host::Kernel;
+use crate::loads::programs::Programs;
 use crate::loads::{filebench, fio};
 use crate::machine::{Build, Machine, SLICE_S};
 use crate::plane::LabPlane;
@@ -31,6 +34,16 @@ pub const FIGURES: &[(&str, &str)] = &[
     ("nthread-5a", include_str!("../figures/nthread-5a.toml")),
     ("nthread-5b", include_str!("../figures/nthread-5b.toml")),
     ("nthread-6a", include_str!("../figures/nthread-6a.toml")),
+    ("npolicy-2", include_str!("../figures/npolicy-2.toml")),
+    ("npolicy-3a", include_str!("../figures/npolicy-3a.toml")),
+    ("npolicy-3b", include_str!("../figures/npolicy-3b.toml")),
+    ("thesis-5.2", include_str!("../figures/thesis-5.2.toml")),
+    ("thesis-6.1", include_str!("../figures/thesis-6.1.toml")),
+    ("thesis-6.2", include_str!("../figures/thesis-6.2.toml")),
+    ("thesis-8.1", include_str!("../figures/thesis-8.1.toml")),
+    ("thesis-8.3", include_str!("../figures/thesis-8.3.toml")),
+    ("thesis-8.5", include_str!("../figures/thesis-8.5.toml")),
+    ("thesis-8.6", include_str!("../figures/thesis-8.6.toml")),
 ];
 
 /// One figure.
@@ -51,6 +64,9 @@ pub struct Experiment {
     pub paper_seconds: f64,
     /// How many times as short as in the paper all times are.
     pub factor: f64,
+    /// Seconds after which counting begins.
+    #[serde(default)]
+    pub count_from: f64,
     /// The machine.
     pub machine: MachineSpec,
     /// Which locks are held over the software of calls.
@@ -107,6 +123,18 @@ pub struct MachineSpec {
     /// How strongly many writers crowd a module, in place of the profile's: 0, not at all.
     #[serde(default)]
     pub crowding: Option<f64>,
+    /// Bytes/s that a node carries, in place of the profile's.
+    #[serde(default)]
+    pub bandwidth: Option<f64>,
+    /// Modules of a node, of the profile's memory.
+    #[serde(default)]
+    pub modules: Option<f64>,
+    /// How many times as long a read takes from one hop away, in place of the profile's.
+    #[serde(default)]
+    pub remote_read: Option<f64>,
+    /// Bytes of a node's memory, on a host.
+    #[serde(default)]
+    pub memory_bytes: Option<f64>,
 }
 
 fn port_bw() -> f64 {
@@ -121,6 +149,12 @@ pub enum Value {
     WeightedMbS,
     /// Operations per second, as the load counts them.
     OperationsS,
+    /// MB read and written per second.
+    MbS,
+    /// Seconds from the start of a program to its end, on average. Of hosts.
+    RuntimeS,
+    /// Microseconds of the median call that reads. Of hosts.
+    MedianReadUs,
 }
 
 impl Value {
@@ -129,6 +163,9 @@ impl Value {
         match self {
             Self::WeightedMbS => "MB/s by Eq. 1",
             Self::OperationsS => "operations/s",
+            Self::MbS => "MB/s",
+            Self::RuntimeS => "s",
+            Self::MedianReadUs => "µs",
         }
     }
 }
@@ -163,6 +200,8 @@ pub enum Load {
     },
     /// See [`filebench`].
     Filebench(filebench::Load),
+    /// Of a host: see [`programs`](crate::loads::programs).
+    Programs(Programs),
 }
 
 /// A bar of each group.
@@ -172,6 +211,7 @@ pub struct Series {
     /// Its name.
     pub name: String,
     /// Where the file system puts what is written.
+    #[serde(default)]
     pub placement: Where,
     /// The policy; none: nobody moves anything.
     #[serde(default)]
@@ -182,13 +222,36 @@ pub struct Series {
     /// Homenode's rails.
     #[serde(default)]
     pub rails: Rails,
+    /// Seconds of a window, where it is not homenode's.
+    #[serde(default)]
+    pub window_s: Option<f64>,
+    /// The kernel, on a host.
+    #[serde(default)]
+    pub kernel: Kernel,
     /// It is run only if it is asked for by name.
     #[serde(default)]
     pub extra: bool,
 }
 
+impl Series {
+    /// The engine with its policy, if it has one.
+    pub(crate) fn engine<P: engine::Plane>(
+        &self,
+        plane: P,
+        policies: &Policies,
+        seed: u64,
+    ) -> Result<Option<Engine<P>>, Error> {
+        let Some(name) = &self.policy else { return Ok(None) };
+        let settings = placement::Settings { nthread: self.nthread.clone(), ..Default::default() };
+        let policy = (policies.0)(name, &settings, seed).map_err(|why| Error::Policy { name: name.clone(), why })?;
+        let mut rails = self.rails.settings();
+        rails.window_s = self.window_s.unwrap_or(rails.window_s);
+        Ok(Some(Engine::new(plane, policy, rails, None)?))
+    }
+}
+
 /// Where data is put.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Where {
     /// On node 0, from the beginning.
@@ -196,6 +259,7 @@ pub enum Where {
     /// On any node, from the beginning.
     Random,
     /// Where the writer runs; all files begin on node 0.
+    #[default]
     Local,
 }
 
@@ -403,7 +467,8 @@ impl Experiment {
     /// [`Error::Range`] names the first one that is not.
     pub fn check(&self) -> Result<(), Error> {
         const GIB: f64 = (1_u64 << 30) as f64;
-        let MachineSpec { nodes, cores, link_bw, crowding, .. } = &self.machine;
+        let MachineSpec { nodes, cores, link_bw, crowding, bandwidth, modules, remote_read, memory_bytes, .. } =
+            &self.machine;
         let mut numbers = vec![
             ("factor", self.factor, 1.0, 1e6),
             ("seconds", self.seconds, 1e-3, 86_400.0),
@@ -412,6 +477,11 @@ impl Experiment {
             ("machine.cores", f64::from(*cores), 1.0, 1024.0),
             ("machine.link_bw", *link_bw, 1e3, f64::INFINITY),
             ("machine.crowding", crowding.unwrap_or(0.0), 0.0, 1000.0),
+            ("machine.bandwidth", bandwidth.unwrap_or(1e9), 1e6, f64::INFINITY),
+            ("machine.modules", modules.unwrap_or(1.0), 1.0, 1000.0),
+            ("machine.remote_read", remote_read.unwrap_or(1.0), 1.0, 1000.0),
+            ("machine.memory_bytes", memory_bytes.unwrap_or(GIB), 1.0, 1e15),
+            ("count_from", self.count_from, 0.0, self.seconds),
         ];
         for point in &self.point {
             match &point.load {
@@ -428,6 +498,7 @@ impl Experiment {
                     ("file_bytes", load.file_bytes, 1.0, 1e15),
                     ("io_bytes", load.io_bytes, 1.0, GIB),
                 ]),
+                Load::Programs(programs) => numbers.extend(programs.numbers()),
             }
         }
         match numbers.into_iter().find(|(_, value, least, most)| !(*least..=*most).contains(value)) {
@@ -448,10 +519,18 @@ impl Experiment {
             .collect()
     }
 
-    fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
-        let MachineSpec { nodes, cores, memory, link_bw, crowding } = &self.machine;
+    pub(crate) fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
+        let MachineSpec { nodes, cores, memory, link_bw, crowding, bandwidth, modules, remote_read, .. } =
+            &self.machine;
         let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
-        let profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
+        let mut profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
+        let known = profile.memory.modules(modules.unwrap_or(1.0));
+        profile.memory = memory_model::Memory {
+            read_bw: bandwidth.unwrap_or(known.read_bw),
+            write_bw: bandwidth.unwrap_or(known.write_bw),
+            remote_read: remote_read.unwrap_or(known.remote_read),
+            ..known
+        };
         let topology = profile.topology(&(0..nodes * cores).collect(), (*nodes, 0), bytes);
         let memory_of = |node: &topology::Node| {
             let memory = *profile.memory_of(node.id.0);
@@ -471,6 +550,9 @@ impl Experiment {
         else {
             return Err(Error::Unknown { what: "case", name: format!("{case:?}") });
         };
+        if let Load::Programs(programs) = &point.load {
+            return self.run_host(programs.clone(), &series, seed);
+        }
         // The papers' data, by as much less as there is less time for it.
         let less = self.factor * self.paper_seconds / self.seconds;
         let bytes = point.load.bytes(less);
@@ -485,14 +567,12 @@ impl Experiment {
         let (world, policies) = (Rc::clone(&lab), self.policies.clone());
         let moves = clock::run(move || -> Result<_, Error> {
             point.load.start(&world, less, series.placement.at_first())?;
-            let moves = Rc::new(std::cell::RefCell::new(Ok((0, 0))));
-            if let Some(policy) = &series.policy {
-                let settings = placement::Settings { nthread: series.nthread.clone(), ..Default::default() };
-                let policy =
-                    (policies.0)(policy, &settings, seed).map_err(|why| Error::Policy { name: policy.clone(), why })?;
-                let engine = Engine::new(LabPlane::new(Rc::clone(&world)), policy, series.rails.settings(), None)?;
+            let moves = Rc::new(RefCell::new(Ok((0, 0))));
+            if let Some(engine) = series.engine(LabPlane::new(Rc::clone(&world)), &policies, seed)? {
                 let put = Rc::clone(&moves);
-                clock::spawn(move || *put.borrow_mut() = drive(engine, &world));
+                clock::spawn(move || {
+                    *put.borrow_mut() = drive(engine, || clock::now_ns() < world.end_ns, LabPlane::settle);
+                });
             }
             Ok(moves)
         })??;
@@ -503,6 +583,8 @@ impl Experiment {
             value: match value {
                 Value::WeightedMbS => (done.read as f64 / 3.0 + done.written as f64) / 1e6 / seconds,
                 Value::OperationsS => done.operations as f64 / seconds,
+                Value::MbS => (done.read + done.written) as f64 / 1e6 / seconds,
+                Value::RuntimeS | Value::MedianReadUs => f64::NAN,
             },
             done,
             moves,
@@ -514,10 +596,14 @@ impl Experiment {
     }
 }
 
-/// Steps of the engine until the run is over; how many threads and files it has moved.
-fn drive(mut engine: Engine<LabPlane>, lab: &Rc<Lab>) -> Result<(u64, u64), Error> {
+/// Steps of the engine until the run is over; how many threads or processes, and files, it has moved.
+pub(crate) fn drive<P: engine::Plane>(
+    mut engine: Engine<P>,
+    goes_on: impl Fn() -> bool,
+    settle: impl Fn(&P),
+) -> Result<(u64, u64), Error> {
     let mut moves = (0, 0);
-    while clock::now_ns() < lab.end_ns {
+    while goes_on() {
         for outcome in engine.step()?.outcomes {
             // What is at home is bound where it is.
             let moves_on = outcome.mv.from != outcome.mv.to;
@@ -529,7 +615,7 @@ fn drive(mut engine: Engine<LabPlane>, lab: &Rc<Lab>) -> Result<(u64, u64), Erro
             }
         }
     }
-    engine.plane_mut().settle();
+    settle(engine.plane_mut());
     match engine.policy().trouble() {
         Some(why) => Err(Error::Ended(why.to_owned())),
         None => Ok(moves),
@@ -542,6 +628,7 @@ impl Load {
         match self {
             Self::Fio { threads, file_bytes, .. } => f64::from(*threads) * file_bytes / less,
             Self::Filebench(load) => load.bytes(less),
+            Self::Programs(programs) => programs.bytes() / less,
         }
     }
 
@@ -562,6 +649,8 @@ impl Load {
                 Ok(())
             }
             Self::Filebench(ref load) => Ok(filebench::start(load, lab, less, at_first)?),
+            // They run on a host.
+            Self::Programs(_) => Ok(()),
         }
     }
 }

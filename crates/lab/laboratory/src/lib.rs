@@ -12,7 +12,11 @@
 //! **Limits.** Modelled, not run: the memory, the kernel's scheduler, the way of a call into the
 //! file system, and the programs. The modules say how.
 
+mod acting;
 pub mod experiment;
+pub mod host;
+pub mod host_plane;
+mod host_run;
 pub mod loads;
 pub mod machine;
 pub mod medium;

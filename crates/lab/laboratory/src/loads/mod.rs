@@ -2,3 +2,4 @@
 
 pub mod filebench;
 pub mod fio;
+pub mod programs;
