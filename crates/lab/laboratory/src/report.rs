@@ -29,6 +29,8 @@ pub enum Verdict {
     None,
     /// On the other side.
     Reversed,
+    /// An effect where the paper has none.
+    Some,
 }
 
 impl Verdict {
@@ -38,6 +40,7 @@ impl Verdict {
         // A value on the edge of the band is in it, whatever its last bit.
         match (points - stated).abs() <= POINTS.max(BAND * stated.abs()) * (1.0 + 1e-9) {
             true => Self::Met,
+            false if stated.abs() < 1e-9 => Self::Some,
             false if points.abs() <= POINTS => Self::None,
             false if (stated > 0.0) == (points > 0.0) => Self::Sign,
             false => Self::Reversed,
@@ -51,6 +54,7 @@ impl Verdict {
             Self::Sign => "missed, right sign",
             Self::None => "missed, no effect",
             Self::Reversed => "missed, reversed",
+            Self::Some => "missed, an effect",
         }
     }
 }
@@ -208,7 +212,11 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 fn number(value: f64) -> String {
-    if value >= 10_000.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+    match value {
+        value if value >= 10_000.0 => format!("{value:.0}"),
+        value if value >= 100.0 => format!("{value:.1}"),
+        value => format!("{value:.3}"),
+    }
 }
 
 fn row(cells: impl IntoIterator<Item = String>) -> String {
@@ -222,7 +230,8 @@ mod tests {
     #[test]
     fn a_verdict_is_of_the_sign_and_the_band() {
         let of = [(1.4, 1.5), (1.4, 1.51), (1.4, 1.02), (1.4, 0.9), (0.6, 0.8), (0.6, 1.1), (1.0, 1.03), (1.02, 1.0)];
-        use Verdict::{Met, None, Reversed, Sign};
+        use Verdict::{Met, None, Reversed, Sign, Some};
+        assert_eq!([0.9, 1.1].map(|here| Verdict::of(1.0, here)), [Some; 2]);
         assert_eq!(
             of.map(|(paper, here)| Verdict::of(paper, here)),
             [Met, Sign, None, Reversed, Sign, Reversed, Met, Met]
