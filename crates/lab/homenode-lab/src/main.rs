@@ -6,6 +6,7 @@ mod changes;
 mod heat_map;
 mod kept;
 mod page;
+mod regret;
 mod reproduce;
 mod run;
 mod simulate;
@@ -40,6 +41,11 @@ enum Command {
     /// programs are modelled. docs/lab.md says how. The same seed gives the same numbers. Without a
     /// figure, lists them.
     Run(run::RunArgs),
+    /// Draw machines and loads, and compare policies with the best placement of each
+    ///
+    /// The best placement is searched for by running placements, not by equations of a policy.
+    /// Programs read and write files in the page cache or the ARC of a host, in virtual time.
+    Regret(regret::RegretArgs),
     /// Draw the heat map that `homenode hot` describes on stdin, as a PNG file on stdout
     #[command(hide = true)]
     DrawHeatMap,
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         Command::Lab(LabCommand::Simulate(args)) => simulate::run(&cli.global, args),
         Command::Lab(LabCommand::Reproduce(args)) => reproduce::run(&cli.global, args),
         Command::Run(args) => run::run(&cli.global, args),
+        Command::Regret(args) => regret::run(&cli.global, args),
         Command::DrawHeatMap => draw_heat_map(),
     };
     exit::end(result, cli.global.json)

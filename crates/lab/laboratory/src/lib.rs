@@ -21,6 +21,7 @@ pub mod loads;
 pub mod machine;
 pub mod medium;
 pub mod plane;
+pub mod regret;
 pub mod report;
 pub mod thread;
 
