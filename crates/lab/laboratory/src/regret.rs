@@ -5,13 +5,15 @@
 //!
 //! **Approach.** [`draw`] makes a machine and programs of a seed, and no policy is looked at. The
 //! judge has no equations: [`Scenario::best`] *runs* placements, with threads bound and files put
-//! from the beginning, and keeps what moves the most bytes. It begins with each program at
-//! its data, with threads spread evenly, and, if they are few, with each placement of whole
-//! programs; then it moves single threads, exchanges two, and moves files as long as that wins. A policy runs with
-//! homenode's rails from the kernel's placement. Both count in the second half of the run.
+//! from the beginning, and keeps what moves the most bytes. It begins with each program at its
+//! data, with threads spread evenly, at eight drawn placements and, if they are few, at each of
+//! whole programs; then it moves single threads, exchanges two, and moves files, also with all
+//! their threads, as long as that wins. A policy runs with homenode's rails from the kernel's
+//! placement. Both count in the second half of the run.
 //!
-//! **Limits.** A local search: a policy can do better, and then its regret is negative. All bytes
-//! count alike. Loads do not change within a run.
+//! **Limits.** A local search: a policy can do better, and then its regret is negative. A policy's
+//! copies may not be done when counting begins. All bytes count alike. Loads do not change within a
+//! run.
 
 use memory_model::figures::{DRAM_READ_BW, PORT_BW};
 use rand::rngs::ChaCha12Rng;
@@ -27,11 +29,13 @@ const SECONDS: f64 = 30.0;
 /// Seconds of a run of the judge, whose placements do not change: as many counted calls, nearly.
 const JUDGED: f64 = 10.0;
 /// How many times as short all times are.
-const FACTOR: f64 = 1000.0;
+const FACTOR: f64 = 100.0;
 /// Most placements of whole programs from which the search begins.
 const MOST_STARTS: usize = 64;
 /// Most runs of a search.
-const MOST_RUNS: usize = 600;
+const MOST_RUNS: usize = 1000;
+/// Placements drawn at random from which the search begins, too.
+const DRAWN: usize = 8;
 
 /// A machine and programs.
 #[derive(Clone, Debug)]
@@ -197,6 +201,8 @@ impl Scenario {
         for number in (0..whole).filter(|_| whole <= MOST_STARTS) {
             starts.push(of.iter().map(|program| number / nodes.pow(*program as u32) % nodes).collect());
         }
+        let mut rng = ChaCha12Rng::seed_from_u64(self.seed);
+        starts.extend((0..DRAWN).map(|_| of.iter().map(|_| rng.random_range(0..nodes)).collect()));
         let mut best = Best::default();
         for threads in starts {
             self.attempt(&mut best, threads, at_first.clone())?;
@@ -227,8 +233,8 @@ impl Scenario {
         Ok(better)
     }
 
-    /// Placements that differ by one thread, one file or an exchange of two threads. Threads of one
-    /// program on one node are alike.
+    /// Placements that differ by one thread, an exchange of two, or one file, alone or with all its
+    /// threads. Threads of one program on one node are alike.
     fn neighbours(&self, best: &Best, of: &[usize], nodes: usize) -> Vec<(Vec<usize>, Vec<usize>)> {
         let mut all = Vec::new();
         let set = |placed: &[usize], at: usize, to: usize| {
@@ -240,7 +246,17 @@ impl Scenario {
         };
         let moves = |file: usize| self.programs.file.get(file).is_some_and(|file| file.cache.moves());
         for (file, node) in best.files.iter().enumerate().filter(|(file, _)| moves(*file)) {
-            all.extend((0..nodes).filter(|to| to != node).map(|to| (best.threads.clone(), set(&best.files, file, to))));
+            for to in (0..nodes).filter(|to| to != node) {
+                let files = set(&best.files, file, to);
+                all.push((best.threads.clone(), files.clone()));
+                // With the threads of all that use it.
+                let uses = |program: &usize| {
+                    let program = self.programs.program.get(*program);
+                    program.is_some_and(|program| program.uses.iter().any(|used| used.file == file))
+                };
+                let threads = of.iter().zip(&best.threads).map(|(program, at)| if uses(program) { to } else { *at });
+                all.push((threads.collect(), files));
+            }
         }
         let mut kinds: Vec<(usize, (usize, usize))> =
             of.iter().copied().zip(best.threads.iter().copied()).enumerate().collect();
