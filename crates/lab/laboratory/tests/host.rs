@@ -40,8 +40,8 @@ fn pages_come_by_first_touch_spill_to_the_nearest_and_give_way_as_in_this_table(
     let table: [(usize, &[usize], usize, &[usize]); 5] = [
         (file, &[0, 1, 2], 0, &[0, 0, 0]), // at the toucher
         (file, &[0, 1], 2, &[0, 0]),       // and they stay there
-        (own, &[0, 1, 2], 0, &[0, 1, 1]),  // one page was left: the next ones on the nearest node with room
         (file, &[3, 4], 1, &[1, 1]),
+        (own, &[0, 1, 2], 0, &[0, 1, 1]),  // one page was left: the next ones on the nearest node with room
         (own, &[3, 4, 5, 6], 2, &[2; 4]),
     ];
     for (object, pages, by, wanted) in table {
