@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::Kernel;
 use crate::loads::programs::Programs;
+use crate::loads::recorded::Recorded;
 use crate::loads::{filebench, fio};
 use crate::machine::{Build, Machine, SLICE_S};
 use crate::plane::LabPlane;
@@ -202,6 +203,8 @@ pub enum Load {
     Filebench(filebench::Load),
     /// Of a host: see [`programs`](crate::loads::programs).
     Programs(Programs),
+    /// Of a host: see [`recorded`](crate::loads::recorded).
+    Recorded(Recorded),
 }
 
 /// A bar of each group.
@@ -403,6 +406,9 @@ pub enum Error {
         /// The most.
         most: f64,
     },
+    /// A recorded load cannot be read.
+    #[error("{0}")]
+    Recorded(String),
     /// The file system refused.
     #[error("the file system: {0}")]
     Fs(#[from] fs::Error),
@@ -499,6 +505,7 @@ impl Experiment {
                     ("io_bytes", load.io_bytes, 1.0, GIB),
                 ]),
                 Load::Programs(programs) => numbers.extend(programs.numbers()),
+                Load::Recorded(_) => {}
             }
         }
         match numbers.into_iter().find(|(_, value, least, most)| !(*least..=*most).contains(value)) {
@@ -550,8 +557,13 @@ impl Experiment {
         else {
             return Err(Error::Unknown { what: "case", name: format!("{case:?}") });
         };
-        if let Load::Programs(programs) = &point.load {
-            return self.run_host(programs.clone(), &series, seed);
+        match &point.load {
+            Load::Programs(programs) => return self.run_host(programs.clone(), &series, seed),
+            Load::Recorded(recorded) => {
+                let programs = recorded.programs(self.machine.nodes as usize).map_err(Error::Recorded)?;
+                return self.run_host(programs, &series, seed);
+            }
+            Load::Fio { .. } | Load::Filebench(_) => {}
         }
         // The papers' data, by as much less as there is less time for it.
         let less = self.factor * self.paper_seconds / self.seconds;
@@ -629,6 +641,7 @@ impl Load {
             Self::Fio { threads, file_bytes, .. } => f64::from(*threads) * file_bytes / less,
             Self::Filebench(load) => load.bytes(less),
             Self::Programs(programs) => programs.bytes() / less,
+            Self::Recorded(_) => 0.0,
         }
     }
 
@@ -650,7 +663,7 @@ impl Load {
             }
             Self::Filebench(ref load) => Ok(filebench::start(load, lab, less, at_first)?),
             // They run on a host.
-            Self::Programs(_) => Ok(()),
+            Self::Programs(_) | Self::Recorded(_) => Ok(()),
         }
     }
 }

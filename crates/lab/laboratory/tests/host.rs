@@ -41,7 +41,7 @@ fn pages_come_by_first_touch_spill_to_the_nearest_and_give_way_as_in_this_table(
         (file, &[0, 1, 2], 0, &[0, 0, 0]), // at the toucher
         (file, &[0, 1], 2, &[0, 0]),       // and they stay there
         (file, &[3, 4], 1, &[1, 1]),
-        (own, &[0, 1, 2], 0, &[0, 1, 1]),  // one page was left: the next ones on the nearest node with room
+        (own, &[0, 1, 2], 0, &[0, 1, 1]), // one page was left: the next ones on the nearest node with room
         (own, &[3, 4, 5, 6], 2, &[2; 4]),
     ];
     for (object, pages, by, wanted) in table {
@@ -250,4 +250,32 @@ fn the_same_run_twice_is_the_same_to_the_byte_on_a_host_too() {
     };
     assert_eq!(csv(1), csv(1));
     assert_ne!(csv(1), csv(2));
+}
+
+/// A thread that read 300 MB/s from node 1 with three tenths of a core does so here, and where the
+/// other machine has one node only, too.
+#[test]
+fn a_recorded_window_moves_as_many_bytes_on_a_machine_like_its_own() {
+    let window = r#"{"version": 2, "window_s": 1.0, "nodes": [{"id": 0, "cpus": [0, 1]}, {"id": 3, "cpus": [2, 3]}],
+        "threads": [{"tid": 5, "pid": 5, "node": 3, "allowed_nodes": [0, 3], "pinned": "by its owner", "cpu_s": 0.3,
+            "read_bytes": {"3": 300000000}, "write_bytes": {}, "files": [{"file": "0:7:1", "read_size": 65536,
+            "sequential": true, "read_bytes": {"3": 300000000}, "write_bytes": {}}]}],
+        "files": [{"file": "0:7:1", "bytes": {"3": 900000000}}]}"#;
+    let path = std::env::temp_dir().join(format!("homenode-recorded-{}.jsonl", std::process::id()));
+    std::fs::write(&path, window.replace('\n', " ")).unwrap();
+    for nodes in [2, 1] {
+        let text = format!(
+            "paper = \"\"\nfigure = \"\"\ntitle = \"\"\nvalue = \"mb_s\"\nseconds = 10.0\npaper_seconds = 10.0\n\
+             factor = 10.0\neffect = []\n[machine]\nnodes = {nodes}\ncores = 2\nmemory = \"dram\"\n[[point]]\n\
+             name = \"window\"\nload = {{ kind = \"recorded\", path = \"{}\" }}\n[[series]]\nname = \"none\"\n",
+            path.display()
+        );
+        let outcome = run(&Experiment::parse(&text).unwrap(), "window", "none");
+        assert!((outcome.value / 300.0 - 1.0).abs() < 0.01, "{outcome:?}");
+        assert!((outcome.cores[nodes - 1] - 0.3).abs() < 0.003, "{outcome:?}");
+        let missing = Experiment::parse(&text.replace("jsonl\"", "jsonl\", window = 2")).unwrap();
+        let error = missing.run(Case { point: 0, series: 0 }, 1).unwrap_err();
+        assert!(error.to_string().ends_with("has no window 2"), "{error}");
+    }
+    std::fs::remove_file(&path).unwrap();
 }

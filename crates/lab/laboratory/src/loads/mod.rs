@@ -3,3 +3,4 @@
 pub mod filebench;
 pub mod fio;
 pub mod programs;
+pub mod recorded;
