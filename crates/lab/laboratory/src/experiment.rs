@@ -608,7 +608,7 @@ impl Experiment {
     }
 }
 
-/// Steps of the engine until the run is over; how many threads or processes, and files, it has moved.
+/// Steps of the engine until the run is over; how many threads or processes, and files, it moved.
 pub(crate) fn drive<P: engine::Plane>(
     mut engine: Engine<P>,
     goes_on: impl Fn() -> bool,

@@ -4,8 +4,8 @@
 //! bytes; the calls go to its files and nodes in proportion to what it did there. Of the seconds of
 //! a call on a core, those of the kernel and of local memory alone are taken off, as the laboratory
 //! adds them again; the rest of the window it sleeps. Data of the recorded machine's i-th node goes
-//! to the i-th node here, starting over if there are fewer; so do threads that are bound. The kernel
-//! places the others.
+//! to the i-th node here, starting over if there are fewer; so do threads that are bound. The
+//! kernel places the others.
 //!
 //! **Limits.** One window stands for the load. What a file has on two nodes is two files, and each
 //! thread is a process of its own, with no memory but its files. A thread that was faster than the
