@@ -1,6 +1,7 @@
 //! What both planes do alike: binding threads of the machine, copies in the background, and telling
 //! a window in the paper's time.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::rc::Rc;
@@ -22,28 +23,55 @@ pub(crate) struct Job {
     pub cancelled: Mutex<bool>,
 }
 
+/// What all copies share.
+pub(crate) struct Pace {
+    /// Bytes/s of all together.
+    rate: Cell<f64>,
+    copies: Cell<usize>,
+}
+
+impl Pace {
+    /// When a copy may go on that began a step of so many bytes then: its share of the rate is less
+    /// while more copies run.
+    pub fn due(&self, began_ns: u64, bytes: u64) -> u64 {
+        let share = self.rate.get() / self.copies.get().max(1) as f64;
+        began_ns + (bytes as f64 / share * 1e9) as u64
+    }
+
+    /// A copy has ended.
+    pub fn ended(&self) {
+        self.copies.set(self.copies.get() - 1);
+    }
+}
+
 /// All copies.
 pub(crate) struct Jobs {
     running: Vec<Rc<Job>>,
     next: u64,
-    /// Bytes/s that all together may take.
-    pub pace: f64,
+    pace: Rc<Pace>,
 }
 
 impl Default for Jobs {
     fn default() -> Self {
-        Self { running: Vec::new(), next: 0, pace: f64::INFINITY }
+        let pace = Rc::new(Pace { rate: Cell::new(f64::INFINITY), copies: Cell::new(0) });
+        Self { running: Vec::new(), next: 0, pace }
     }
 }
 
 impl Jobs {
-    /// A new one of so many bytes, and bytes/s that it may take.
-    pub fn start(&mut self, bytes: u64) -> (Rc<Job>, f64) {
+    /// A new one of so many bytes, and its pace.
+    pub fn start(&mut self, bytes: u64) -> (Rc<Job>, Rc<Pace>) {
         self.next += 1;
         let (id, state) = (JobId(self.next), Mutex::new((0, JobState::Running)));
         let job = Rc::new(Job { id, state, bytes, left: Mutex::default(), cancelled: Mutex::default() });
         self.running.push(Rc::clone(&job));
-        (job, self.pace / self.running.len() as f64)
+        self.pace.copies.set(self.pace.copies.get() + 1);
+        (job, Rc::clone(&self.pace))
+    }
+
+    /// Bytes/s that all together may take.
+    pub fn pace(&self, bytes_per_s: f64) {
+        self.pace.rate.set(bytes_per_s);
     }
 
     /// Waits until none runs: they stop at the end of the run.

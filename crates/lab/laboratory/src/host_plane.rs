@@ -18,7 +18,7 @@ use engine::{Copies, JobId, JobState, Plane, PlaneError, Progress, Started, Subj
 use placement::{FileUse, MappedMemory, MeasuredLoad, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Writes};
 use topology::{FileId, Topology};
 
-use crate::acting::{Job, Jobs, gone, locked, magnify};
+use crate::acting::{Job, Jobs, Pace, gone, locked, magnify};
 use crate::host::{Heat, Host, Kind, Moving, ObjectId, SCANS_A_WINDOW, Use};
 use crate::machine::{Carried, ThreadId};
 use crate::thread::tid;
@@ -232,7 +232,10 @@ impl HostPlane {
             host.set_standing(process, true);
         }
         let own = Rc::clone(&self.host);
-        host.machine.spawn(Some(to), move |thread| copy(&own, thread, &job, object, (only, to), pace, of));
+        host.machine.spawn(Some(to), move |thread| {
+            copy(&own, thread, &job, object, (only, to), &pace, of);
+            pace.ended();
+        });
         Started::job(id)
     }
 }
@@ -243,16 +246,16 @@ fn copy(
     job: &Job,
     object: ObjectId,
     (only, to): (Option<usize>, usize),
-    pace: f64,
+    pace: &Pace,
     of: Option<usize>,
 ) {
     host.machine.bind(thread, Some(to));
-    let began = clock::now_ns();
     let over = || *locked(&job.cancelled) || clock::now_ns() >= host.end_ns;
+    let (mut began, mut before) = (clock::now_ns(), 0);
     let (moved, left) = host.migrate(thread, object, (only, to), |moved| {
         locked(&job.state).0 = moved;
-        let due = began + (moved as f64 / pace * 1e9) as u64;
-        host.machine.sleep(thread, due.saturating_sub(clock::now_ns()));
+        host.machine.sleep(thread, pace.due(began, moved - before).saturating_sub(clock::now_ns()));
+        (began, before) = (clock::now_ns(), moved);
         !over()
     });
     if let Some(process) = of {
@@ -272,7 +275,7 @@ impl Copies for HostPlane {
     }
 
     fn pace(&mut self, bytes_per_s: f64) {
-        self.jobs.pace = bytes_per_s;
+        self.jobs.pace(bytes_per_s);
     }
 }
 

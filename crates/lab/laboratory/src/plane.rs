@@ -27,7 +27,7 @@ use placement::{Move, Snapshot};
 use topology::{FileId, Topology};
 use window::Window;
 
-use crate::acting::{Job, Jobs, gone, locked, magnify};
+use crate::acting::{Job, Jobs, Pace, gone, locked, magnify};
 use crate::machine::{Machine, ThreadId};
 use crate::thread::{Lab, tid};
 
@@ -129,39 +129,41 @@ impl LabPlane {
         let (job, pace) = self.jobs.start(bytes);
         let id = job.id;
         let (lab, from) = (Rc::clone(&self.lab), mv.from.0);
-        self.machine().spawn(Some(node), move |thread| copy(&lab, thread, &job, ino, (from, to, node), pace));
+        self.machine().spawn(Some(node), move |thread| {
+            copy(&lab, thread, &job, ino, (from, to, node), &pace);
+            pace.ended();
+        });
         Ok(Started::job(id))
     }
 }
 
-/// Copies a file, on a core of the node that it goes to.
-fn copy(lab: &Rc<Lab>, thread: ThreadId, job: &Job, ino: Ino, (from, to, node): (u32, u32, usize), pace: f64) {
+/// Copies a file, on a core of the node that it goes to. After each step, the last one too, it
+/// waits as long as its pace says.
+fn copy(lab: &Rc<Lab>, thread: ThreadId, job: &Job, ino: Ino, (from, to, node): (u32, u32, usize), pace: &Pace) {
     lab.machine.bind(thread, Some(node));
-    let (began, mut moved, mut first) = (clock::now_ns(), 0, 0);
+    let (mut moved, mut first) = (0, 0);
     let is_over = || *locked(&job.cancelled) || clock::now_ns() >= lab.end_ns;
     let ended = loop {
         if is_over() {
             break JobState::Cancelled;
         }
+        let began = clock::now_ns();
         lab.machine.take_core(thread);
         let migration = Migration { from: Some(from), to, first, ..Migration::default() };
         let step = fs::as_thread(tid(thread), || {
             lab.volume.migrate(ino, migration, |progress| progress.moved * 4096 < STEP && !is_over())
         });
         lab.machine.end_call(thread);
-        match step {
+        let step = match step {
             Err(error) => break JobState::Failed { why: error.to_string() },
-            Ok(step) => {
-                moved += step.moved * 4096;
-                first = step.next;
-                locked(&job.state).0 = moved;
-                if !step.cancelled {
-                    break JobState::Done;
-                }
-            }
+            Ok(step) => step,
+        };
+        (moved, first) = (moved + step.moved * 4096, step.next);
+        locked(&job.state).0 = moved;
+        lab.machine.sleep(thread, pace.due(began, step.moved * 4096).saturating_sub(clock::now_ns()));
+        if !step.cancelled {
+            break JobState::Done;
         }
-        let due = began + (moved as f64 / pace * 1e9) as u64;
-        lab.machine.sleep(thread, due.saturating_sub(clock::now_ns()));
     };
     locked(&job.state).1 = ended;
 }
@@ -176,7 +178,7 @@ impl Copies for LabPlane {
     }
 
     fn pace(&mut self, bytes_per_s: f64) {
-        self.jobs.pace = bytes_per_s;
+        self.jobs.pace(bytes_per_s);
     }
 }
 

@@ -279,3 +279,40 @@ fn a_recorded_window_moves_as_many_bytes_on_a_machine_like_its_own() {
     }
     std::fs::remove_file(&path).unwrap();
 }
+
+#[test]
+fn copies_of_a_host_share_the_pace_that_the_engine_gives() {
+    const RATE: f64 = 100e6;
+    for copies in [1_u32, 4] {
+        let bytes = u64::from(8 / copies) << 20;
+        let mut host = host(1 << 30, Kernel::default());
+        host.end_ns = 10_000_000_000;
+        let host = Rc::new(host);
+        let own = Rc::clone(&host);
+        let took = clock::run(move || {
+            for object in 0..copies as usize {
+                let mut memory = own.memory.borrow_mut();
+                memory.add(Kind::PageCache, bytes, RECORD, 0);
+                (0..(bytes / RECORD) as usize).for_each(|page| _ = memory.touch(object, page, 0));
+            }
+            let took = Rc::new(RefCell::new(0.0));
+            let put = Rc::clone(&took);
+            clock::spawn(move || {
+                let mut plane = HostPlane::new(own);
+                plane.pace(RATE);
+                for ino in 1..=u64::from(copies) {
+                    let subject =
+                        Subject::File { file: topology::FileId { dev: 7, ino, generation: 0 }, generation: 0 };
+                    let (pid, from, to, ranges) = (0, NodeId(0), NodeId(1), Vec::new());
+                    let mv = Move { subject, pid, from, to, reason: Reason::OverloadedHome, why: "".into(), ranges };
+                    plane.start(&mv, &[], &mut |_| Ok(())).unwrap();
+                }
+                plane.settle();
+                *put.borrow_mut() = clock::now_ns() as f64 * 1e-9;
+            });
+            took
+        });
+        let (took, wanted) = (*took.unwrap().borrow(), f64::from(8 << 20) / RATE);
+        assert!((took / wanted - 1.0).abs() < 0.05, "{copies} copies: {took} s, {wanted} s");
+    }
+}
