@@ -23,6 +23,14 @@ pub(crate) struct Job {
     pub cancelled: Mutex<bool>,
 }
 
+/// All copies.
+#[derive(Default)]
+pub(crate) struct Jobs {
+    running: Vec<Rc<Job>>,
+    next: u64,
+    pace: Rc<Pace>,
+}
+
 /// What all copies share.
 pub(crate) struct Pace {
     /// Bytes/s of all together.
@@ -30,36 +38,29 @@ pub(crate) struct Pace {
     copies: Cell<usize>,
 }
 
-impl Pace {
-    /// When a copy may go on that began a step of so many bytes then: its share of the rate is less
-    /// while more copies run.
-    pub fn due(&self, began_ns: u64, bytes: u64) -> u64 {
-        let share = self.rate.get() / self.copies.get().max(1) as f64;
-        began_ns + (bytes as f64 / share * 1e9) as u64
-    }
-
-    /// A copy has ended.
-    pub fn ended(&self) {
-        self.copies.set(self.copies.get() - 1);
-    }
-}
-
-/// All copies.
-pub(crate) struct Jobs {
-    running: Vec<Rc<Job>>,
-    next: u64,
-    pace: Rc<Pace>,
-}
-
-impl Default for Jobs {
+impl Default for Pace {
     fn default() -> Self {
-        let pace = Rc::new(Pace { rate: Cell::new(f64::INFINITY), copies: Cell::new(0) });
-        Self { running: Vec::new(), next: 0, pace }
+        Self { rate: Cell::new(f64::INFINITY), copies: Cell::new(0) }
+    }
+}
+
+impl Pace {
+    /// Waits after a step of so many bytes, as long as the share of one of the copies that run now
+    /// says.
+    pub fn pause(&self, machine: &Machine, thread: ThreadId, began_ns: u64, bytes: u64) {
+        let share = self.rate.get() / self.copies.get().max(1) as f64;
+        let due = began_ns + (bytes as f64 / share * 1e9) as u64;
+        machine.sleep(thread, due.saturating_sub(clock::now_ns()));
+    }
+
+    /// A copy is over: the others share the rate.
+    pub fn end(&self) {
+        self.copies.set(self.copies.get().saturating_sub(1));
     }
 }
 
 impl Jobs {
-    /// A new one of so many bytes, and its pace.
+    /// A new one of so many bytes, and the pace that it keeps until its end.
     pub fn start(&mut self, bytes: u64) -> (Rc<Job>, Rc<Pace>) {
         self.next += 1;
         let (id, state) = (JobId(self.next), Mutex::new((0, JobState::Running)));
@@ -69,8 +70,8 @@ impl Jobs {
         (job, Rc::clone(&self.pace))
     }
 
-    /// Bytes/s that all together may take.
-    pub fn pace(&self, bytes_per_s: f64) {
+    /// All copies together take no more than so many bytes/s.
+    pub fn set_pace(&self, bytes_per_s: f64) {
         self.pace.rate.set(bytes_per_s);
     }
 

@@ -232,10 +232,7 @@ impl HostPlane {
             host.set_standing(process, true);
         }
         let own = Rc::clone(&self.host);
-        host.machine.spawn(Some(to), move |thread| {
-            copy(&own, thread, &job, object, (only, to), &pace, of);
-            pace.ended();
-        });
+        host.machine.spawn(Some(to), move |thread| copy(&own, thread, &job, object, (only, to), &pace, of));
         Started::job(id)
     }
 }
@@ -250,17 +247,18 @@ fn copy(
     of: Option<usize>,
 ) {
     host.machine.bind(thread, Some(to));
-    let over = || *locked(&job.cancelled) || clock::now_ns() >= host.end_ns;
     let (mut began, mut before) = (clock::now_ns(), 0);
+    let over = || *locked(&job.cancelled) || clock::now_ns() >= host.end_ns;
     let (moved, left) = host.migrate(thread, object, (only, to), |moved| {
         locked(&job.state).0 = moved;
-        host.machine.sleep(thread, pace.due(began, moved - before).saturating_sub(clock::now_ns()));
+        pace.pause(&host.machine, thread, began, moved - before);
         (began, before) = (clock::now_ns(), moved);
         !over()
     });
     if let Some(process) = of {
         host.set_standing(process, false);
     }
+    pace.end();
     (locked(&job.state).0, *locked(&job.left)) = (moved, left);
     locked(&job.state).1 = if over() { JobState::Cancelled } else { JobState::Done };
 }
@@ -275,7 +273,7 @@ impl Copies for HostPlane {
     }
 
     fn pace(&mut self, bytes_per_s: f64) {
-        self.jobs.pace(bytes_per_s);
+        self.jobs.set_pace(bytes_per_s);
     }
 }
 

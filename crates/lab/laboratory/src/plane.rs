@@ -129,16 +129,13 @@ impl LabPlane {
         let (job, pace) = self.jobs.start(bytes);
         let id = job.id;
         let (lab, from) = (Rc::clone(&self.lab), mv.from.0);
-        self.machine().spawn(Some(node), move |thread| {
-            copy(&lab, thread, &job, ino, (from, to, node), &pace);
-            pace.ended();
-        });
+        self.machine().spawn(Some(node), move |thread| copy(&lab, thread, &job, ino, (from, to, node), &pace));
         Ok(Started::job(id))
     }
 }
 
 /// Copies a file, on a core of the node that it goes to. After each step, the last one too, it
-/// waits as long as its pace says.
+/// waits as long as its share of the rate says, which is less while more copies run.
 fn copy(lab: &Rc<Lab>, thread: ThreadId, job: &Job, ino: Ino, (from, to, node): (u32, u32, usize), pace: &Pace) {
     lab.machine.bind(thread, Some(node));
     let (mut moved, mut first) = (0, 0);
@@ -160,11 +157,12 @@ fn copy(lab: &Rc<Lab>, thread: ThreadId, job: &Job, ino: Ino, (from, to, node): 
         };
         (moved, first) = (moved + step.moved * 4096, step.next);
         locked(&job.state).0 = moved;
-        lab.machine.sleep(thread, pace.due(began, step.moved * 4096).saturating_sub(clock::now_ns()));
+        pace.pause(&lab.machine, thread, began, step.moved * 4096);
         if !step.cancelled {
             break JobState::Done;
         }
     };
+    pace.end();
     locked(&job.state).1 = ended;
 }
 
@@ -178,7 +176,7 @@ impl Copies for LabPlane {
     }
 
     fn pace(&mut self, bytes_per_s: f64) {
-        self.jobs.pace(bytes_per_s);
+        self.jobs.set_pace(bytes_per_s);
     }
 }
 
