@@ -66,6 +66,12 @@ pub struct Memory {
     /// [`crowded`](crate::crowded) has it.
     #[serde(default)]
     pub crowding: f64,
+    /// Bytes that are written for each byte read, where that changes whether the coherence
+    /// directory, which is with the data, knows of a reader one hop away
+    /// ([`OPTANE_DIRECTORY`](crate::figures::OPTANE_DIRECTORY)). 0, also in the profiles: that is not
+    /// modelled.
+    #[serde(default)]
+    pub directory: f64,
 }
 
 fn one() -> f64 {
@@ -135,6 +141,7 @@ impl Memory {
         line: OPTANE_LINE as u64,
         modules: 1.0,
         crowding: 1.0,
+        directory: 0.0,
     };
 
     /// So many of them on a node: the data is spread over all, so the node carries that many times
@@ -169,6 +176,7 @@ impl Memory {
         line: 64,
         modules: 1.0,
         crowding: 0.0,
+        directory: 0.0,
     };
 
     /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
@@ -201,10 +209,11 @@ impl Memory {
     }
 
     fn check(&self) -> Result<(), String> {
-        if !((1.0..=1000.0).contains(&self.modules) && (0.0..=1000.0).contains(&self.crowding)) {
+        let parts = [(1.0, self.modules), (0.0, self.crowding), (0.0, self.directory)];
+        if !parts.iter().all(|(least, value)| (*least..=1000.0).contains(value)) {
             return Err(format!(
-                "modules is {}, it must be 1 to 1000, and crowding is {}, it must be 0 to 1000",
-                self.modules, self.crowding
+                "modules is {}, it must be 1 to 1000; crowding is {} and directory {}, they must be 0 to 1000",
+                self.modules, self.crowding, self.directory
             ));
         }
         let positive = [("read_bw", self.read_bw), ("write_bw", self.write_bw)];

@@ -19,16 +19,16 @@ use engine::{Engine, EngineError};
 use fs::format::Ino;
 use memory_model::Profile;
 use memory_model::figures::PORT_BW;
-use placement::{Policy, nthread};
+use placement::{Policy, dragonfly, nthread};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Kernel;
 use crate::loads::programs::Programs;
 use crate::loads::recorded::Recorded;
-use crate::loads::{filebench, fio};
+use crate::loads::{Begin, filebench, fio, lsm};
 use crate::machine::{Build, Machine, SLICE_S};
 use crate::plane::LabPlane;
-use crate::thread::{Done, Lab, Locks};
+use crate::thread::{Done, Lab, Locks, PROCESS, Program};
 
 /// The figures that come with the laboratory, by the name of `homenode-lab run`.
 pub const FIGURES: &[(&str, &str)] = &[
@@ -45,6 +45,13 @@ pub const FIGURES: &[(&str, &str)] = &[
     ("thesis-8.3", include_str!("../figures/thesis-8.3.toml")),
     ("thesis-8.5", include_str!("../figures/thesis-8.5.toml")),
     ("thesis-8.6", include_str!("../figures/thesis-8.6.toml")),
+    ("nthread-6b", include_str!("../figures/nthread-6b.toml")),
+    ("nthread-7a", include_str!("../figures/nthread-7a.toml")),
+    ("nthread-7b", include_str!("../figures/nthread-7b.toml")),
+    ("dragonfly-2", include_str!("../figures/dragonfly-2.toml")),
+    ("dragonfly-6a", include_str!("../figures/dragonfly-6a.toml")),
+    ("dragonfly-6b", include_str!("../figures/dragonfly-6b.toml")),
+    ("audit", include_str!("../figures/audit.toml")),
 ];
 
 /// One figure.
@@ -136,6 +143,10 @@ pub struct MachineSpec {
     /// Bytes of a node's memory, on a host.
     #[serde(default)]
     pub memory_bytes: Option<f64>,
+    /// Bytes written for each byte read that changes the coherence state, in place of the
+    /// profile's: 0, none.
+    #[serde(default)]
+    pub directory: Option<f64>,
 }
 
 fn port_bw() -> f64 {
@@ -171,14 +182,46 @@ impl Value {
     }
 }
 
-/// A group of bars: a name and a load.
+/// A group of bars: a name and a load, or several at once.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Point {
     /// As the figure calls it.
     pub name: String,
     /// The load.
+    #[serde(default)]
+    pub load: Option<Load>,
+    /// The loads, where they are several.
+    #[serde(default)]
+    pub loads: Vec<One>,
+}
+
+impl Point {
+    /// All of its loads.
+    fn all(&self) -> impl Iterator<Item = &Load> {
+        self.load.iter().chain(self.loads.iter().map(|one| &one.load))
+    }
+}
+
+/// One of several loads that run at once, each a program with a directory of its own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct One {
+    /// The load.
     pub load: Load,
+    /// The node where its files begin, and where all of its data goes if each program has a file
+    /// system of one node.
+    #[serde(default)]
+    pub files_on: u32,
+    /// The node where its threads start; by default where the kernel puts them.
+    #[serde(default)]
+    pub starts_on: Option<usize>,
+    /// They stay there.
+    #[serde(default)]
+    pub bound: bool,
+    /// Its operations do not count.
+    #[serde(default)]
+    pub beside: bool,
 }
 
 /// A load.
@@ -205,6 +248,8 @@ pub enum Load {
     Programs(Programs),
     /// Of a host: see [`recorded`](crate::loads::recorded).
     Recorded(Recorded),
+    /// See [`lsm`].
+    Lsm(lsm::Load),
 }
 
 /// A bar of each group.
@@ -222,9 +267,15 @@ pub struct Series {
     /// Its settings, where they are not the paper's.
     #[serde(default)]
     pub nthread: nthread::Settings,
+    /// The same of Dragonfly.
+    #[serde(default)]
+    pub dragonfly: dragonfly::Settings,
     /// Homenode's rails.
     #[serde(default)]
     pub rails: Rails,
+    /// Bytes/s that all copies together may take, where that is not what the rails say.
+    #[serde(default)]
+    pub copy_bw: Option<f64>,
     /// Seconds of a window, where it is not homenode's.
     #[serde(default)]
     pub window_s: Option<f64>,
@@ -245,10 +296,12 @@ impl Series {
         seed: u64,
     ) -> Result<Option<Engine<P>>, Error> {
         let Some(name) = &self.policy else { return Ok(None) };
-        let settings = placement::Settings { nthread: self.nthread.clone(), ..Default::default() };
+        let (nthread, dragonfly) = (self.nthread.clone(), self.dragonfly.clone());
+        let settings = placement::Settings { nthread, dragonfly, ..Default::default() };
         let policy = (policies.0)(name, &settings, seed).map_err(|why| Error::Policy { name: name.clone(), why })?;
         let mut rails = self.rails.settings();
         rails.window_s = self.window_s.unwrap_or(rails.window_s);
+        rails.moves.rate = self.copy_bw.unwrap_or(rails.moves.rate);
         Ok(Some(Engine::new(plane, policy, rails, None)?))
     }
 }
@@ -318,6 +371,9 @@ pub struct Effect {
     /// The groups whose ratios are averaged; none: all.
     #[serde(default)]
     pub points: Vec<String>,
+    /// The groups of the series that it is compared with, where they are others, one for each.
+    #[serde(default)]
+    pub over_points: Vec<String>,
     /// The number of the paper.
     pub paper: f64,
     /// Whether it was known when a constant was chosen.
@@ -394,6 +450,9 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// A group of bars has no load, or others beside those of a host.
+    #[error("point {0} has one load, or several in `loads`, none of them of a host")]
+    Loads(String),
     /// A number that no machine or run has.
     #[error("{what} is {value}: {least} to {most}")]
     Range {
@@ -443,6 +502,11 @@ impl Experiment {
         if Profile::named(&all.machine.memory).is_none() {
             return unknown("profile of memory", &all.machine.memory);
         }
+        let of_host = |one: &One| matches!(one.load, Load::Programs(_) | Load::Recorded(_));
+        let wrong = |point: &&Point| point.load.is_some() != point.loads.is_empty() || point.loads.iter().any(of_host);
+        if let Some(point) = all.point.iter().find(wrong) {
+            return Err(Error::Loads(point.name.clone()));
+        }
         for series in &all.series {
             if let Some(policy) = series
                 .policy
@@ -458,7 +522,8 @@ impl Experiment {
                     return unknown("series", name);
                 }
             }
-            if let Some(name) = effect.points.iter().find(|name| !all.point.iter().any(|point| point.name == **name)) {
+            let mut points = effect.points.iter().chain(&effect.over_points);
+            if let Some(name) = points.find(|name| !all.point.iter().any(|point| point.name == **name)) {
                 return unknown("point", name);
             }
         }
@@ -473,8 +538,18 @@ impl Experiment {
     /// [`Error::Range`] names the first one that is not.
     pub fn check(&self) -> Result<(), Error> {
         const GIB: f64 = (1_u64 << 30) as f64;
-        let MachineSpec { nodes, cores, link_bw, crowding, bandwidth, modules, remote_read, memory_bytes, .. } =
-            &self.machine;
+        let MachineSpec {
+            nodes,
+            cores,
+            link_bw,
+            crowding,
+            directory,
+            bandwidth,
+            modules,
+            remote_read,
+            memory_bytes,
+            ..
+        } = &self.machine;
         let mut numbers = vec![
             ("factor", self.factor, 1.0, 1e6),
             ("seconds", self.seconds, 1e-3, 86_400.0),
@@ -488,9 +563,10 @@ impl Experiment {
             ("machine.remote_read", remote_read.unwrap_or(1.0), 1.0, 1000.0),
             ("machine.memory_bytes", memory_bytes.unwrap_or(GIB), 1.0, 1e15),
             ("count_from", self.count_from, 0.0, self.seconds),
+            ("machine.directory", directory.unwrap_or(0.0), 0.0, 1000.0),
         ];
-        for point in &self.point {
-            match &point.load {
+        for load in self.point.iter().flat_map(Point::all) {
+            match load {
                 Load::Fio { threads, block, file_bytes, read, think_s } => numbers.extend([
                     ("threads", f64::from(*threads), 1.0, 10_000.0),
                     ("block", *block as f64, 1.0, GIB),
@@ -503,6 +579,12 @@ impl Experiment {
                     ("files", load.files, 1.0, 1e9),
                     ("file_bytes", load.file_bytes, 1.0, 1e15),
                     ("io_bytes", load.io_bytes, 1.0, GIB),
+                    ("cross_lock", load.cross_lock, 1.0, 1000.0),
+                ]),
+                Load::Lsm(load) => numbers.extend([
+                    ("threads", f64::from(load.threads), 1.0, 10_000.0),
+                    ("keys", load.keys, 1.0, 1e12),
+                    ("put_bw", load.put_bw.unwrap_or(1.0), 1.0, 1e12),
                 ]),
                 Load::Programs(programs) => numbers.extend(programs.numbers()),
                 Load::Recorded(_) => {}
@@ -527,7 +609,7 @@ impl Experiment {
     }
 
     pub(crate) fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
-        let MachineSpec { nodes, cores, memory, link_bw, crowding, bandwidth, modules, remote_read, .. } =
+        let MachineSpec { nodes, cores, memory, link_bw, crowding, directory, bandwidth, modules, remote_read, .. } =
             &self.machine;
         let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
         let mut profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
@@ -541,7 +623,8 @@ impl Experiment {
         let topology = profile.topology(&(0..nodes * cores).collect(), (*nodes, 0), bytes);
         let memory_of = |node: &topology::Node| {
             let memory = *profile.memory_of(node.id.0);
-            memory_model::Memory { crowding: crowding.unwrap_or(memory.crowding), ..memory }
+            let (crowding, directory) = (crowding.unwrap_or(memory.crowding), directory.unwrap_or(memory.directory));
+            memory_model::Memory { crowding, directory, ..memory }
         };
         let memory = topology.nodes.iter().map(memory_of).collect();
         Ok(Machine::new(Build { topology, memory, link_bw: *link_bw, slice_s: SLICE_S / self.factor, seed }))
@@ -558,27 +641,30 @@ impl Experiment {
             return Err(Error::Unknown { what: "case", name: format!("{case:?}") });
         };
         match &point.load {
-            Load::Programs(programs) => return self.run_host(programs.clone(), &series, seed),
-            Load::Recorded(recorded) => {
+            Some(Load::Programs(programs)) => return self.run_host(programs.clone(), &series, seed),
+            Some(Load::Recorded(recorded)) => {
                 let programs = recorded.programs(self.machine.nodes as usize).map_err(Error::Recorded)?;
                 return self.run_host(programs, &series, seed);
             }
-            Load::Fio { .. } | Load::Filebench(_) => {}
+            _ => {}
         }
         // The papers' data, by as much less as there is less time for it.
         let less = self.factor * self.paper_seconds / self.seconds;
-        let bytes = point.load.bytes(less);
+        let bytes: f64 = point.all().map(|load| load.bytes(less)).sum();
         // Copy on write, logs, and whatever moves to one node.
         let blocks = (2.0 * bytes / 4096.0) as u64 + 20_000;
         let machine = Arc::new(self.machine(seed, blocks * 4096)?);
-        let mut lab = Lab::new(Arc::clone(&machine), blocks, series.placement.of_writes(), seed)?;
+        // Where each program has a file system of its own, it says where data goes.
+        let own = series.placement == Where::Node0 && !point.loads.is_empty();
+        let placement = if own { fs::Placement::Local } else { series.placement.of_writes() };
+        let mut lab = Lab::new(Arc::clone(&machine), blocks, placement, seed)?;
         (lab.factor, lab.locks) = (self.factor, self.locks);
         lab.end_ns = (self.seconds / self.factor * 1e9).round() as u64;
         let (seconds, value) = (lab.end_ns as f64 * 1e-9, self.value);
         let lab = Rc::new(lab);
         let (world, policies) = (Rc::clone(&lab), self.policies.clone());
         let moves = clock::run(move || -> Result<_, Error> {
-            point.load.start(&world, less, series.placement.at_first())?;
+            point.start(&world, less, series.placement)?;
             let moves = Rc::new(RefCell::new(Ok((0, 0))));
             if let Some(engine) = series.engine(LabPlane::new(Rc::clone(&world)), &policies, seed)? {
                 let put = Rc::clone(&moves);
@@ -642,11 +728,12 @@ impl Load {
             Self::Filebench(load) => load.bytes(less),
             Self::Programs(programs) => programs.bytes() / less,
             Self::Recorded(_) => 0.0,
+            Self::Lsm(load) => load.bytes(less),
         }
     }
 
-    /// Makes its files and starts its threads.
-    fn start(&self, lab: &Rc<Lab>, less: f64, at_first: fs::Placement) -> Result<(), Error> {
+    /// Makes its files in a directory; what starts its threads.
+    fn fill(&self, lab: &Rc<Lab>, home: Ino, less: f64, at_first: fs::Placement) -> Result<Begin, Error> {
         match *self {
             Self::Fio { threads, block, file_bytes, read, think_s } => {
                 let mix = fio::Mix {
@@ -655,15 +742,47 @@ impl Load {
                     read,
                     think_s,
                 };
-                let fill = |i| lab.fill(Ino::ROOT, &format!("file{i}"), mix.blocks * block, at_first);
+                let fill = |i| lab.fill(home, &format!("file{i}"), mix.blocks * block, at_first);
                 let files = (0..threads).map(fill).collect::<fs::Result<Vec<_>>>()?;
-                lab.start();
-                files.into_iter().for_each(|file| lab.spawn(None, move |thread| fio::worker(thread, file, mix)));
-                Ok(())
+                Ok(Box::new(move |lab: &Rc<Lab>| {
+                    files.into_iter().for_each(|file| lab.spawn(move |thread| fio::worker(thread, file, mix)));
+                }))
             }
-            Self::Filebench(ref load) => Ok(filebench::start(load, lab, less, at_first)?),
+            Self::Filebench(ref load) => Ok(filebench::fill(load, lab, home, less, at_first)?),
+            Self::Lsm(ref load) => Ok(lsm::fill(load, lab, home, less, at_first)?),
             // They run on a host.
-            Self::Programs(_) | Self::Recorded(_) => Ok(()),
+            Self::Programs(_) | Self::Recorded(_) => Ok(Box::new(|_| ())),
         }
+    }
+}
+
+impl Point {
+    /// Makes all files, then starts all threads.
+    fn start(&self, lab: &Rc<Lab>, less: f64, placement: Where) -> Result<(), Error> {
+        let mut begins = Vec::new();
+        if let Some(load) = &self.load {
+            begins.push((Program::new(PROCESS), load.fill(lab, Ino::ROOT, less, placement.at_first())?));
+        }
+        for (number, one) in self.loads.iter().enumerate() {
+            let home = lab.directory(Ino::ROOT, &format!("program{number}"))?;
+            let at_first = match placement {
+                Where::Random => fs::Placement::Random,
+                Where::Node0 | Where::Local => fs::Placement::Node(one.files_on),
+            };
+            let program = Program {
+                device: (placement == Where::Node0).then_some(one.files_on),
+                on: one.starts_on,
+                bound: one.bound,
+                counts: !one.beside,
+                ..Program::new(PROCESS + 1 + number as u32)
+            };
+            begins.push((program, one.load.fill(lab, home, less, at_first)?));
+        }
+        lab.start();
+        for (program, begin) in begins {
+            lab.program.set(program);
+            begin(lab);
+        }
+        Ok(())
     }
 }

@@ -37,7 +37,7 @@ impl Modelled {
             return;
         }
         if let Some(thread) = self.machine.current() {
-            self.machine.access(thread, at.region, direction, bytes);
+            self.machine.access_at(thread, (at.region, Some(at.offset)), direction, bytes);
         }
     }
 }

@@ -31,9 +31,8 @@ use crate::acting::{Job, Jobs, Pace, gone, locked, magnify};
 use crate::machine::{Machine, ThreadId};
 use crate::thread::{Lab, tid};
 
-/// The device of files, and the process of threads: any.
+/// The device of files: any.
 const DEVICE: u32 = 7;
-const PROCESS: u32 = 1000;
 /// Bytes of a step of a copy, after which it looks at its rate.
 const STEP: u64 = 64 << 10;
 
@@ -75,7 +74,7 @@ impl LabPlane {
             let (used, node) = (lab.machine.take(index), lab.machine.id(lab.machine.node_of(index)));
             let mut thread = placement::Thread {
                 tid,
-                pid: PROCESS,
+                pid: lab.process_of(index),
                 comm: format!("t{tid}"),
                 start_ns: Some(u64::from(tid)),
                 process_start_ns: Some(1),
@@ -197,7 +196,7 @@ impl Plane for LabPlane {
         match mv.subject {
             Subject::Thread { tid, .. } => {
                 let (to, thread) = (machine.seat(mv.to)?, machine.alive(tid)?);
-                Ok(vec![machine.undo_of(thread, mv.subject, PROCESS, to)])
+                Ok(vec![machine.undo_of(thread, mv.subject, self.lab.process_of(thread), to)])
             }
             Subject::File { file, generation } => self.file(file, generation).map(|_| Vec::new()),
             Subject::Process { .. } => {

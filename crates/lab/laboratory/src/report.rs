@@ -97,12 +97,13 @@ impl Results {
         let counts = |name: &str| effect.points.is_empty() || effect.points.iter().any(|point| point == name);
         let points: Vec<usize> =
             experiment.point.iter().enumerate().filter(|(_, point)| counts(&point.name)).map(|(at, _)| at).collect();
-        let ratio = |seed: u64, point: usize| {
-            let value = |series| self.0.get(&(point, series, seed)).map(|outcome| outcome.value);
-            Some(value(of)? / value(over)?)
-        };
+        let at = |name: &String| experiment.point.iter().position(|point| point.name == *name);
+        let others: Vec<usize> = effect.over_points.iter().filter_map(at).collect();
+        let others = if others.is_empty() { &points } else { &others };
         let of_seed = |seed: u64| {
-            let ratios: Option<Vec<f64>> = points.iter().map(|point| ratio(seed, *point)).collect();
+            let value = |point, series| self.0.get(&(point, series, seed)).map(|outcome| outcome.value);
+            let ratio = |(a, b): (&usize, &usize)| Some(value(*a, of)? / value(*b, over)?);
+            let ratios: Option<Vec<f64>> = points.iter().zip(others).map(ratio).collect();
             mean(ratios?.into_iter())
         };
         self.seeds().into_iter().filter_map(of_seed).collect()
@@ -192,7 +193,11 @@ impl Results {
         let Effect { of, over, points, paper, kind, source, .. } = effect;
         let values = self.effect(experiment, effect);
         let points = if points.is_empty() { "average".to_owned() } else { points.join(", ") };
-        let name = format!("{of} / {over}, {points} ({source})");
+        let others = effect.over_points.join(", ");
+        let name = match others.is_empty() {
+            true => format!("{of} / {over}, {points} ({source})"),
+            false => format!("{points} / {others} ({source})"),
+        };
         let (low, high) = values.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), v| (low.min(*v), high.max(*v)));
         let (measured, verdict) = match mean(values.iter().copied()) {
             None => ("not run".to_owned(), ""),

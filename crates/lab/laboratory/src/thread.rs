@@ -11,10 +11,14 @@
 //! this moment finds [`CACHE_SHARED`](memory_model::figures::CACHE_SHARED) of it in the last-level
 //! cache, times the share of these others that are on its node (NThread III-D).
 //!
+//! Threads belong to a [`Program`]: it has a process, and where the paper gives each program a file
+//! system of its own, the node that this one is on. A file that is open stays until it is closed,
+//! whoever removes its name.
+//!
 //! **Limits.** Paths are not walked: a file is its number, as for a kernel that has it in its
 //! cache.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -54,6 +58,31 @@ pub struct Done {
     pub written: u64,
 }
 
+/// What the threads of a program have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The process.
+    pub process: u32,
+    /// The node of its file system, where it has one of its own.
+    pub device: Option<u32>,
+    /// Where its threads start; else the kernel chooses.
+    pub on: Option<usize>,
+    /// They stay there.
+    pub bound: bool,
+    /// Its operations count.
+    pub counts: bool,
+}
+
+impl Program {
+    /// One whose threads start where the kernel puts them.
+    pub const fn new(process: u32) -> Self {
+        Self { process, device: None, on: None, bound: false, counts: true }
+    }
+}
+
+/// The process of the first program: any number.
+pub const PROCESS: u32 = 1000;
+
 /// A volume on a machine, and what its threads have done.
 pub struct Lab {
     /// The machine.
@@ -70,6 +99,9 @@ pub struct Lab {
     pub factor: f64,
     /// When the run ends, in nanoseconds.
     pub end_ns: u64,
+    /// The program whose threads start now.
+    pub program: Cell<Program>,
+    programs: RefCell<FxHashMap<ThreadId, Program>>,
     seed: u64,
     medium: Arc<Modelled>,
     done: RefCell<Done>,
@@ -77,9 +109,15 @@ pub struct Lab {
     readers: RefCell<FxHashMap<Ino, SmallVec<[usize; 8]>>>,
 }
 
-/// A file.
+/// A file: its number, and which life of that number it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct File(pub Ino);
+pub struct File(pub Ino, pub u32);
+
+impl From<fs::Stat> for File {
+    fn from(stat: fs::Stat) -> Self {
+        Self(stat.ino, stat.generation)
+    }
+}
 
 impl Lab {
     /// A new volume with so many blocks on each node of the machine.
@@ -112,6 +150,8 @@ impl Lab {
             locks: Locks::default(),
             factor: 1.0,
             end_ns: 0,
+            program: Cell::new(Program::new(PROCESS)),
+            programs: RefCell::default(),
             seed,
             medium,
             done: RefCell::default(),
@@ -126,13 +166,23 @@ impl Lab {
     ///
     /// The volume is full, or there is a file of this name.
     pub fn fill(&self, dir: Ino, name: &str, bytes: u64, placement: Placement) -> fs::Result<File> {
-        let ino = self.volume.create(dir, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() })?.ino;
+        let stat = self.volume.create(dir, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() })?;
         let piece = vec![1; 1 << 20];
         for at in (0..bytes).step_by(piece.len()) {
             let part = piece.get(..(bytes - at).min(piece.len() as u64) as usize).unwrap_or(&piece);
-            self.volume.write_to(ino, at, part, placement)?;
+            self.volume.write_to(stat.ino, at, part, placement)?;
         }
-        Ok(File(ino))
+        Ok(stat.into())
+    }
+
+    /// Makes a directory, in no time.
+    ///
+    /// # Errors
+    ///
+    /// The volume is full, or there is one of this name.
+    pub fn directory(&self, dir: Ino, name: &str) -> fs::Result<Ino> {
+        let new = NewFile { mode: DIRECTORY | 0o755, ..NewFile::default() };
+        Ok(self.volume.create(dir, name.as_bytes(), new)?.ino)
     }
 
     /// From now on accesses take their time, and bytes count.
@@ -141,14 +191,23 @@ impl Lab {
         self.medium.start();
     }
 
-    /// Starts a thread of a load, where the kernel puts it, or on this node.
-    pub fn spawn(self: &Rc<Self>, on: Option<usize>, work: impl FnOnce(&mut Thread) + 'static) {
-        let lab = Rc::clone(self);
-        self.machine.spawn(on, move |index| {
+    /// Starts a thread of the program.
+    pub fn spawn(self: &Rc<Self>, work: impl FnOnce(&mut Thread) + 'static) {
+        let (lab, program) = (Rc::clone(self), self.program.get());
+        let thread = self.machine.spawn(program.on, move |index| {
             let seed = lab.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(index as u64);
             let rng = ChaCha12Rng::seed_from_u64(seed);
-            work(&mut Thread { lab, index, rng, buffer: Vec::new() });
+            work(&mut Thread { lab, program, index, rng, buffer: Vec::new() });
         });
+        if program.bound {
+            self.machine.bind(thread, program.on);
+        }
+        self.programs.borrow_mut().insert(thread, program);
+    }
+
+    /// The process of a thread.
+    pub fn process_of(&self, thread: ThreadId) -> u32 {
+        self.programs.borrow().get(&thread).map_or(PROCESS, |program| program.process)
     }
 
     /// What has been done so far.
@@ -173,9 +232,13 @@ pub fn tid(thread: ThreadId) -> u32 {
     thread as u32 + 1
 }
 
+/// `S_IFDIR`.
+const DIRECTORY: u32 = 0o040_000;
+
 /// A thread of a load.
 pub struct Thread {
     lab: Rc<Lab>,
+    program: Program,
     index: ThreadId,
     rng: ChaCha12Rng,
     buffer: Vec<u8>,
@@ -220,7 +283,7 @@ impl Thread {
 
     /// Counts operations of the load.
     pub fn count(&mut self, operations: u64) {
-        self.lab.done.borrow_mut().operations += operations;
+        self.lab.done.borrow_mut().operations += if self.program.counts { operations } else { 0 };
     }
 
     /// The node where it runs.
@@ -263,9 +326,23 @@ impl Thread {
         written.is_ok()
     }
 
-    /// Opens a file that is known, and will close it.
-    pub fn open(&mut self, _file: File) {
-        self.call(Call::Open, |_, _| ());
+    /// Opens a file; whether there is one still. The time of closing it is in that, too.
+    pub fn open(&mut self, file: File) -> bool {
+        self.call(Call::Open, |_, volume| {
+            if volume.open(file.0).is_err() {
+                return false;
+            }
+            let same = volume.stat(file.0).is_ok_and(|stat| stat.generation == file.1);
+            if !same {
+                _ = volume.close(file.0);
+            }
+            same
+        })
+    }
+
+    /// Closes a file that was opened or made.
+    pub fn close(&mut self, file: File) {
+        self.call_in(None, |_, volume| _ = volume.close(file.0));
     }
 
     /// Asks for a file's attributes.
@@ -278,10 +355,15 @@ impl Thread {
         self.lab.volume.stat(file.0).map_or(0, |stat| stat.size)
     }
 
-    /// Makes a file; `None` if there is one of this name.
+    /// Makes a file and opens it; `None` if there is one of this name.
     pub fn create(&mut self, dir: Ino, name: &str) -> Option<File> {
         let new = NewFile { mode: 0o644, ..NewFile::default() };
-        self.change(dir, |volume| volume.create(dir, name.as_bytes(), new)).ok().map(|stat| File(stat.ino))
+        let made = self.change(dir, |volume| {
+            let stat = volume.create(dir, name.as_bytes(), new)?;
+            volume.open(stat.ino)?;
+            Ok(stat)
+        });
+        made.ok().map(File::from)
     }
 
     /// Removes a file; whether there was one.
@@ -302,19 +384,26 @@ impl Thread {
 
     /// A call of the file system, on a core.
     fn call<T>(&mut self, call: Call, work: impl FnOnce(&mut Self, &Volume) -> T) -> T {
+        self.call_in(Some(call), work)
+    }
+
+    /// The same; without software where that was charged before.
+    fn call_in<T>(&mut self, call: Option<Call>, work: impl FnOnce(&mut Self, &Volume) -> T) -> T {
         let machine = Arc::clone(&self.lab.machine);
         machine.take_core(self.index);
-        let software = (self.lab.software.of(call) * 1e9).round() as u64;
+        let software = call.map_or(0, |call| (self.lab.software.of(call) * 1e9).round() as u64);
         match call {
-            Call::Name => machine.owe(self.index, software),
-            _ => machine.compute(self.index, software),
+            Some(Call::Name) => machine.owe(self.index, software),
+            Some(_) => machine.compute(self.index, software),
+            None => {}
         }
         let volume = Arc::clone(&self.lab.volume);
-        let node = machine.topology().nodes.get(machine.node_of(self.index)).map_or(0, |node| node.id.0);
+        let here = || machine.topology().nodes.get(machine.node_of(self.index)).map_or(0, |node| node.id.0);
+        let node = self.program.device.unwrap_or_else(here);
         let index = self.index;
         let done = fs::as_thread(tid(index), || fs::on_node(node, || work(self, &volume)));
         machine.end_call(index);
-        self.lab.done.borrow_mut().calls += 1;
+        self.lab.done.borrow_mut().calls += u64::from(call.is_some());
         done
     }
 

@@ -8,6 +8,9 @@
 //! webproxy and varmail keep all files in one directory (`dirwidth=1000000`), the others 20 in
 //! each. An append draws its bytes from 0 to 16 KiB.
 //!
+//! A thread of videoserver streams one video again and again: filebench has one thread a reader, and
+//! nobody writes in the papers' runs ("RO").
+//!
 //! **Limits.** Files have the mean size when they are made, also new ones until something is
 //! appended; webserver's log is cut off at [`LOG`]. `PICK_S`, `CROSS_LOCK` and `FLOWOP_S` are
 //! calibrated: see there.
@@ -16,11 +19,11 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 
 use clock::sync::Mutex;
-use fs::NewFile;
 use fs::format::Ino;
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
+use super::Begin;
 use crate::thread::{File, Lab, Thread};
 
 /// filebench's own CPU seconds per flow-op. Calibrated on Dragonfly Fig. 2, webserver (Node0).
@@ -37,8 +40,6 @@ pub const LOG: u64 = 16_000_000;
 const APPEND: u64 = 16384;
 /// Files of a directory where it has not all.
 const FEW: u64 = 20;
-/// `S_IFDIR`.
-const DIRECTORY: u32 = 0o040_000;
 /// A file set has at least so many files, as long as these do not become smaller.
 const LEAST_FILES: f64 = 50.0;
 
@@ -54,6 +55,8 @@ pub enum Personality {
     Webproxy,
     /// Mail: delete; create, append, fsync; read, append, fsync; read.
     Varmail,
+    /// Each thread streams one video.
+    Videoserver,
     /// Of no filebench: webserver without its log.
     Readers,
 }
@@ -75,6 +78,13 @@ pub struct Load {
     /// All files are in one directory, whatever the personality says.
     #[serde(default)]
     pub one_directory: bool,
+    /// In place of [`CROSS_LOCK`]: 1, the lock of the file set costs the same from everywhere.
+    #[serde(default = "cross_lock")]
+    pub cross_lock: f64,
+}
+
+fn cross_lock() -> f64 {
+    CROSS_LOCK
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +99,7 @@ enum Op {
     Append,
     Log,
     Fsync,
+    Stream,
 }
 
 impl Personality {
@@ -103,6 +114,7 @@ impl Personality {
                 let (create, update) = ([Delete, Create, Append, Fsync, Close], [Open, Read, Append, Fsync, Close]);
                 [&create[..], &update, &reads(1)].concat()
             }
+            Self::Videoserver => vec![Stream],
             Self::Readers => reads(10),
         }
     }
@@ -119,6 +131,10 @@ impl Personality {
 impl Load {
     /// Files and their bytes, where there is so much less data than in the paper.
     fn scaled(&self, less: f64) -> (u64, u64) {
+        if self.personality == Personality::Videoserver {
+            // Nobody streams the others.
+            return (self.files.min(f64::from(self.threads)) as u64, (self.file_bytes / less) as u64);
+        }
         let files = (self.files / less).round().max(LEAST_FILES);
         let smaller = (less * files / self.files).max(1.0);
         (files as u64, (self.file_bytes / smaller) as u64)
@@ -151,18 +167,15 @@ impl Set {
     }
 }
 
-/// Makes the files and starts the threads.
+/// Makes the files in a directory; what starts the threads.
 ///
 /// # Errors
 ///
 /// The volume is full.
-pub fn start(load: &Load, lab: &Rc<Lab>, less: f64, at_first: fs::Placement) -> fs::Result<()> {
+pub fn fill(load: &Load, lab: &Rc<Lab>, home: Ino, less: f64, at_first: fs::Placement) -> fs::Result<Begin> {
     let (count, bytes) = load.scaled(less);
     let width = if load.one_directory { u64::MAX } else { load.personality.width() };
-    let directory = |n: u64| {
-        let new = NewFile { mode: DIRECTORY | 0o755, ..NewFile::default() };
-        Ok(lab.volume.create(Ino::ROOT, format!("dir{n}").as_bytes(), new)?.ino)
-    };
+    let directory = |n: u64| lab.directory(home, &format!("dir{n}"));
     let directories = (0..count.div_ceil(width)).map(directory).collect::<fs::Result<Vec<_>>>()?;
     let (existing, free, files) = ((0..count).collect(), Vec::new(), FxHashMap::default());
     let mut set = Set { existing, free, next: count, files, directories, width, on: FxHashMap::default() };
@@ -171,26 +184,27 @@ pub fn start(load: &Load, lab: &Rc<Lab>, less: f64, at_first: fs::Placement) -> 
         let file = lab.fill(dir, &name, bytes, at_first)?;
         set.files.insert(number, file);
     }
-    let log = lab.fill(Ino::ROOT, "log", 0, at_first)?;
-    lab.start();
+    let log = lab.fill(home, "log", 0, at_first)?;
     let (set, load) = (Arc::new(Mutex::new(set)), *load);
-    for _ in 0..load.threads {
-        let set = Arc::clone(&set);
-        lab.spawn(None, move |thread| {
-            let mut worker = Worker { thread, set, load, bytes, log, open: None, was_on: None };
-            let round = load.personality.round();
-            while !worker.thread.is_over() {
-                round.iter().for_each(|op| worker.step(*op));
-            }
-        });
-    }
-    Ok(())
+    Ok(Box::new(move |lab| {
+        for own in 0..load.threads {
+            let set = Arc::clone(&set);
+            lab.spawn(move |thread| {
+                let mut worker = Worker { thread, set, load, own, bytes, log, open: None, was_on: None };
+                let round = load.personality.round();
+                while !worker.thread.is_over() {
+                    round.iter().for_each(|op| worker.step(*op));
+                }
+            });
+        }
+    }))
 }
 
 struct Worker<'a> {
     thread: &'a mut Thread,
     set: Arc<Mutex<Set>>,
     load: Load,
+    own: u32,
     bytes: u64,
     log: File,
     open: Option<File>,
@@ -211,9 +225,7 @@ impl Worker<'_> {
                     let number = set.existing.get((random % set.existing.len().max(1) as u64) as usize)?;
                     set.files.get(number).copied()
                 });
-                if let Some(file) = self.open {
-                    self.thread.open(file);
-                }
+                self.open = self.open.filter(|file| self.thread.open(*file));
             }
             Op::Create => {
                 let (number, (dir, name)) = self.pick(|set| {
@@ -245,18 +257,7 @@ impl Worker<'_> {
                 self.pick(|_| ());
                 self.thread.stat();
             }
-            Op::Read => {
-                if let Some(file) = self.open {
-                    let mut at = 0;
-                    while !self.thread.is_over() {
-                        let read = self.thread.read(file, at, self.load.io_bytes as usize);
-                        at += read as u64;
-                        if read == 0 {
-                            break;
-                        }
-                    }
-                }
-            }
+            Op::Read => self.read_all(),
             Op::Write => self.append(self.bytes),
             Op::Append => {
                 let bytes = self.thread.random(APPEND).max(1);
@@ -269,12 +270,49 @@ impl Worker<'_> {
                     self.thread.truncate(self.log, 0);
                 }
                 self.thread.append(self.log, bytes as usize);
+                self.thread.close(self.log);
             }
-            Op::Close => self.open = None,
+            Op::Close => {
+                if let Some(file) = self.open.take() {
+                    self.thread.close(file);
+                }
+            }
+            Op::Stream => {
+                let video = |set: &Set| set.files.get(&(u64::from(self.own) % set.next)).copied();
+                let video = video(&self.set.lock().unwrap_or_else(PoisonError::into_inner));
+                self.stream(video);
+                return;
+            }
             // All is durable when its call returns.
             Op::Fsync => {}
         }
         self.thread.count(1);
+    }
+
+    fn read_all(&mut self) {
+        let Some(file) = self.open else { return };
+        let mut at = 0;
+        while !self.thread.is_over() {
+            let read = self.thread.read(file, at, self.load.io_bytes as usize);
+            at += read as u64;
+            if read == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Each call is an operation.
+    fn stream(&mut self, video: Option<File>) {
+        let (mut at, Some(video)) = (0, video) else { return };
+        while !self.thread.is_over() {
+            let read = self.thread.read(video, at, self.load.io_bytes as usize);
+            at += read as u64;
+            if read == 0 {
+                return;
+            }
+            self.thread.count(1);
+            self.thread.cpu(FLOWOP_S);
+        }
     }
 
     fn append(&mut self, bytes: u64) {
@@ -300,7 +338,7 @@ impl Worker<'_> {
         let near = set.on.get(&here).copied().unwrap_or_default();
         *set.on.entry(here).or_default() += 1;
         let far = f64::from(others - near) / f64::from(others.max(1));
-        self.thread.hold(PICK_S * (1.0 + (CROSS_LOCK - 1.0) * far));
+        self.thread.hold(PICK_S * (1.0 + (self.load.cross_lock - 1.0) * far));
         act(&mut set)
     }
 }
