@@ -68,7 +68,7 @@ pub struct Memory {
     pub crowding: f64,
     /// Bytes that are written for each byte read, where that changes whether the coherence
     /// directory, which is with the data, knows of a reader one hop away
-    /// ([`OPTANE_DIRECTORY`](crate::figures::OPTANE_DIRECTORY)). 0, also in the profiles: that is not
+    /// ([`OPTANE_DIRECTORY`](crate::figures::OPTANE_DIRECTORY)). 0, also in the profiles: not
     /// modelled.
     #[serde(default)]
     pub directory: f64,

@@ -8,8 +8,8 @@
 //! webproxy and varmail keep all files in one directory (`dirwidth=1000000`), the others 20 in
 //! each. An append draws its bytes from 0 to 16 KiB.
 //!
-//! A thread of videoserver streams one video again and again: filebench has one thread a reader, and
-//! nobody writes in the papers' runs ("RO").
+//! A thread of videoserver streams one video again and again, a file that no other reads; nobody
+//! writes in the papers' runs ("RO").
 //!
 //! **Limits.** Files have the mean size when they are made, also new ones until something is
 //! appended; webserver's log is cut off at [`LOG`]. `PICK_S`, `CROSS_LOCK` and `FLOWOP_S` are

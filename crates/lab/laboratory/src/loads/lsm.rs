@@ -137,8 +137,10 @@ impl Table {
     }
 }
 
+type Tables = Vec<Rc<Table>>;
+
 /// Level 0 has the newest table first, the others rising ranges.
-type Levels = Vec<Vec<Rc<Table>>>;
+type Levels = Vec<Tables>;
 
 /// A memtable, its records and the log that has them.
 #[derive(Default)]
@@ -450,9 +452,9 @@ impl Db {
     }
 
     /// The level that is fullest, what of it goes down, and what that meets there.
-    fn pick(&self, levels: &Levels) -> Option<(usize, Vec<Rc<Table>>, Vec<Rc<Table>>)> {
-        let bytes = |level: &Vec<Rc<Table>>| level.iter().map(|table| table.bytes()).sum::<u64>() as f64;
-        let score = |(depth, level): (usize, &Vec<Rc<Table>>)| match depth {
+    fn pick(&self, levels: &Levels) -> Option<(usize, Tables, Tables)> {
+        let bytes = |level: &Tables| level.iter().map(|table| table.bytes()).sum::<u64>() as f64;
+        let score = |(depth, level): (usize, &Tables)| match depth {
             0 => (level.len() as f64 / COMPACT as f64)
                 .max(bytes(level) / self.most(1) as f64 * f64::from(level.len() >= COMPACT)),
             _ => bytes(level) / self.most(depth) as f64,
@@ -463,7 +465,7 @@ impl Db {
             return None;
         }
         let below = levels.get(depth + 1)?;
-        let meets = |from: &[Rc<Table>]| -> Vec<Rc<Table>> {
+        let meets = |from: &[Rc<Table>]| -> Tables {
             let first = from.iter().map(|table| table.range().0).min().unwrap_or_default();
             let last = from.iter().map(|table| table.range().1).max().unwrap_or_default();
             below.iter().filter(|table| table.overlaps((first, last))).cloned().collect()
@@ -506,7 +508,7 @@ impl Db {
                     made
                 }
             };
-            let gone: Vec<Rc<Table>> = {
+            let gone: Tables = {
                 let mut state = self.state();
                 let levels = Rc::make_mut(&mut state.levels);
                 let keep = |table: &Rc<Table>, of: &[Rc<Table>]| !of.iter().any(|old| Rc::ptr_eq(old, table));
@@ -534,12 +536,7 @@ impl Db {
     /// A new table begins where one of the level below the next ends, once it is half full and more
     /// so with each table that it spans already, or twice as large as it should be
     /// (`level_compaction_dynamic_file_size`).
-    fn merge<'a>(
-        &self,
-        t: &mut Thread,
-        depth: usize,
-        tables: impl Iterator<Item = &'a Rc<Table>>,
-    ) -> Option<Vec<Rc<Table>>> {
+    fn merge<'a>(&self, t: &mut Thread, depth: usize, tables: impl Iterator<Item = &'a Rc<Table>>) -> Option<Tables> {
         let levels = Rc::clone(&self.state().levels);
         let ends: Vec<u32> = levels.get(depth + 2).into_iter().flatten().map(|table| table.range().1).collect();
         let spans = |first: u32, last: u32| {
