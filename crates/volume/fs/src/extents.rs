@@ -297,6 +297,12 @@ impl Extents {
         self.runs.last_key_value().map_or(0, |(_, run)| run.end()).max(piece)
     }
 
+    /// The block behind the file's last one, if this file block follows that.
+    pub fn end_before(&self, file_block: u64) -> Option<Block> {
+        let last = self.runs.last_key_value().map(|(_, run)| *run).filter(|run| run.end() == file_block)?;
+        (self.end() == file_block).then(|| last.block.offset(last.count))
+    }
+
     /// How many runs there are, at most where pieces are not read.
     pub fn len(&self) -> usize {
         self.runs.len() + PIECE * self.pieces.len()
