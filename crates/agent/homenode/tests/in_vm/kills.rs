@@ -39,10 +39,15 @@ pub fn be_forker(file: &str) -> Result<()> {
     }
 }
 
-/// Affinities of the threads of these processes and their descendants that are not this one.
+/// Affinities of the threads of these processes and their descendants that are not this one. A
+/// child that has ended and was not waited for yet runs nowhere, whatever it has.
 fn others(pids: &[u32], mask: &str) -> BTreeMap<u32, String> {
     let tree: Vec<u32> = pids.iter().flat_map(|pid| threads::tree(*pid)).collect();
-    threads::affinities(&tree).into_iter().filter(|(_, has)| has != mask).collect()
+    let lives = |tid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
+    threads::affinities(&tree).into_iter().filter(|(tid, has)| has != mask && lives(tid)).collect()
 }
 
 /// `HOMENODE_UNDO_KILLS`: how often (10).
