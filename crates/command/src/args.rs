@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Arg, Args, Command, Subcommand, ValueEnum};
+use clap::{Arg, Args, Command};
 use placement::Traits;
 
 use crate::output::units;
@@ -33,113 +33,6 @@ pub struct Global {
     /// Log more to stderr: -v actions and all limits, -vv every detail (HOMENODE_LOG=… filters)
     #[arg(short, long, global = true, help_heading = "General options", action = clap::ArgAction::Count)]
     pub verbose: u8,
-}
-
-/// Commands that `homenode-lab` does.
-#[derive(Debug, Subcommand)]
-pub enum LabCommand {
-    /// Simulate a machine and a load, and compare policies on them
-    ///
-    /// Runs policies in virtual time, through the same loop and rails as `homenode run`. Shows the
-    /// throughput, the moves and the load of each node. The load comes from a scenario file, from a
-    /// snapshot that `homenode record` wrote on a host, or from random scenarios. Moves nothing and
-    /// needs no privileges. docs/simulate.md lists every key of scenario files and the limits of
-    /// the model.
-    #[command(after_help = "\
-Examples:
-  homenode simulate scenarios/fio-away-from-its-data.toml
-  homenode simulate scenarios/page-cache.toml --policy all
-  homenode simulate scenarios/page-cache.toml --policy none,auto --topology /tmp/mymachine
-  sudo homenode record --windows 1 busy.json && homenode simulate --snapshot busy.json --topology /tmp/four-sockets
-  homenode simulate --regret 200 --seed 1 --json
-  homenode simulate --random 17 --print > scenario17.toml")]
-    Simulate(SimulateArgs),
-
-    /// Run the papers' experiments on a simulated machine and compare the results with the papers
-    ///
-    /// Writes report.html (self-contained), results.csv and one PNG per figure to DIR. Needs no
-    /// privileges and no particular machine. Mismatches are reported with their cause and are not
-    /// errors: the exit code is 0 whatever the score, and 5 (or 3) if DIR cannot be written.
-    #[command(after_help = "\
-Examples:
-  homenode reproduce --out /tmp/papers
-  homenode reproduce dragonfly --out /tmp/dragonfly --seeds 10
-  homenode reproduce --out /tmp/papers --json | jq .scores")]
-    Reproduce(ReproduceArgs),
-}
-
-/// `homenode simulate`.
-#[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["scenario", "snapshot", "regret", "random"]))]
-pub struct SimulateArgs {
-    /// Scenario file
-    #[arg(value_name = "SCENARIO")]
-    pub scenario: Option<PathBuf>,
-    /// Policies to compare (repeat, or separate with commas) [default: none and the scenario's own,
-    /// or auto]
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = simulated_policies())]
-    pub policy: Vec<String>,
-    /// Seed of random start placements and random scenarios [default: the scenario's own, or 1]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Run it on the machine saved by `homenode nodes --capture` (a directory) or `--measure` (a
-    /// file)
-    #[arg(long, value_name = "DIR|FILE", conflicts_with_all = ["regret", "random"])]
-    pub topology: Option<PathBuf>,
-    /// Run the load of this snapshot (`-` for stdin) on the machine of --topology
-    #[arg(long, value_name = "FILE", requires = "topology")]
-    pub snapshot: Option<PathBuf>,
-    /// Compare all policies with the best one on the papers' scenarios and N random ones
-    #[arg(long, value_name = "N", conflicts_with = "policy", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub regret: Option<u32>,
-    /// With --regret: the same again on machines whose latencies, bandwidths and other numbers are
-    /// drawn within 30 % of those that `auto` assumes
-    #[arg(long, requires = "regret")]
-    pub unknown: bool,
-    /// Run the K-th random scenario of the seed
-    #[arg(long, value_name = "K")]
-    pub random: Option<u32>,
-    /// Print the random scenario as a scenario file instead of running it
-    #[arg(long, requires = "random", conflicts_with_all = ["policy", "scenario", "snapshot", "regret"])]
-    pub print: bool,
-}
-
-/// `homenode reproduce`.
-#[derive(Debug, Args)]
-pub struct ReproduceArgs {
-    /// Paper whose experiments to run
-    #[arg(value_enum, default_value_t = PaperChoice::All, value_name = "PAPER")]
-    pub paper: PaperChoice,
-    /// Output directory; created if missing
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-    /// Run each experiment with N random start placements and report the mean
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub seeds: u64,
-    /// Also repeat everything with each constant of the model 30 % lower and higher, and calibrated
-    /// on one paper only: minutes
-    #[arg(long)]
-    pub sensitivity: bool,
-}
-
-/// A paper, or all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PaperChoice {
-    /// NUMA-aware thread migration (MSST 2020)
-    Nthread,
-    /// Data migration when a controller is overloaded
-    Dragonfly,
-    /// SysMon-N and N-Policy (NPC 2020)
-    Npolicy,
-    /// Task migration in the ZFS cache (thesis, 2021)
-    Arc,
-    /// All of them
-    All,
-}
-
-/// The policies, and two words that only a simulation knows.
-fn simulated_policies() -> PossibleValuesParser {
-    with_policies(&[("none", "the kernel alone, without homenode"), ("all", "none, and every policy")])
 }
 
 /// These words and the policies.

@@ -1,7 +1,7 @@
 //! Programs that are installed beside this one.
 //!
-//! **Problem.** `homenode simulate` is a command of the agent's program, but done by another one,
-//! so that a daemon with root's powers links no library that draws or reads tables.
+//! **Problem.** `homenode hot` draws a picture, and `homenode mkfs` makes a file system, but other
+//! programs do it, so that a daemon with root's powers links no library that draws or reads tables.
 //!
 //! **Approach.** The program beside our own executable is started, with the same arguments: never
 //! one from PATH, which belongs to whoever set it. As with a command of our own, its exit code is

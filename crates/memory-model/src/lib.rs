@@ -1,6 +1,6 @@
 //! What an access to memory costs: figures with their sources, distances, and queues.
 //!
-//! **Problem.** Policies predict what a placement costs, the simulator and the emulated volume make
+//! **Problem.** Policies predict what a placement costs, the laboratory and the emulated volume make
 //! it cost that. Each needs the data sheet of the memory, the effect of distance, and the waits of
 //! threads for each other.
 //!
@@ -8,9 +8,8 @@
 //! [`queues`], and the [`Profile`]s of emulated memory and the [`Software`] of a file system that
 //! are made of the figures.
 //!
-//! **Limits.** The `auto` policy and the simulator share these equations and figures. So an error
-//! of the model misleads both in the same way, and the regret that a simulation measures is a lower
-//! bound of the regret on a real machine.
+//! **Limits.** Policy `auto` and the laboratory share the figures, though not the equations: an
+//! error of a figure misleads both in the same way.
 
 pub mod figures;
 mod profile;

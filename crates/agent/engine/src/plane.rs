@@ -14,13 +14,13 @@ use crate::{EngineError, Subject};
 /// they would undo.
 pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
 
-/// Something that can be observed and acted on: a host, homenode's own file system, a simulated
+/// Something that can be observed and acted on: a host, homenode's own file system, a modelled
 /// machine.
 pub trait Plane {
     /// The machine.
     fn topology(&self) -> &Topology;
 
-    /// Blocks for one window (virtual in a simulation) and returns what it showed.
+    /// Blocks for one window (virtual in the laboratory) and returns what it showed.
     fn observe(&mut self, window: Duration) -> Result<Snapshot, PlaneError>;
 
     /// Returns the undo records of this move: one for each thread that it binds, none for a file.

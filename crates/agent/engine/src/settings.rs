@@ -86,7 +86,7 @@ impl Default for Moves {
 }
 
 impl Moves {
-    /// No limit, and no plan is taken back: a simulated machine has limits of its own.
+    /// No limit, and no plan is taken back: a modelled machine has limits of its own.
     pub fn unlimited() -> Self {
         Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0, dax: false, freeze: false }
     }

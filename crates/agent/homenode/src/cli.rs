@@ -8,7 +8,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use command::args::policy_names;
-pub use command::args::{Global, LabCommand, PolicyArgs, pid, seconds};
+pub use command::args::{Global, PolicyArgs, pid, seconds};
 use command::output::{escape, units};
 use command::volume_args::VolumeCommand;
 use linux::cpuset::Hierarchies;
@@ -390,10 +390,6 @@ Examples:
     /// What `homenode-fs` does.
     #[command(flatten)]
     Volume(VolumeCommand),
-
-    /// What `homenode-lab` does.
-    #[command(flatten)]
-    Lab(LabCommand),
 
     /// Print a shell completion script
     #[command(after_help = "\

@@ -39,7 +39,7 @@ fn machine(name: &str) -> String {
     format!("{}/../../topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 27] = [
+const SUB_COMMANDS: [&str; 25] = [
     "nodes",
     "where",
     "move",
@@ -54,8 +54,6 @@ const SUB_COMMANDS: [&str; 27] = [
     "plan",
     "record",
     "replay",
-    "simulate",
-    "reproduce",
     "explain",
     "restore",
     "doctor",
@@ -842,7 +840,7 @@ fn sh(script: &str, args: [&std::ffi::OsStr; 2]) {
     assert!(status.success(), "{status}");
 }
 
-/// `homenode` alone in a directory, with a `homenode-lab` in PATH.
+/// `homenode` alone in a directory, with a `homenode-fs` in PATH.
 struct Alone(tempfile::TempDir);
 
 impl Alone {
@@ -851,7 +849,7 @@ impl Alone {
         sh("cp \"$1\" \"$2\"", [env!("CARGO_BIN_EXE_homenode").as_ref(), dir.path().join("homenode").as_ref()]);
         fs::create_dir(dir.path().join("path")).unwrap();
         let this = Self(dir);
-        this.script("path/homenode-lab", "echo from PATH");
+        this.script("path/homenode-fs", "echo from PATH");
         this
     }
 
@@ -871,15 +869,15 @@ impl Alone {
 #[test]
 fn a_sibling_program_is_started_from_beside_and_never_from_the_path() {
     let alone = Alone::new();
-    let (code, out, err) = alone.ends(&["simulate", "some.toml"]);
+    let (code, out, err) = alone.ends(&["mkfs", "--size", "64MiB", "/nowhere"]);
     assert_eq!((code, out.as_str()), (3, ""));
-    assert!(err.starts_with("homenode: cannot start ") && err.contains("/homenode-lab: "), "{err}");
-    assert!(err.contains("(ENOENT)\n  hint: put homenode-lab beside homenode, as `make install` does\n"), "{err}");
-    alone.script("homenode-lab", "echo \"$@\"; exit 7");
-    let (code, out, err) = alone.ends(&["--json", "simulate", "some.toml", "--seed", "3"]);
-    assert_eq!((code, out.as_str(), err.as_str()), (7, "--json simulate some.toml --seed 3\n", ""));
+    assert!(err.starts_with("homenode: cannot start ") && err.contains("/homenode-fs: "), "{err}");
+    assert!(err.contains("(ENOENT)\n  hint: put homenode-fs beside homenode, as `make install` does\n"), "{err}");
+    alone.script("homenode-fs", "echo \"$@\"; exit 7");
+    let (code, out, err) = alone.ends(&["--json", "mkfs", "/nowhere"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (7, "--json mkfs /nowhere\n", ""));
     // Wrong usage and help need no sibling.
-    fs::remove_file(alone.0.path().join("homenode-lab")).unwrap();
-    assert_eq!(alone.ends(&["simulate"]).0, 2);
-    assert!(alone.ends(&["help", "reproduce"]).1.contains("report.html"));
+    fs::remove_file(alone.0.path().join("homenode-fs")).unwrap();
+    assert_eq!(alone.ends(&["mkfs"]).0, 2);
+    assert!(alone.ends(&["help", "mkfs"]).1.contains("--size"));
 }

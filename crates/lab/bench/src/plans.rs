@@ -2,22 +2,21 @@
 //!
 //! **Problem.** A change of the code's shape must not change a plan.
 //!
-//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the papers' scenarios and on this
-//! many random ones (default 300, seed 1), and prints one line for each: the scenario, the policy,
-//! the number of windows, a hash of all moves (what goes where), one of all plans in their JSON
-//! form (with every figure of every reason), one of all snapshots, and the number of threads,
-//! processes and files moved. `diff` of two outputs names the runs that differ. With
-//! `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan of that run instead.
+//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the laboratory's figures, on
+//! each group of bars at a time, and on this many random machines (default 300, seed 1), and prints one line for each:
+//! the scenario, the policy, the number of windows, a hash of all moves (what goes where), one of all plans in their
+//! JSON form (with every figure of every reason), and one of all snapshots. `diff` of two outputs
+//! names the runs that differ. With `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan
+//! of that run instead.
 //!
-//! **Limits.** Simulated windows only; `homenode replay` compares plans of recorded ones.
+//! **Limits.** The laboratory's windows only; `homenode replay` compares plans of recorded ones.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use placement::{Plan, Policy, Snapshot, Traits};
-use simulate::parallel;
-use simulate::regret::{self, experiments};
-use simulate::scenario::ScenarioFile;
+use laboratory::experiment::{Case, Error, Experiment, FIGURES, Policies, Rails, Series, Where};
+use laboratory::regret::draw;
+use placement::{Plan, Policy, Snapshot, Traits, nthread};
 use topology::Topology;
 
 use crate::Result;
@@ -83,44 +82,64 @@ fn moves(plan: &str) -> String {
     format!("{moves}{}\n", plan["keeps"])
 }
 
-/// One line for each policy.
-fn lines(file: &ScenarioFile, only: Option<&str>) -> String {
-    let mut lines = String::new();
-    for (name, _) in placement::POLICIES {
-        let label = format!("{}/{name}", file.scenario.name());
-        if only.is_some_and(|only| only != label) {
-            continue;
-        }
-        let Some(policy) = placement::policy(name, &file.nthread) else { continue };
-        let seen = Arc::new(Mutex::new(Seen::default()));
-        let policy = Recorded { policy, seen: Arc::clone(&seen), print: only.is_some() };
-        match simulate::run::run(&file.scenario, Some(Box::new(policy)), file.seed) {
-            Ok(outcome) => {
-                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                let (windows, same) = (seen.windows, seen.moves.finish());
-                let (snapshots, plans) = (seen.snapshots.finish(), seen.plans.finish());
-                let moves = outcome.moves;
-                lines += &format!(
-                    "{label}\t{windows}\t{same:016x}\t{plans:016x}\t{snapshots:016x}\t{} {} {}\n",
-                    moves.threads, moves.processes, moves.files
-                );
-            }
-            Err(error) => lines += &format!("{label}\t{error}\n"),
-        }
+/// The line of a policy on what `run` runs.
+fn line(label: &str, print: bool, run: impl FnOnce(Policies) -> Result<(), Error>) -> String {
+    let (seen, own) = (Arc::new(Mutex::new(Seen::default())), Policies::default());
+    let to = Arc::clone(&seen);
+    let policies = Policies(Arc::new(move |name, settings, seed| {
+        Ok(Box::new(Recorded { policy: own.0(name, settings, seed)?, seen: Arc::clone(&to), print }))
+    }));
+    if let Err(error) = run(policies) {
+        return format!("{label}\t{error}\n");
     }
-    lines
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let (moves, plans, snapshots) = (seen.moves.finish(), seen.plans.finish(), seen.snapshots.finish());
+    format!("{label}\t{}\t{moves:016x}\t{plans:016x}\t{snapshots:016x}\n", seen.windows)
+}
+
+/// One group of bars of a figure under a policy.
+fn on_figure(mut experiment: Experiment, point: usize, policy: &str, policies: Policies) -> Result<(), Error> {
+    experiment.policies = policies;
+    let like = experiment.series.iter().find(|series| series.policy.is_some());
+    let own = Series {
+        name: policy.to_owned(),
+        placement: Where::Local,
+        policy: Some(policy.to_owned()),
+        nthread: nthread::Settings::default(),
+        rails: Rails::Homenode,
+        extra: false,
+        ..like.or(experiment.series.first()).cloned().ok_or(Error::Ended("no series".to_owned()))?
+    };
+    experiment.series = vec![own];
+    experiment.run(Case { point, series: 0 }, 1).map(|_| ())
 }
 
 pub fn main(args: &[&str]) -> Result<()> {
     let number = |n: usize, default| args.get(n).map_or(Ok(default), |arg| arg.parse::<u64>());
-    let (random, seed) = (number(0, 300)?, number(1, 1)?);
+    let (random, seed) = (number(0, 300)? as u32, number(1, 1)?);
     let only = std::env::var("PLANS_OF").ok();
-    let papers = experiments::all();
-    let numbers: Vec<usize> = (0..papers.len() + random as usize).collect();
-    let text = |i: &usize| match regret::nth(&papers, seed, *i) {
-        Ok(file) => lines(&file, only.as_deref()),
-        Err(error) => format!("{i}\t{error}\n"),
-    };
-    print!("{}", parallel::each(&numbers, parallel::workers(), text).concat());
+    let wanted = |label: &str| only.as_deref().is_none_or(|only| only == label);
+    let print = only.is_some();
+    for (figure, text) in FIGURES {
+        let experiment = Experiment::parse(text)?;
+        for (at, point) in experiment.point.iter().enumerate() {
+            for (policy, _) in placement::POLICIES {
+                let label = format!("{figure}, {}/{policy}", point.name);
+                if wanted(&label) {
+                    let run = |policies| on_figure(experiment.clone(), at, policy, policies);
+                    print!("{}", line(&label, print, run));
+                }
+            }
+        }
+    }
+    for scenario in 0..random {
+        for (policy, _) in placement::POLICIES {
+            let label = format!("{scenario} of seed {seed}/{policy}");
+            if wanted(&label) {
+                let run = |policies| draw(seed, scenario).with_policies(policies).with(Some(policy)).map(|_| ());
+                print!("{}", line(&label, print, run));
+            }
+        }
+    }
     Ok(())
 }

@@ -1,5 +1,4 @@
 //! `homenode-lab`: what homenode would do on machines that are not there, and pictures.
-//! `homenode simulate` and `homenode reproduce` start it.
 
 mod bars;
 mod changes;
@@ -7,21 +6,17 @@ mod heat_map;
 mod kept;
 mod page;
 mod regret;
-mod reproduce;
 mod run;
-mod simulate;
 
 use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use command::args::{Global, LabCommand};
+use command::args::Global;
 use command::exit::{self, Exit, Failure};
 use command::log;
 
-/// Simulate machines and loads, and run the papers' experiments on them.
-///
-/// `homenode simulate` and `homenode reproduce` are the same commands.
+/// Run the shipped code in virtual time: the papers' experiments, and your own.
 #[derive(Debug, Parser)]
 #[command(name = "homenode-lab", version, max_term_width = 100)]
 struct Cli {
@@ -33,8 +28,6 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(flatten)]
-    Lab(LabCommand),
     /// Run figures of the papers: the shipped file system and policies in virtual time
     ///
     /// Everything that decides, stores or moves is the shipped code; memory, cores, links and the
@@ -58,8 +51,6 @@ fn main() -> ExitCode {
     };
     log::init(&cli.global);
     let result = match &cli.command {
-        Command::Lab(LabCommand::Simulate(args)) => simulate::run(&cli.global, args),
-        Command::Lab(LabCommand::Reproduce(args)) => reproduce::run(&cli.global, args),
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
         Command::DrawHeatMap => draw_heat_map(),

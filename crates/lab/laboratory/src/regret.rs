@@ -109,6 +109,12 @@ pub fn draw(seed: u64, number: u32) -> Scenario {
 }
 
 impl Scenario {
+    /// The same with policies of the caller's making.
+    #[must_use]
+    pub fn with_policies(self, policies: Policies) -> Self {
+        Self { policies, ..self }
+    }
+
     /// It, in a line.
     pub fn describe(&self) -> String {
         let MachineSpec { nodes, cores, memory, .. } = &self.machine;

@@ -58,7 +58,6 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
             Err(sibling::become_program(sibling::FS).exiting(Exit::Command(FSCK_FAILED)))
         }
         Command::Volume(_) => Err(sibling::become_program(sibling::FS)),
-        Command::Lab(_) => Err(sibling::become_program(sibling::LAB)),
         Command::Completions(args) => completions::run(args),
         Command::Man(args) => man::run(args),
         Command::Exec(args) => child::become_command(args, cli.global.json),

@@ -24,7 +24,7 @@
 //! **Limits.** No block cache: it has 1 % of the gets there. Values are 4 KiB. Threads of `fillseq`
 //! go hand in hand, so a memtable has each key once from each of them and a flush writes it once;
 //! on two CPUs the real ones drift apart, and flush all (4,092 bytes a put). What a program does
-//! for a get with one block ([`GET_S`]) and for a put ([`PUT_S`]) is a guess, the simulator's.
+//! for a get with one block ([`GET_S`]) and for a put ([`PUT_S`]) is a guess.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -17,7 +17,7 @@
 //! start   = max(now, free[m]);   free[m] = start + service;   done = start + alone
 //! ```
 //!
-//! Each node has one controller (`free[m]`), which both directions share, as in the simulator:
+//! Each node has one controller (`free[m]`), which both directions share:
 //! reading and writing at once, it carries `reads / read_bw + writes / write_bw ≤ 1 / S`. That is
 //! what NThread's Eq. 1 says, `read / 3 + write` being constant (its Fig. 9). A reader waits for
 //! `done`. A store is posted: its thread goes on, and the next fence waits for all that the thread
