@@ -36,6 +36,10 @@ use super::mover::{Given, Mover, Rules, key_of};
 use super::privileged::PrivilegedWorker;
 use super::watched::{Births, Watched};
 
+/// The longest that a fork takes from the copy of the parent's affinity to a child that can be
+/// found, on a machine whose CPUs all have other work, too.
+const FORK_ENDS: Duration = Duration::from_millis(100);
+
 /// How to act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -262,6 +266,10 @@ impl<B: Births> Plane for Actor<B> {
 
     fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         self.find_inherited(owned)
+    }
+
+    fn let_forks_end(&mut self) {
+        std::thread::sleep(FORK_ENDS);
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

@@ -307,11 +307,14 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// Tells the state file whether a prepared move was made and, unless it copies now, that it is
-    /// over.
+    /// Tells the state file whether a prepared move was made (after the next look for those that
+    /// inherited an earlier value) and, unless it copies now, that it is over.
     pub(crate) fn close(&mut self, attempt: &Attempt, made: bool) {
         let Some(undo) = &attempt.undo else { return };
-        self.records.extend(undo.iter().map(if made { Record::made } else { Record::not_made }));
+        match made {
+            true => self.forgets.extend(undo.iter().map(Record::made)),
+            false => self.records.extend(undo.iter().map(Record::not_made)),
+        }
         if attempt.copies() && !(made && attempt.job.is_some()) {
             self.records.push(Record::JobOver { subject: attempt.mv.subject, from: attempt.mv.from });
         }
@@ -410,7 +413,7 @@ mod tests {
         (
             rail,
             [engine.settled.retained(), engine.grown.due.len()],
-            [engine.records.len(), engine.owned.len(), data],
+            [engine.records.len() + engine.forgets.len(), engine.owned.len(), data],
             (engine.audit.watched(), engine.trials.heard()),
             [lines, said],
         )

@@ -247,6 +247,7 @@ impl<P: Plane> Engine<P> {
             records.extend(undo.map(|undo| Record::hold(&attempt.about.comm, undo)));
             records.extend(attempt.copies().then(|| Record::Job(attempt.job())));
         }
+        held_again(&mut self.forgets, &records);
         // What was copied is not undone, so its record may be lost.
         let sync = attempts.iter().any(|attempt| attempt.undo.iter().flatten().next().is_some());
         self.disk.as_mut().map_or(Ok(()), |disk| disk.file.append(&records, sync))
@@ -255,12 +256,13 @@ impl<P: Plane> Engine<P> {
     /// Makes a prepared move, or lets it begin to copy. What undoes it is then only of the threads
     /// that were bound.
     fn start(&mut self, attempt: &mut Attempt) -> Result<(), PlaneError> {
-        let Self { plane, disk, records, .. } = self;
+        let Self { plane, disk, records, forgets, .. } = self;
         let Attempt { mv, about, undo, job, back, .. } = attempt;
         let undo = undo.get_or_insert_default();
         let mut more = Vec::new();
         let mut write = |undos: &[Undo]| {
             let holds: Vec<Record> = undos.iter().map(|undo| Record::hold(&about.comm, undo)).collect();
+            held_again(forgets, &holds);
             let written = disk.as_mut().map_or(Ok(()), |disk| disk.file.append(&holds, true));
             written.map_err(PlaneError::not_written)?;
             more.extend_from_slice(undos);
@@ -279,6 +281,18 @@ impl<P: Plane> Engine<P> {
         records.extend(free.iter().map(Record::not_made));
         Ok(())
     }
+}
+
+/// A thread that is moved again is not done with: its earlier values stay beside the new one.
+fn held_again(forgets: &mut Vec<Record>, holds: &[Record]) {
+    if forgets.is_empty() {
+        return;
+    }
+    let held: FxHashSet<Subject> = holds
+        .iter()
+        .filter_map(|record| if let Record::Hold { undo, .. } = record { Some(undo.subject) } else { None })
+        .collect();
+    forgets.retain(|record| !matches!(record, Record::Done { subject } if held.contains(subject)));
 }
 
 /// The subject of a move as the journal names it.

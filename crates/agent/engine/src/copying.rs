@@ -310,7 +310,7 @@ impl<P: Plane> Engine<P> {
             if result == Undone::Gone {
                 self.settled.ended(&undo.subject);
             }
-            self.records.push(Record::Done { subject: undo.subject });
+            self.forgets.push(Record::Done { subject: undo.subject });
         }
     }
 }

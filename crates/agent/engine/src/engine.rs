@@ -57,6 +57,9 @@ pub struct Engine<P: Plane> {
     pub(crate) waiting: FxHashMap<Subject, (Rail, NodeId)>,
     /// Records that are not in the state file yet.
     pub(crate) records: Vec<Record>,
+    /// Records by which the state file forgets a value. A thread may have been born with it since
+    /// the last look for those that inherited, so they wait until the next one.
+    pub(crate) forgets: Vec<Record>,
     /// Notes of this window.
     pub(crate) notes: Vec<String>,
     /// Records of an earlier run that could not be undone yet.
@@ -109,6 +112,7 @@ impl<P: Plane> Engine<P> {
             waited: FxHashMap::default(),
             waiting: FxHashMap::default(),
             records: Vec::new(),
+            forgets: Vec::new(),
             notes: Vec::new(),
             data_moved: (0, 0),
             tally: Tally::default(),
@@ -186,6 +190,7 @@ impl<P: Plane> Engine<P> {
         let inherited = self.put_back_inherited(&snapshot);
         // After a failed look, the record of an ended thread may be all that leads to its children.
         if let Some((_, kept)) = inherited {
+            self.forget();
             self.forget_ended(kept);
         }
         let unpaid = self.trials.window(&snapshot);
@@ -344,10 +349,26 @@ impl<P: Plane> Engine<P> {
             if self.plane.ended(&undo) {
                 self.owned.remove(&undo.subject);
                 self.settled.ended(&undo.subject);
-                self.records.push(Record::Done { subject: undo.subject });
+                self.forgets.push(Record::Done { subject: undo.subject });
             }
         }
         self.append();
+    }
+
+    /// The state file forgets the values that nobody can have inherited unseen. One that is mostly
+    /// history is rewritten.
+    fn forget(&mut self) {
+        self.records.append(&mut self.forgets);
+        self.append();
+        let epoch = self.plane.epoch();
+        let Some(disk) = self.disk.as_mut().filter(|disk| disk.file.worth_rewriting()) else { return };
+        let live = self.owned.in_order().into_iter().map(|h| h.0);
+        let owned: Vec<Owned> = self.left_over.iter().cloned().chain(live).collect();
+        let jobs: Vec<_> = self.jobs.running.values().map(|running| running.attempt.job()).collect();
+        if let Err(error) = disk.file.rewrite(epoch.as_deref(), &owned, &jobs) {
+            tracing::warn!("{error}");
+            self.notes.push(error.to_string());
+        }
     }
 
     fn keep_budget(&mut self, cost: Cost) {
@@ -365,19 +386,9 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// End of a window: the journal reaches the file, and a state file that is mostly history is
-    /// rewritten.
+    /// End of a window: the journal reaches the file.
     fn tidy(&mut self) {
-        let epoch = self.plane.epoch();
-        let Some(disk) = &mut self.disk else { return };
-        let mut results = vec![disk.journal.flush()];
-        if disk.file.worth_rewriting() {
-            let live = self.owned.in_order().into_iter().map(|h| h.0);
-            let owned: Vec<Owned> = self.left_over.iter().cloned().chain(live).collect();
-            let jobs: Vec<_> = self.jobs.running.values().map(|running| running.attempt.job()).collect();
-            results.push(disk.file.rewrite(epoch.as_deref(), &owned, &jobs));
-        }
-        for error in results.into_iter().filter_map(Result::err) {
+        if let Some(Err(error)) = self.disk.as_mut().map(|disk| disk.journal.flush()) {
             tracing::warn!("{error}");
             self.notes.push(error.to_string());
         }

@@ -48,6 +48,10 @@ pub trait Plane {
         Ok(Vec::new())
     }
 
+    /// Waits until forks that are under way show their children: a child has its parent's affinity
+    /// long before [`inherited`](Self::inherited) can find it.
+    fn let_forks_end(&mut self) {}
+
     /// Whether the record can be forgotten, because there is nothing left to undo: its thread has
     /// ended, or has set our value itself. `false` where that is not certain.
     fn ended(&mut self, _undo: &Undo) -> bool {
@@ -99,6 +103,10 @@ impl<P: Plane + ?Sized> Plane for &mut P {
 
     fn inherited(&mut self, owned: &[Undo]) -> Result<Vec<Inherited>, PlaneError> {
         (**self).inherited(owned)
+    }
+
+    fn let_forks_end(&mut self) {
+        (**self).let_forks_end();
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {

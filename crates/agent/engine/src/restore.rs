@@ -110,6 +110,8 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Owned>> {
     let mut given_up: FxHashSet<Subject> = FxHashSet::default();
     let mut left = Vec::new();
+    // By now every parent has its own affinity again, but for children that were being born.
+    let mut waited = records.is_empty();
     for _ in 0..ROUNDS {
         let mut inherited = match plane.inherited(records) {
             Ok(inherited) => inherited.into_iter().map(|thread| thread.undo).collect::<Vec<Undo>>(),
@@ -121,7 +123,11 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
         };
         inherited.retain(|h| !given_up.contains(&h.subject));
         if inherited.is_empty() {
-            return Some(left);
+            if std::mem::replace(&mut waited, true) {
+                return Some(left);
+            }
+            plane.let_forks_end();
+            continue;
         }
         plane.undoing(&inherited);
         for thread in inherited {

@@ -100,3 +100,30 @@ fn a_file_that_is_damaged_anywhere_is_no_fault_and_touches_nothing_foreign() {
         }
     }
 }
+
+/// A thread moves from node to node, is taken back and moves again; at each change it has a child
+/// that no look has seen.
+#[test]
+fn a_child_born_just_before_its_parent_changes_is_found() {
+    let tmp = tempfile::tempdir().unwrap();
+    let state = StateDir::open(tmp.path()).unwrap();
+    let plane = Fake::new([(1, 0, 1)]);
+    plane.world().state = Some(tmp.path().join("state.jsonl"));
+    plane.world().late_births = (10..16).map(|child| (1, child)).collect();
+    let settings = Settings { dwell_s: 0.0, cooldown_s: 0.0, ..Settings::default() };
+    let policy = script(|s| {
+        let to = (s.time_s as u32) % 3;
+        s.threads.iter().filter(|t| t.tid == 1 && t.node.0 != to).map(|t| mv(1, t.start_ns, t.node.0, to)).collect()
+    });
+    let mut engine = Engine::new(plane.clone(), policy, settings, Some(state)).unwrap();
+    for _ in 0..6 {
+        engine.step().unwrap();
+    }
+    drop(engine);
+    let wrecks = std::mem::take(&mut plane.world().wrecks);
+    let late = |wreck: &Wreck| wreck.1.iter().any(|(tid, task)| *tid >= 10 && task.mask != wreck.1[&1].mask);
+    assert!(wrecks.iter().filter(|wreck| late(wreck)).count() >= 5, "{wrecks:?}");
+    for (state, tasks) in wrecks {
+        start_again(tmp.path(), &state.unwrap(), &tasks);
+    }
+}

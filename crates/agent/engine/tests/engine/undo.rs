@@ -239,3 +239,13 @@ fn the_parents_record_outlives_a_window_without_a_look_at_children() {
     plane.world().blind = false;
     assert_eq!(engine.step().unwrap().inherited_restored, 1);
 }
+
+#[test]
+fn a_child_whose_fork_was_under_way_is_put_back() {
+    let (plane, mut engine) = a_parent_and_its_child(StateDir::open(tempfile::tempdir().unwrap().path()).unwrap());
+    let inherited = plane.world().mask(1);
+    plane.world().forks_under_way.push((1, 200, inherited));
+    let finished = engine.finish();
+    assert_eq!((finished.inherited, finished.failed), (2, 0));
+    assert_eq!(plane.world().mask(200), set("0-5"));
+}

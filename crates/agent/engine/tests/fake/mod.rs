@@ -91,6 +91,12 @@ pub struct World {
     pub unbindable: Vec<u32>,
     /// Children that appear during each of the next calls of `inherited`.
     pub births: Vec<(u32, u32)>,
+    /// Values that were set: a plane that goes on knows them.
+    pub given: Vec<Undo>,
+    /// Children that are born just before the affinity of their parent changes.
+    pub late_births: Vec<(u32, u32)>,
+    /// Children whose fork was under way while their parent was put back: parent, child, mask.
+    pub forks_under_way: Vec<(u32, u32, CpuSet)>,
     /// Threads of moved processes are kept.
     pub adopts: bool,
     /// `inherited` fails, as when no file descriptor is left.
@@ -146,6 +152,14 @@ impl World {
         self.next_start += 1;
         let child = Task { start: self.next_start, parent: Some(parent), pid: tid, ..self.tasks[&parent].clone() };
         self.tasks.insert(tid, child);
+    }
+
+    /// The affinity of this thread is about to change.
+    fn born_late(&mut self, parent: u32) {
+        if let Some(at) = self.late_births.iter().position(|birth| birth.0 == parent) {
+            let (parent, child) = self.late_births.remove(at);
+            self.fork(parent, child);
+        }
     }
 
     /// A thread of the same process.
@@ -374,6 +388,7 @@ impl Plane for Fake {
         if world.die_before_apply.contains(tid) {
             world.tasks.remove(tid);
         }
+        world.born_late(*tid);
         let now = world.clock;
         let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else {
             return Err(PlaneError::Gone { what: format!("thread {tid}") });
@@ -383,9 +398,18 @@ impl Plane for Fake {
         }
         task.mask = ours.clone();
         task.node = mv.to.0;
+        world.given.push(undo[0].clone());
         world.made.push((now, *tid, mv.to.0));
         world.wreck();
         Ok(Started::done())
+    }
+
+    fn let_forks_end(&mut self) {
+        let mut world = self.world();
+        for (parent, child, mask) in std::mem::take(&mut world.forks_under_way) {
+            world.fork(parent, child);
+            world.tasks.get_mut(&child).unwrap().mask = mask;
+        }
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
@@ -393,6 +417,7 @@ impl Plane for Fake {
             return Ok(Undone::Restored);
         };
         let mut world = self.world();
+        world.born_late(*tid);
         world.wreck();
         let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };
         if task.mask != *ours {
@@ -418,12 +443,13 @@ impl Plane for Fake {
             world.fork(parent, child);
         }
         let records: HashSet<&Subject> = owned.iter().map(|undo| &undo.subject).collect();
-        let mut inherited = Vec::new();
-        for undo in owned {
+        let mut inherited: Vec<Inherited> = Vec::new();
+        for undo in owned.iter().chain(&world.given) {
             let (Subject::Thread { tid: parent, .. }, Some(masks)) = (&undo.subject, &undo.masks) else { continue };
             for (tid, task) in &world.tasks {
                 let subject = Subject::Thread { tid: *tid, start: task.start };
-                if task.parent == Some(*parent) && task.mask == masks.ours && !records.contains(&subject) {
+                let known = records.contains(&subject) || inherited.iter().any(|thread| thread.undo.subject == subject);
+                if task.parent == Some(*parent) && task.mask == masks.ours && !known {
                     let keeps = world.adopts && task.pid == undo.pid;
                     inherited.push(Inherited { undo: self::undo(*tid, task, masks.clone()), keeps });
                 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use act::copying::Copying;
 use act::pages::FileMove;
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use lab::threads;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
@@ -31,8 +31,8 @@ pub fn be_forker(file: &str) -> Result<()> {
     println!("ready");
     let mut children = VecDeque::new();
     loop {
-        std::fs::read(file)?;
-        children.push_back(Ends(Command::new("sleep").arg("1").spawn()?));
+        std::fs::read(file).context("cannot read the file")?;
+        children.push_back(Ends(Command::new("sleep").arg("1").spawn().context("cannot start sleep")?));
         if children.len() > 8 {
             children.pop_front();
         }
@@ -50,6 +50,15 @@ fn others(pids: &[u32], mask: &str) -> BTreeMap<u32, String> {
     threads::affinities(&tree).into_iter().filter(|(tid, has)| has != mask && lives(tid)).collect()
 }
 
+/// What /proc says of these threads (proc_pid_stat(5): name, state, parent, start time in ticks).
+fn tell<'a>(tids: impl Iterator<Item = &'a u32>) -> String {
+    let stat = |tid| std::fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_else(|error| error.to_string());
+    let field = |stat: &str, n: usize| stat.split(' ').nth(n).unwrap_or("?").to_owned();
+    tids.map(stat)
+        .map(|s| format!("[{}, since {}]", s.split(' ').take(8).collect::<Vec<_>>().join(" "), field(&s, 21)))
+        .collect()
+}
+
 /// `HOMENODE_UNDO_KILLS`: how often (10).
 fn nothing_stays_bound() -> Outcome {
     let times = std::env::var("HOMENODE_UNDO_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
@@ -60,7 +69,7 @@ fn nothing_stays_bound() -> Outcome {
     // All of them run on node 1, away from their files, so that homenode moves them.
     let away = bench.machine.list_of(1);
     let readers = load(&["--seconds", "36000", "--duty", "0.2", "--memory", "8", "--begin-on", &away], &files)?;
-    let forker = play("forker", [&files[0]])?;
+    let mut forker = play("forker", [&files[0]])?;
     let pids = [readers.pid(), forker.0.id()];
     for tid in pids.iter().flat_map(|pid| masks(*pid).into_keys()) {
         set_mask(tid, cpus(&bench.machine, 1)?)?;
@@ -88,8 +97,13 @@ fn nothing_stays_bound() -> Outcome {
         let restored = restore.args(["--json", "restore", "--state-dir"]).arg(bench.state_dir()).output()?;
         let now = others(&pids, &away);
         let said = String::from_utf8_lossy(&restored.stdout);
-        ensure!(now.is_empty(), "kill {time}, {policy}: {left} were bound, after {said} {now:?} are ({seed:#x})");
+        ensure!(
+            now.is_empty(),
+            "kill {time}, {policy}: {left} were bound, after {said} {now:?} are ({seed:#x}): {}",
+            tell(now.keys())
+        );
         ensure!(restored.status.success(), "kill {time}, {policy}: {restored:?}");
+        ensure!(forker.0.try_wait()?.is_none(), "kill {time}: the forker ended");
         had_bound += usize::from(left > 0);
         put_back += left;
         // What was moved of the files goes back, for the next one.
