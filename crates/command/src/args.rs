@@ -44,10 +44,13 @@ fn with_policies(words: &[(&'static str, &'static str)]) -> PossibleValuesParser
 /// How to decide.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
-    /// Policy that decides what moves, or `exec:` and a program of your own (of plan and replay;
-    /// docs/snapshot.md)
-    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = PolicyOrProgram(policy_names()))]
+    /// Policy that decides what moves, or `exec:` and a program of your own, or `unix:` and the
+    /// socket of one (docs/snapshot.md)
+    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_or_program())]
     pub policy: String,
+    /// User as which root starts the program of `exec:` [default: who called sudo]
+    #[arg(long, value_name = "USER")]
+    pub policy_user: Option<String>,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub margin: Option<f64>,
@@ -58,6 +61,23 @@ pub struct PolicyArgs {
 
 /// What `--policy` begins with for a program.
 pub const PROGRAM: &str = "exec:";
+/// What it begins with for a socket behind which a program is.
+pub const SOCKET: &str = "unix:";
+
+/// A policy that can decide on a host, or a program.
+pub fn policy_or_program() -> impl TypedValueParser<Value = String> {
+    PolicyOrProgram(policy_names())
+}
+
+/// A policy of a mount, `off`, or a program.
+pub fn mount_policy_or_program() -> impl TypedValueParser<Value = String> {
+    PolicyOrProgram(mount_policies())
+}
+
+/// Whether a program decides.
+pub fn is_program(policy: &str) -> bool {
+    policy.starts_with(PROGRAM) || policy.starts_with(SOCKET)
+}
 
 /// A policy, or a program.
 #[derive(Clone)]
@@ -67,7 +87,7 @@ impl TypedValueParser for PolicyOrProgram {
     type Value = String;
 
     fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<String, clap::Error> {
-        match value.to_str().filter(|value| value.starts_with(PROGRAM)) {
+        match value.to_str().filter(|value| is_program(value)) {
             Some(program) => Ok(program.to_owned()),
             None => self.0.parse_ref(command, arg, value),
         }
@@ -79,7 +99,7 @@ impl TypedValueParser for PolicyOrProgram {
 }
 
 /// The policies that can decide on a host.
-pub fn policy_names() -> PossibleValuesParser {
+fn policy_names() -> PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
         let policy = placement::policy(name, &placement::nthread::Settings::default());
         let host = policy.and_then(|policy| on_a_host(policy.traits(), false));
@@ -93,7 +113,7 @@ pub fn policy_names() -> PossibleValuesParser {
 pub const MOUNT_OFF: &str = "off";
 
 /// The policies that can decide on a mount, and `off`.
-pub fn mount_policies() -> PossibleValuesParser {
+fn mount_policies() -> PossibleValuesParser {
     with_policies(&[(MOUNT_OFF, "nothing moves")])
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::args::{MOUNT_OFF, mount_policies, seconds};
+use crate::args::{MOUNT_OFF, is_program, mount_policy_or_program, seconds};
 use crate::exit::Exit;
 use crate::output::units;
 
@@ -48,10 +48,10 @@ Examples:
     /// opposite. The kernel checks permissions, as for a local file system, and all users may use
     /// the mount. Reading never changes the access time.
     ///
-    /// Also with -o, and so in /etc/fstab: policy=, margin=, min-bytes=, window=, record=,
-    /// emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the server
-    /// counts nothing and moves nothing, and the kernel may keep file data in its page cache; with
-    /// one it asks for every read (cache=direct).
+    /// Also with -o, and so in /etc/fstab: policy=, policy-user=, margin=, min-bytes=, window=,
+    /// record=, emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the
+    /// server counts nothing and moves nothing, and the kernel may keep file data in its page
+    /// cache; with one it asks for every read (cache=direct).
     #[command(after_help = "\
 Examples:
   sudo homenode mount /dev/shm/a /mnt
@@ -211,8 +211,11 @@ pub struct UpgradeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct NodesArgs {
     /// Policy that moves threads and files of the mount [default: off]
-    #[arg(long, value_name = "POLICY", value_parser = mount_policies(), help_heading = "Policy")]
+    #[arg(long, value_name = "POLICY", value_parser = mount_policy_or_program(), help_heading = "Policy")]
     pub policy: Option<String>,
+    /// User as which root starts the program of `exec:` [default: who called sudo]
+    #[arg(long, value_name = "USER", requires = "policy", help_heading = "Policy")]
+    pub policy_user: Option<String>,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s,
     /// divided by the scale of emulated memory]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, requires = "policy", help_heading = "Policy")]
@@ -268,6 +271,7 @@ impl NodesArgs {
         let given = |what: &str| if value.is_empty() { Err(what.to_owned()) } else { Ok(value) };
         let taken = match name {
             "policy" => one_of_policies(value).map(|policy| self.policy = Some(policy)),
+            "policy-user" => given("a user").map(|user| self.policy_user = Some(user.to_owned())),
             "margin" => units::parse_rate(value).map(|margin| self.margin = Some(margin)),
             "min-bytes" => units::parse_bytes(value).map(|bytes| self.min_bytes = Some(bytes)),
             "window" => seconds(value).map(|window| self.window = Some(window)),
@@ -292,6 +296,7 @@ impl NodesArgs {
     /// command line clap sees to this.
     pub fn lacks(&self) -> Option<(&'static str, &'static str)> {
         let of_policy = [
+            ("policy-user", self.policy_user.is_some()),
             ("margin", self.margin.is_some()),
             ("min-bytes", self.min_bytes.is_some()),
             ("window", self.window.is_some()),
@@ -313,7 +318,7 @@ impl NodesArgs {
 /// A policy that a mount can have, or `off`.
 fn one_of_policies(name: &str) -> Result<String, String> {
     let names = || [MOUNT_OFF].into_iter().chain(placement::POLICIES.iter().map(|(name, _)| *name));
-    match names().find(|known| *known == name) {
+    match names().find(|known| *known == name).or(is_program(name).then_some(name)) {
         Some(name) => Ok(name.to_owned()),
         None => Err(format!("one of {}", names().collect::<Vec<_>>().join(", "))),
     }

@@ -1,8 +1,8 @@
 //! What memory and CPUs cost: every figure that more than one part of homenode needs, with its
 //! source.
 //!
-//! **Problem.** A policy, the laboratory and the emulated volume need the same data sheet. Copies of
-//! it drift apart.
+//! **Problem.** A policy, the laboratory and the emulated volume need the same data sheet. Copies
+//! of it drift apart.
 //!
 //! **Approach.** One constant for each figure, in SI units. "One hop" is a SLIT distance of 21, see
 //! [`hops`](crate::hops). Figures that one part alone needs are with that part.

@@ -1,8 +1,8 @@
 //! What an access to memory costs: figures with their sources, distances, and queues.
 //!
-//! **Problem.** Policies predict what a placement costs, the laboratory and the emulated volume make
-//! it cost that. Each needs the data sheet of the memory, the effect of distance, and the waits of
-//! threads for each other.
+//! **Problem.** Policies predict what a placement costs, the laboratory and the emulated volume
+//! make it cost that. Each needs the data sheet of the memory, the effect of distance, and the
+//! waits of threads for each other.
 //!
 //! **Approach.** One table of [`figures`], one measure of distance ([`hops`]), one solver for the
 //! [`queues`], and the [`Profile`]s of emulated memory and the [`Software`] of a file system that

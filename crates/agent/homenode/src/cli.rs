@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use command::args::policy_names;
+use command::args::policy_or_program;
 pub use command::args::{Global, PolicyArgs, pid, seconds};
 use command::output::{escape, units};
 use command::volume_args::VolumeCommand;
@@ -598,8 +598,11 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct TrialArgs {
     /// Policies to try (repeat, or separate with commas)
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "nthread", value_parser = policy_names())]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "nthread", value_parser = policy_or_program())]
     pub policy: Vec<String>,
+    /// User as which root starts the program of `exec:` [default: who called sudo]
+    #[arg(long, value_name = "USER")]
+    pub policy_user: Option<String>,
     /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub margin: Option<f64>,

@@ -12,6 +12,9 @@ use command::{config, exit, log, machine, mounted, notify, output, recording, si
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
+    if let Some(ended) = session::external::program::keeper(&arguments) {
+        return ended;
+    }
     let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return exit::usage(&error, usage_code(&arguments)),

@@ -48,6 +48,8 @@ const LIVE: &[Test] = &[
     ("a_command_that_never_began_does_not_keep_run_waiting", a_command_that_never_began_does_not_keep_run_waiting),
     ("limits_of_the_kernel_take_one_line_a_run", limits_of_the_kernel_take_one_line_a_run),
     ("a_policy_says_what_a_host_cannot_do", a_policy_says_what_a_host_cannot_do),
+    ("a_program_decides_in_run_as_its_user_and_ends_with_it", a_program_decides_in_run_as_its_user_and_ends_with_it),
+    ("a_program_that_hangs_keeps_no_run_waiting", a_program_that_hangs_keeps_no_run_waiting),
 ];
 
 const TERMINAL: &[Test] = &[
@@ -594,6 +596,65 @@ fn moving_takes_cap_sys_nice_and_no_more() {
     }
 }
 
+/// A program that decides: announces itself, then does this.
+fn decider(dir: &Path, script: &str) -> String {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.join("decides");
+    let first = r#"echo '{"homenode":1,"name":"mine"}'; read hello"#;
+    fs::write(&path, format!("#!/bin/sh\n{first}\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("exec:{}", path.display())
+}
+
+/// Whether a process ends within five seconds.
+fn is_gone(pid: &str) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < deadline {
+        if !Path::new("/proc").join(pid).exists() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// By its keeper, as another user: homenode itself can neither start nor end it then. However
+/// homenode ends, so does the program.
+fn a_program_decides_in_run_as_its_user_and_ends_with_it() {
+    let (place, dir) = (Place::new(), tempfile::tempdir().unwrap());
+    let tells = r#"while read window; do
+        printf '{"version":2,"policy":"","moves":[],"notes":["user %s, process %s, caps %s."]}\n' \
+            "$(id -u)" "$$" "$(sed -n 's/^CapEff:\t//p' /proc/self/status)"
+    done"#;
+    let policy = decider(dir.path(), tells);
+    let args = ["--dry-run", "--window", "0.3", "--policy", &policy, "--policy-user", "nobody"];
+    for kill in [Signal::TERM, Signal::KILL] {
+        let (child, out, _) = started(place.run(&args).stderr(Stdio::piped()));
+        let told = out.lines().map_while(Result::ok).find(|line| line.contains("user ")).unwrap();
+        assert!(told.contains("user 65534, process ") && told.contains("caps 0000000000000000."), "{told}");
+        let pid = told.split("process ").nth(1).unwrap().split(',').next().unwrap().to_owned();
+        signal(&child, kill);
+        ends(child);
+        assert!(is_gone(&pid), "process {pid} outlives homenode, {kill:?}");
+    }
+    let refused = place.run(&["--dry-run", "--policy", &policy]).env_remove("SUDO_UID").output().unwrap();
+    let said = text(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("does not run as root"), "{said}");
+    let refused = place.run(&["--dry-run", "--policy", &policy, "--policy-user", "no-such"]).output().unwrap();
+    assert!(text(&refused.stderr).contains("--policy-user no-such: no such user"), "{}", text(&refused.stderr));
+}
+
+fn a_program_that_hangs_keeps_no_run_waiting() {
+    let (place, dir) = (Place::new(), tempfile::tempdir().unwrap());
+    let policy = decider(dir.path(), "sleep 3600");
+    let args = ["--dry-run", "--window", "0.3", "--windows", "8", "--policy", &policy, "--policy-user", "nobody"];
+    let output = place.run(&args).output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains("no answer within its window (1 of 3)"), "{said}");
+    assert_eq!(said.matches("exec:mine: no answer in time in 3 windows").count(), 1, "{said}");
+}
+
 const SYSTEMD: &str = "/usr/lib/systemd/systemd";
 
 fn unit() -> String {
@@ -603,8 +664,9 @@ fn unit() -> String {
 /// At most 3.0 of 10, and the exporter 1.5, by systemd's own measure.
 fn the_units_expose_little() {
     let place = Place::new();
-    let exporter = format!("{}/../../../dist/homenode-export.service", env!("CARGO_MANIFEST_DIR"));
-    for (unit, most) in [(unit(), "--threshold=30"), (exporter, "--threshold=15")] {
+    let dist = |name: &str| format!("{}/../../../dist/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (exporter, policy) = (dist("homenode-export.service"), dist("homenode-policy@.service"));
+    for (unit, most) in [(unit(), "--threshold=30"), (exporter, "--threshold=15"), (policy, "--threshold=15")] {
         let path = place.path(Path::new(&unit).file_name().unwrap().to_str().unwrap());
         fs::write(&path, fs::read_to_string(unit).unwrap().replace("@BIN@", "/usr/bin")).unwrap();
         let output = Command::new("systemd-analyze").args(["security", "--offline=yes", most, &path]).output().unwrap();

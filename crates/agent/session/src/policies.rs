@@ -1,20 +1,63 @@
 //! Policies as the commands choose and describe them.
 
-use command::args::{PROGRAM, PolicyArgs};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use command::args::{PROGRAM, PolicyArgs, SOCKET};
 use command::config::Config;
 use command::exit::{Exit, Failure};
 use placement::Policy;
 use topology::{NodeId, Topology};
 
-use crate::external::{External, User};
+use crate::external::program::{Behind, Here, Keeper, Program, User};
+use crate::external::{ANSWER, External, Patience};
+
+/// The programs that decide.
+pub struct Programs {
+    patience: Patience,
+    user: Option<String>,
+    keepers: HashMap<String, Arc<Keeper>>,
+}
+
+impl Programs {
+    /// For a command that only decides, and waits for each answer.
+    pub fn waited_for(user: Option<&str>) -> Self {
+        Self { patience: Patience::Waits(ANSWER), user: user.map(str::to_owned), keepers: HashMap::new() }
+    }
+
+    /// For a loop with these policies, which waits for none. Call it before privileges are given
+    /// up: each program gets its keeper here.
+    pub fn kept<'a>(policies: impl IntoIterator<Item = &'a str>, user: Option<&str>) -> Result<Self, Failure> {
+        let mut programs = Self { patience: Patience::Window, ..Self::waited_for(user) };
+        for policy in policies {
+            let Some(command) = policy.strip_prefix(PROGRAM) else { continue };
+            let failed = |why: String| Failure::new(Exit::Usage, format!("policy {policy}"), why);
+            let keeper = Keeper::start(command, User::of(user).map_err(failed)?).map_err(failed)?;
+            programs.keepers.insert(policy.to_owned(), Arc::new(keeper));
+        }
+        Ok(programs)
+    }
+
+    /// The program of this policy, started; `None` for a policy of homenode's.
+    fn start(&self, policy: &str) -> Option<Result<External, String>> {
+        let start = |prefix, program| External::start(prefix, program, 0, self.patience);
+        if let Some(path) = policy.strip_prefix(SOCKET) {
+            return Some(start(SOCKET, Arc::new(Behind::new(path))));
+        }
+        let command = policy.strip_prefix(PROGRAM)?;
+        Some(match self.keepers.get(policy) {
+            Some(keeper) => start(PROGRAM, Arc::clone(keeper) as Arc<dyn Program>),
+            None => User::of(self.user.as_deref()).and_then(|user| start(PROGRAM, Arc::new(Here::new(command, user)))),
+        })
+    }
+}
 
 /// The policy that the user chose, with the settings of homenode.toml and of the command line, or
 /// the program.
-pub fn chosen(args: &PolicyArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
-    if let Some(command) = args.policy.strip_prefix(PROGRAM) {
-        let failed = |why: String| Failure::new(Exit::Usage, format!("policy {}", args.policy), why);
-        let user = User::of_caller().map_err(failed)?;
-        return Ok(Box::new(External::start(command, user, 0).map_err(failed)?));
+pub fn chosen(args: &PolicyArgs, config: &Config, programs: &Programs) -> Result<Box<dyn Policy>, Failure> {
+    if let Some(started) = programs.start(&args.policy) {
+        let failed = |why| Failure::new(Exit::Usage, format!("policy {}", args.policy), why);
+        return Ok(Box::new(started.map_err(failed)?));
     }
     let (mut nthread, dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
     nthread.locality_margin = args.margin.unwrap_or(nthread.locality_margin);

@@ -2,12 +2,12 @@
 //!
 //! **Problem.** A change of the code's shape must not change a plan.
 //!
-//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the laboratory's figures, on
-//! each group of bars at a time, and on this many random machines (default 300, seed 1), and prints one line for each:
-//! the scenario, the policy, the number of windows, a hash of all moves (what goes where), one of all plans in their
-//! JSON form (with every figure of every reason), and one of all snapshots. `diff` of two outputs
-//! names the runs that differ. With `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan
-//! of that run instead.
+//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the laboratory's
+//! figures, on each group of bars at a time, and on this many random machines (default 300, seed
+//! 1), and prints one line for each: the scenario, policy, number of windows, a hash of all
+//! moves (what goes where), one of all plans in their JSON form (with every figure of every
+//! reason), and one of all snapshots. `diff` of two outputs names the runs that differ. With
+//! `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan of that run instead.
 //!
 //! **Limits.** The laboratory's windows only; `homenode replay` compares plans of recorded ones.
 

@@ -15,7 +15,8 @@ use command::exit::{Exit, Failure};
 use command::output::{self, progress};
 use laboratory::experiment::{Error, Experiment, FIGURES, PROGRAM, Policies, Rails, Series, Where};
 use laboratory::report::Results;
-use session::external::{External, User};
+use session::external::program::{Here, User};
+use session::external::{ANSWER, External, Patience};
 
 use crate::bars;
 use crate::changes::{Sweep, changed};
@@ -113,7 +114,9 @@ fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Fail
     let own = experiment.policies.clone();
     let make = move |policy: &str, settings: &placement::Settings, seed| match policy.strip_prefix(PROGRAM) {
         Some(command) => {
-            Ok(Box::new(External::start(command, User::of_caller()?, seed)?) as Box<dyn placement::Policy>)
+            let program = Arc::new(Here::new(command, User::of(None)?));
+            let policy = External::start(PROGRAM, program, seed, Patience::Waits(ANSWER))?;
+            Ok(Box::new(policy) as Box<dyn placement::Policy>)
         }
         None => own.0(policy, settings, seed),
     };

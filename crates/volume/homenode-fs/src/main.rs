@@ -47,7 +47,11 @@ fn called(arguments: &[OsString], usage: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    let arguments = command_line(std::env::args_os());
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(ended) = session::external::program::keeper(&arguments) {
+        return ended;
+    }
+    let arguments = command_line(arguments.into_iter());
     let known = NAMES.iter().fold(Cli::command(), |known, (name, usage)| match called(&arguments, usage) {
         true => known.mut_subcommand(name, |command| command.override_usage(*usage)),
         false => known,

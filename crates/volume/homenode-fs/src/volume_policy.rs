@@ -29,6 +29,7 @@ use linux::interference;
 use mount::Cache;
 use mount::plane::{Callers, Settings, VolumePlane};
 use placement::Policy;
+use session::policies::Programs;
 use session::published::{self, Publisher};
 use session::windows::{self, Output};
 use session::{policies, report, undo};
@@ -183,7 +184,13 @@ fn profile(args: &NodesArgs) -> Result<Profile, Failure> {
 /// The policy.
 fn chosen(args: &NodesArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
     let policy = args.policy.clone().unwrap_or_else(|| "off".to_owned());
-    policies::chosen(&PolicyArgs { policy, margin: args.margin, min_bytes: args.min_bytes }, config)
+    let programs = Programs::kept([policy.as_str()], args.policy_user.as_deref())?;
+    let policy_user = args.policy_user.clone();
+    policies::chosen(
+        &PolicyArgs { policy, policy_user, margin: args.margin, min_bytes: args.min_bytes },
+        config,
+        &programs,
+    )
 }
 
 fn start(topology: &Topology) -> Result<Arc<Callers>, Failure> {
@@ -333,6 +340,7 @@ mod tests {
     fn args(profile: &str) -> NodesArgs {
         NodesArgs {
             policy: None,
+            policy_user: None,
             margin: None,
             min_bytes: None,
             window: None,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use command::args::Global;
-use session::policies;
+use session::policies::{self, Programs};
 
 use crate::cli::PlanArgs;
 use crate::commands::plane;
@@ -16,7 +16,8 @@ use crate::recording;
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let mut policy = policies::chosen(&args.policy, &config)?;
+    let programs = Programs::waited_for(args.policy.policy_user.as_deref());
+    let mut policy = policies::chosen(&args.policy, &config, &programs)?;
     let (snapshot, limits) = match &args.snapshot {
         Some(path) => (recording::read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {

@@ -7,7 +7,8 @@ use placement::{Move, Snapshot};
 use topology::Topology;
 
 use command::args::Global;
-use session::{policies, report};
+use session::policies::{self, Programs};
+use session::report;
 
 use crate::cli::ReplayArgs;
 use crate::config::Config;
@@ -19,7 +20,8 @@ use crate::recording::Reader;
 /// Prints a plan per window of the recording.
 pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let policy = policies::chosen(&args.policy, &config)?;
+    let programs = Programs::waited_for(args.policy.policy_user.as_deref());
+    let policy = policies::chosen(&args.policy, &config, &programs)?;
     let mut reader = Reader::open(&args.file)?;
     let failure = |e: engine::EngineError| Failure::from_error(Exit::Usage, "cannot replay", &e);
     let mut engine = Engine::new(Recorded::default(), policy, config.engine(), None).map_err(failure)?;

@@ -10,9 +10,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use command::args::{Global, PROGRAM};
+use command::args::{Global, PolicyArgs};
 use engine::{Engine, Plane};
 use placement::Policy;
+use session::policies::Programs;
 use session::totals::Totals;
 use session::windows::{Output, windows};
 use session::{policies, undo};
@@ -38,12 +39,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         ..config.engine()
     };
     let policy = match args.observe_only {
-        _ if args.policy.policy.starts_with(PROGRAM) => {
-            let what = format!("policy {}", args.policy.policy);
-            return Err(Failure::new(Exit::Usage, what, "a program decides in `plan` and `replay` only"));
-        }
         true => Box::new(Off) as Box<dyn Policy>,
-        false => policies::chosen(&args.policy, &config)?,
+        false => {
+            let PolicyArgs { policy, policy_user, .. } = &args.policy;
+            policies::chosen(&args.policy, &config, &Programs::kept([policy.as_str()], policy_user.as_deref())?)?
+        }
     };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
     let stop = Stop::on_signals()?;

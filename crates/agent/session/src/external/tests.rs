@@ -1,11 +1,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use placement::NodeLoad;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use topology::NodeId;
 
+use super::program::{Behind, Here, User};
 use super::*;
 
 const FIRST: &str = r#"echo '{"homenode":1,"name":"mine"}'"#;
@@ -17,11 +19,16 @@ fn start(script: &str, limit: Duration) -> Result<External, String> {
 
 fn start_as(user: Option<User>, script: &str, limit: Duration) -> Result<External, String> {
     let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = dir.path().join("policy");
+    start_in(dir.path(), user, script, limit)
+}
+
+/// The script stays there, to be started again.
+fn start_in(dir: &Path, user: Option<User>, script: &str, limit: Duration) -> Result<External, String> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.join("policy");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    External::start_with(path.to_str().unwrap(), user, 7, limit)
+    External::start("exec:", Arc::new(Here::new(path.to_str().unwrap(), user)), 7, Patience::Waits(limit))
 }
 
 fn window() -> Snapshot {
@@ -156,8 +163,87 @@ fn a_program_that_ends_hangs_or_floods_decides_nothing() {
             );
             assert!(policy.trouble().is_some());
         }
-        assert!(policy.child.try_wait().unwrap().is_some());
     }
+}
+
+/// The same script, in a loop that does not wait.
+fn in_a_loop(script: &str) -> External {
+    let mut policy = start(script, ANSWER).unwrap();
+    policy.patience = Patience::Window;
+    policy
+}
+
+/// What it decides in windows of a tenth of a second: moves and notes.
+fn windows(policy: &mut External, count: usize) -> Vec<(usize, Vec<String>)> {
+    let window = window();
+    let mut decide = || {
+        let plan = policy.decide(&window.topology(), &window);
+        std::thread::sleep(Duration::from_millis(100));
+        (plan.moves.len(), plan.notes)
+    };
+    (0..count).map(|_| decide()).collect()
+}
+
+fn moves_one() -> String {
+    format!(r#"echo '{{"version":2,"policy":"","moves":[{}]}}'"#, moving(2, 1, 0))
+}
+
+#[test]
+fn a_loop_gets_the_plan_of_the_window_before() {
+    let mut policy = in_a_loop(&format!("{FIRST}; read hello; while read window; do {}; done", moves_one()));
+    let said = windows(&mut policy, 3);
+    assert_eq!(said, [(0, vec![]), (1, vec![]), (1, vec![])]);
+}
+
+#[test]
+fn three_late_answers_end_the_policy_and_a_loop_never_waits() {
+    let late = |n| format!("exec:mine: no answer within its window ({n} of 3)");
+    let over = "exec:mine: no answer in time in 3 windows".to_owned();
+    let mut hangs = in_a_loop(&format!("{FIRST}; read hello; sleep 3600"));
+    let said = windows(&mut hangs, 5);
+    assert_eq!(said[1..4], [(0, vec![late(1)]), (0, vec![late(2)]), (0, vec![over.clone()])]);
+    // Told once, and nothing moves.
+    assert_eq!((said[4].clone(), hangs.trouble()), ((0, vec![]), Some(over.as_str())));
+    // One answer in time, and all is well again.
+    let first = format!("{FIRST}; read hello; read window; sleep 0.15; {}", moves_one());
+    let mut slow = in_a_loop(&format!("{first}; while read window; do {}; done", moves_one()));
+    let said = windows(&mut slow, 4);
+    let nothing = "exec:mine: its answer came too late and counts for nothing".to_owned();
+    assert_eq!(said[1..], [(0, vec![late(1)]), (0, vec![nothing]), (1, vec![])]);
+}
+
+#[test]
+fn a_program_that_ends_in_a_loop_is_started_again_three_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut policy = start_in(dir.path(), None, &format!("{FIRST}; read hello; read window; exit 0"), ANSWER).unwrap();
+    policy.patience = Patience::Window;
+    let said = windows(&mut policy, 12);
+    let again = said.iter().filter(|(_, notes)| *notes == ["exec:mine: it ended; it is started again"]).count();
+    assert_eq!((again, policy.trouble()), (3, Some("exec:mine: it ended")), "{said:?}");
+    assert!(said.iter().all(|(moves, _)| *moves == 0));
+}
+
+#[test]
+fn a_program_behind_a_socket_decides_and_is_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.sock");
+    assert!(Behind::new(path.to_str().unwrap()).open().err().unwrap().contains("policy.sock: No such file"));
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let served = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"{\"homenode\":1,\"name\":\"mine\"}\n").unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        for line in lines.map_while(Result::ok).skip(1) {
+            assert!(line.starts_with("{\"version\":2"));
+            stream.write_all(b"{\"version\":2,\"policy\":\"\",\"moves\":[]}\n").unwrap();
+        }
+    });
+    let behind = Arc::new(Behind::new(path.to_str().unwrap()));
+    let mut policy = External::start("unix:", behind, 0, Patience::Waits(ANSWER)).unwrap();
+    let window = window();
+    assert_eq!(policy.decide(&window.topology(), &window), Plan::new("unix:mine"));
+    drop(policy);
+    served.join().unwrap();
 }
 
 /// As the user that it runs as, and whatever root may raise.
@@ -169,7 +255,7 @@ fn a_program_has_limits_and_ends_with_homenode() {
     let user = rustix::process::geteuid().is_root().then_some(User { uid: 65_534, gid: 65_534 });
     let mut policy = start_as(user, &script, ANSWER).unwrap();
     let window = window();
-    assert_eq!(policy.decide(&window.topology(), &window).notes, [format!("{} 0", ADDRESS_SPACE >> 10)]);
+    assert_eq!(policy.decide(&window.topology(), &window).notes, ["4194304 0"]);
 }
 
 #[test]
@@ -187,8 +273,9 @@ fn a_program_that_does_not_announce_itself_is_refused() {
         let refused = start(script, limit).err().unwrap();
         assert!(refused.contains(why), "{refused}");
     }
-    assert!(External::start("/nowhere/at/all", None, 0).err().unwrap().contains("/nowhere/at/all: No such file"));
-    assert!(External::start("  ", None, 0).is_err());
+    let refused = |command| Here::new(command, None).open().err().unwrap();
+    assert!(refused("/nowhere/at/all").contains("/nowhere/at/all: No such file"));
+    assert_eq!(refused("  "), "no program behind `exec:`");
 }
 
 fn below(random: &mut ChaCha8Rng, end: u64) -> u64 {
@@ -230,7 +317,7 @@ fn drawn(random: &mut ChaCha8Rng) -> Snapshot {
 #[test]
 fn the_example_makes_the_plans_of_nthread_rl() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies/nthread_rl.py");
-    let mut theirs = External::start(example, None, 0).unwrap();
+    let mut theirs = External::start("exec:", Arc::new(Here::new(example, None)), 0, Patience::Waits(ANSWER)).unwrap();
     let mut ours = placement::policy("nthread-rl", &placement::nthread::Settings::default()).unwrap();
     let mut random = ChaCha8Rng::seed_from_u64(0x5eed);
     let (mut moves, mut near) = (0, 0);
@@ -250,7 +337,7 @@ fn the_example_makes_the_plans_of_nthread_rl() {
 #[test]
 fn the_short_example_fills_no_node_beyond_its_cpus() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/policies/spread.py");
-    let mut policy = External::start(example, None, 0).unwrap();
+    let mut policy = External::start("exec:", Arc::new(Here::new(example, None)), 0, Patience::Waits(ANSWER)).unwrap();
     let node = |id| NodeLoad { id: NodeId(id), cpus: vec![2 * id, 2 * id + 1], ..NodeLoad::default() };
     let thread = |tid| Thread {
         tid,

@@ -30,6 +30,7 @@ use command::args::PolicyArgs;
 use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
 use placement::{Policy, Traits};
+use session::policies::Programs;
 use session::{policies, undo};
 use trial::{Arm, Harm, order};
 
@@ -58,9 +59,15 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let settings = engine::Settings { window_s, dry_run: false, ..config.engine() };
     let nodes = machine::read(Path::new(machine::SYS), &config)?.nodes.len();
     let design = Design::of(args, window_s, nodes)?;
+    let programs = Programs::kept(design.policies.iter().map(String::as_str), args.policy_user.as_deref())?;
     let chosen = |name: &str| {
-        let args = PolicyArgs { policy: name.to_owned(), margin: args.margin, min_bytes: args.min_bytes };
-        policies::chosen(&args, &config)
+        let policy = PolicyArgs {
+            policy: name.to_owned(),
+            policy_user: None, // its keeper knows
+            margin: args.margin,
+            min_bytes: args.min_bytes,
+        };
+        policies::chosen(&policy, &config, &programs)
     };
     let traits = design.policies.iter().map(|name| Ok(chosen(name)?.traits())).collect::<Result<Vec<_>, Failure>>()?;
     let traits = traits.into_iter().fold(Traits::default(), union);
@@ -229,6 +236,8 @@ impl Trial<'_> {
         let came = stop.came();
         let mut ended = engine.finish_until(&|| stop.came() > came);
         self.spent = engine.spent();
+        // Whatever follows would be a period without it.
+        ran = ran.and(policies::ended(engine.policy()));
         drop(engine);
         let (restored, moved_back) = (ended.restored, ended.moved_back);
         if ran.is_ok() && !back.is_empty() && !over() {

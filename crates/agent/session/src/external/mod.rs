@@ -1,4 +1,4 @@
-//! A policy that is a program of the user's: `--policy exec:PROGRAM`.
+//! A policy that is a program of the user's: `--policy exec:PROGRAM` or `unix:SOCKET`.
 //!
 //! **Problem.** A researcher has a policy of his own, in any language, and wants to see it decide
 //! on the same windows as those that homenode has.
@@ -9,24 +9,31 @@
 //! has one, too, and what a policy may not ask for is left out of the plan and counted in its notes
 //! ([`checked`]). A program that ends, floods, hangs or speaks out of turn is ended and decides
 //! nothing any more ([`Policy::trouble`] says why). Started by root it runs as the user that asked.
+//! How it is started and ended is in [`program`].
 //!
-//! **Limits.** The caller waits for each answer, so this is for commands that only decide. The
+//! A command that only decides waits for each answer. A loop that observes and moves never waits
+//! ([`Patience::Window`]): the answer to a window counts at the end of the next one, a later one
+//! counts for nothing, and three of those in a row end the policy.
+//!
+//! **Limits.** In such a loop a plan is one window old: what is not as it was is left out. The
 //! program's errors go to the caller's.
 
+pub mod program;
+
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::Duration;
 
-use command::args::PROGRAM as PREFIX;
 use placement::{FileRange, Move, ObservedFile, Plan, Policy, Process, Snapshot, Subject, Thread, Traits, Why, Wish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Resource, Rlimit, Signal};
 use serde::{Deserialize, Serialize};
 use topology::Topology;
+
+use self::program::{Ends, Program};
 
 /// The only version of the lines before the first snapshot.
 const VERSION: u32 = 1;
@@ -34,17 +41,19 @@ const VERSION: u32 = 1;
 const LINE: u64 = 16 << 20;
 /// Longest sentence that is kept of its words, in characters.
 const SENTENCE: usize = 300;
+/// Why there is no answer of a program that ended.
+const ENDED: &str = "it ended";
 /// Most notes that are kept of a plan.
 const NOTES: usize = 8;
-/// Address space of the program, in bytes.
-const ADDRESS_SPACE: u64 = 4 << 30;
-/// How long its end is waited for.
-const ENDS: Duration = Duration::from_secs(1);
-/// How long it may think about one line.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long it may think about one line, where it is waited for.
+pub const ANSWER: Duration = Duration::from_secs(10);
+/// So many answers in a row that come too late end the policy.
+const LATE: u32 = 3;
+/// So often a program that ended in a loop is started again.
+const STARTS_AGAIN: u32 = 3;
 
 /// The program's first line.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Announcement {
     /// Version of these lines, 1.
@@ -84,101 +93,85 @@ struct Hello<'a> {
     seed: u64,
 }
 
-/// The user that a program runs as.
+/// Who waits for answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct User {
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
+pub enum Patience {
+    /// A command that only decides: this long.
+    Waits(Duration),
+    /// A loop: not at all.
+    Window,
 }
 
-impl User {
-    /// The user that called `sudo`, or none without root's powers. Root itself is an error.
-    pub fn of_caller() -> Result<Option<Self>, String> {
-        if !rustix::process::geteuid().is_root() {
-            return Ok(None);
-        }
-        let id = |name| std::env::var(name).ok().and_then(|id| id.parse::<u32>().ok()).filter(|id| *id > 0);
-        match (id("SUDO_UID"), id("SUDO_GID")) {
-            (Some(uid), Some(gid)) => Ok(Some(Self { uid, gid })),
-            _ => {
-                Err("a program that decides does not run as root: start homenode as another user, or by sudo"
-                    .to_owned())
-            }
-        }
-    }
+/// What is awaited of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    Nothing,
+    /// Its first line, after it was started again.
+    Announcement,
+    /// Its plan; whether its window is over.
+    Plan {
+        late: bool,
+    },
 }
 
 /// The policy.
 pub struct External {
-    /// `exec:` and what the program calls itself.
+    /// `exec:` or `unix:`, and what the program calls itself.
     name: &'static str,
     announced: Announcement,
     seed: u64,
-    child: Child,
+    program: Arc<dyn Program>,
     requests: Option<Sender<String>>,
     answers: Receiver<Result<String, String>>,
-    limit: Duration,
+    patience: Patience,
     greeted: bool,
+    awaits: Awaits,
+    late: u32,
+    starts_left: u32,
     trouble: Option<String>,
+    /// The trouble was told: once is enough in a loop.
+    told: bool,
 }
 
 impl External {
-    /// Starts a program, with its arguments behind it, and waits for its first line.
-    pub fn start(command: &str, user: Option<User>, seed: u64) -> Result<Self, String> {
-        Self::start_with(command, user, seed, ANSWER)
-    }
-
-    fn start_with(command: &str, user: Option<User>, seed: u64, limit: Duration) -> Result<Self, String> {
-        let mut words = command.split_ascii_whitespace();
-        let program = words.next().ok_or_else(|| format!("no program behind `{PREFIX}`"))?;
-        let mut start = Command::new(program);
-        start.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
-        if let Some(User { uid, gid }) = user {
-            // The standard library drops root's other groups, too.
-            start.uid(uid).gid(gid);
-        }
-        // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
-        unsafe { start.pre_exec(bound) };
-        let mut child = start.spawn().map_err(|e| format!("{program}: {e}"))?;
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(format!("{program}: no pipes"));
-        };
-        let (requests, asked) = channel();
-        let (answered, answers) = channel();
+    /// Starts a program and waits for its first line. `prefix` is what its name begins with.
+    pub fn start(prefix: &str, program: Arc<dyn Program>, seed: u64, patience: Patience) -> Result<Self, String> {
+        let ends = program.open()?;
+        let (requests, answers) = converse(move || Ok(ends))?;
         let mut policy = Self {
-            name: PREFIX,
+            name: "",
             announced: Announcement::default(),
             seed,
-            child,
+            program,
             requests: Some(requests),
             answers,
-            limit,
+            patience,
             greeted: false,
+            awaits: Awaits::Nothing,
+            late: 0,
+            starts_left: STARTS_AGAIN,
             trouble: None,
+            told: false,
         };
-        std::thread::Builder::new()
-            .name("policy".to_owned())
-            .spawn(move || talk(stdin, BufReader::new(stdout), &asked, &answered))
-            .map_err(|e| format!("{program}: {e}"))?;
-        let line = policy.answer().map_err(|why| format!("{program}: its first line: {why}"))?;
-        policy.announced = announcement(&line).map_err(|why| format!("{program}: its first line: {why}"))?;
+        let line = policy.answer().map_err(|why| format!("its first line: {why}"))?;
+        policy.announced = announcement(&line).map_err(|why| format!("its first line: {why}"))?;
         // The name of a policy lives as long as the program, which has one.
-        policy.name = format!("{PREFIX}{}", policy.announced.name).leak();
+        policy.name = format!("{prefix}{}", policy.announced.name).leak();
         Ok(policy)
     }
 
     /// The next line of the program.
     fn answer(&mut self) -> Result<String, String> {
-        match self.answers.recv_timeout(self.limit) {
+        let limit = if let Patience::Waits(limit) = self.patience { limit } else { ANSWER };
+        match self.answers.recv_timeout(limit) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => Err(format!("no answer within {} s", self.limit.as_secs_f64())),
-            Err(RecvTimeoutError::Disconnected) => Err("it ended".to_owned()),
+            Err(RecvTimeoutError::Timeout) => Err(format!("no answer within {} s", limit.as_secs_f64())),
+            Err(RecvTimeoutError::Disconnected) => Err(ENDED.to_owned()),
         }
     }
 
-    fn ask(&mut self, topology: &Topology, snapshot: &Snapshot) -> Result<Plan, String> {
+    /// Writes it the window.
+    fn tell(&mut self, topology: &Topology, snapshot: &Snapshot) -> Result<(), String> {
         let mut lines = String::new();
         if !std::mem::replace(&mut self.greeted, true) {
             let hello = Hello { homenode: VERSION, topology, seed: self.seed };
@@ -186,28 +179,76 @@ impl External {
         }
         lines += &serde_json::to_string(snapshot).map_err(|e| e.to_string())?;
         lines.push('\n');
-        self.requests.as_ref().and_then(|requests| requests.send(lines).ok()).ok_or("it ended")?;
-        let line = self.answer()?;
-        let plan: Plan = serde_json::from_str(&line).map_err(|e| sentence(&format!("its plan: {e}")))?;
+        Ok(self.requests.as_ref().and_then(|requests| requests.send(lines).ok()).ok_or(ENDED)?)
+    }
+
+    /// Its plan, as far as a policy may ask for it in this window.
+    fn plan(&self, line: &str, topology: &Topology, snapshot: &Snapshot) -> Result<Plan, String> {
+        let plan: Plan = serde_json::from_str(line).map_err(|e| sentence(&format!("its plan: {e}")))?;
         if plan.version != placement::plan::VERSION {
             return Err(format!("its plan has version {}, not {}", plan.version, placement::plan::VERSION));
         }
         Ok(checked(plan, self.name, self.traits(), topology, snapshot))
     }
 
-    /// Ends the program and its process group, once.
+    fn ask(&mut self, topology: &Topology, snapshot: &Snapshot) -> Result<Plan, String> {
+        self.tell(topology, snapshot)?;
+        let line = self.answer()?;
+        self.plan(&line, topology, snapshot)
+    }
+
+    /// The plan for the window before this one, if there is one by now. Tells the program this
+    /// window unless it still thinks.
+    fn ask_without_waiting(&mut self, topology: &Topology, snapshot: &Snapshot) -> Result<Plan, String> {
+        let mut plan = Plan::new(self.name);
+        if self.awaits != Awaits::Nothing {
+            let line = match self.answers.try_recv() {
+                Ok(line) => line?,
+                Err(TryRecvError::Disconnected) => return Err(ENDED.to_owned()),
+                Err(TryRecvError::Empty) => {
+                    self.late += 1;
+                    if self.late >= LATE {
+                        return Err(format!("no answer in time in {LATE} windows"));
+                    }
+                    if let Awaits::Plan { late } = &mut self.awaits {
+                        *late = true;
+                    }
+                    plan.notes.push(format!("{}: no answer within its window ({} of {LATE})", self.name, self.late));
+                    return Ok(plan);
+                }
+            };
+            match self.awaits {
+                Awaits::Announcement if announcement(&line)? != self.announced => {
+                    return Err("it was started again and announced something else".to_owned());
+                }
+                Awaits::Announcement => {}
+                Awaits::Plan { late: true } => {
+                    plan.notes.push(format!("{}: its answer came too late and counts for nothing", self.name));
+                }
+                Awaits::Plan { late: false } | Awaits::Nothing => {
+                    plan = self.plan(&line, topology, snapshot)?;
+                    self.late = 0;
+                }
+            }
+        }
+        self.tell(topology, snapshot)?;
+        self.awaits = Awaits::Plan { late: false };
+        Ok(plan)
+    }
+
+    /// Starts a program again that ended in a loop.
+    fn start_again(&mut self) -> Result<(), String> {
+        let program = Arc::clone(&self.program);
+        let (requests, answers) = converse(move || program.open())?;
+        (self.requests, self.answers) = (Some(requests), answers);
+        (self.greeted, self.awaits) = (false, Awaits::Announcement);
+        Ok(())
+    }
+
+    /// Ends the program, once.
     fn end(&mut self) {
-        if self.requests.take().is_none() {
-            return; // it was waited for: its number can be another's
-        }
-        if let Some(group) = Pid::from_raw(self.child.id().cast_signed()) {
-            let _ = rustix::process::kill_process_group(group, Signal::KILL);
-        }
-        // It may have left its group. One that became another user cannot be killed: nobody waits.
-        let _ = self.child.kill();
-        let patience = Instant::now() + ENDS;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < patience {
-            std::thread::sleep(Duration::from_millis(1));
+        if self.requests.take().is_some() {
+            self.program.end();
         }
     }
 }
@@ -241,16 +282,29 @@ impl Policy for External {
     }
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
+        let nothing = Plan::new(self.name);
         if self.trouble.is_none() {
-            match self.ask(topology, snapshot) {
+            let asked = match self.patience {
+                Patience::Waits(_) => self.ask(topology, snapshot),
+                Patience::Window => self.ask_without_waiting(topology, snapshot),
+            };
+            let why = match asked {
                 Ok(plan) => return plan,
-                Err(why) => {
-                    self.trouble = Some(format!("{}: {why}", self.name));
-                    self.end();
+                Err(why) => why,
+            };
+            if self.patience == Patience::Window && why == ENDED && self.starts_left > 0 {
+                self.starts_left -= 1;
+                let notes = vec![format!("{}: {why}; it is started again", self.name)];
+                match self.start_again() {
+                    Ok(()) => return Plan { notes, ..nothing },
+                    Err(why) => tracing::warn!("{why}"),
                 }
             }
+            self.trouble = Some(format!("{}: {why}", self.name));
+            self.end();
         }
-        Plan { notes: self.trouble.iter().cloned().collect(), ..Plan::new(self.name) }
+        let tells = !std::mem::replace(&mut self.told, self.patience == Patience::Window);
+        Plan { notes: self.trouble.iter().filter(|_| tells).cloned().collect(), ..nothing }
     }
 
     fn trouble(&self) -> Option<&str> {
@@ -258,40 +312,39 @@ impl Policy for External {
     }
 }
 
-/// In the new process, as its user: keeps it from taking the machine along, and from outliving
-/// homenode.
-fn bound() -> std::io::Result<()> {
-    for (resource, most) in [(Resource::As, ADDRESS_SPACE), (Resource::Core, 0)] {
-        let allowed = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
-        rustix::process::setrlimit(resource, Rlimit { current: Some(allowed), maximum: Some(allowed) })?;
-    }
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+/// A thread that talks with a program.
+type Conversation = (Sender<String>, Receiver<Result<String, String>>);
+
+fn converse(open: impl FnOnce() -> Result<Ends, String> + Send + 'static) -> Result<Conversation, String> {
+    let (requests, asked) = channel();
+    let (answered, answers) = channel();
+    let talk = move || match open() {
+        Ok((to, from)) => talk(to, BufReader::new(from), &asked, &answered),
+        Err(why) => _ = answered.send(Err(why)),
+    };
+    std::thread::Builder::new().name("policy".to_owned()).spawn(talk).map_err(|e| format!("no thread: {e}"))?;
+    Ok((requests, answers))
 }
 
 /// Reads the first line, then writes what is asked and reads a line for each, until either ends.
-fn talk(
-    mut stdin: ChildStdin,
-    mut stdout: BufReader<ChildStdout>,
-    asked: &Receiver<String>,
-    answered: &Sender<Result<String, String>>,
-) {
-    let mut answer = line(&mut stdout);
+fn talk(mut to: File, mut from: BufReader<File>, asked: &Receiver<String>, answered: &Sender<Result<String, String>>) {
+    let mut answer = line(&mut from);
     loop {
         let ended = answer.is_err();
         if answered.send(answer).is_err() || ended {
             return;
         }
         let Ok(lines) = asked.recv() else { return };
-        answer = if spoke_up(&stdout) {
+        answer = if spoke_up(&from) {
             Err("it wrote a line that nobody asked for".to_owned())
         } else {
-            stdin.write_all(lines.as_bytes()).map_err(|_| "it ended".to_owned()).and_then(|()| line(&mut stdout))
+            to.write_all(lines.as_bytes()).map_err(|_| ENDED.to_owned()).and_then(|()| line(&mut from))
         };
     }
 }
 
 /// Whether there is something to read already.
-fn spoke_up(stdout: &BufReader<ChildStdout>) -> bool {
+fn spoke_up(stdout: &BufReader<File>) -> bool {
     let mut ready = [PollFd::from_borrowed_fd(stdout.get_ref().as_fd(), PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     !stdout.buffer().is_empty()
@@ -303,11 +356,7 @@ fn line(from: &mut impl BufRead) -> Result<String, String> {
     let mut line = Vec::new();
     from.take(LINE).read_until(b'\n', &mut line).map_err(|e| e.to_string())?;
     if line.pop() != Some(b'\n') {
-        return Err(if line.len() as u64 + 1 < LINE {
-            "it ended".to_owned()
-        } else {
-            format!("a line above {LINE} bytes")
-        });
+        return Err(if line.len() as u64 + 1 < LINE { ENDED.to_owned() } else { format!("a line above {LINE} bytes") });
     }
     String::from_utf8(line).map_err(|_| "no UTF-8".to_owned())
 }
