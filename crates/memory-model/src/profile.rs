@@ -21,8 +21,7 @@ use topology::{CpuSet, Node, NodeId, Topology, tiers};
 use crate::figures::*;
 use crate::{LOCAL, ONE_HOP, at_hops};
 
-/// SLIT distance of a memory node from the node that it belongs to, and from the others, as in
-/// `scenarios/cxl.toml`. Chosen.
+/// SLIT distance of a memory node from the node that it belongs to, and from the others. Chosen.
 const MEMORY_NODE: (u32, u32) = (14, 24);
 
 /// Memory of one node, at full speed (scale 1).
@@ -179,8 +178,8 @@ impl Memory {
         directory: 0.0,
     };
 
-    /// A CXL memory expander on each node. Bandwidths as in `scenarios/cxl.toml`, times per byte
-    /// and the factor of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
+    /// A CXL memory expander on each node. The bandwidths are chosen, times per byte and the factor
+    /// of a hop as of DRAM; the latency is a guess: three times that of local DRAM.
     pub const CXL: Self = Self {
         read_bw: 24e9,
         write_bw: 20e9,

@@ -284,7 +284,7 @@ impl<P: Plane> Engine<P> {
 }
 
 /// A thread that is moved again is not done with: its earlier values stay beside the new one.
-fn held_again(forgets: &mut Vec<Record>, holds: &[Record]) {
+pub(crate) fn held_again(forgets: &mut Vec<Record>, holds: &[Record]) {
     if forgets.is_empty() {
         return;
     }

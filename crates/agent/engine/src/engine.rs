@@ -8,6 +8,7 @@ use topology::NodeId;
 
 use crate::attempt::MoveEvent;
 use crate::audit::Audit;
+use crate::carry::held_again;
 use crate::grown::Grown;
 use crate::jobs::{Jobs, Spent};
 use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
@@ -23,6 +24,9 @@ use crate::{
     Cost, EngineError, Finished, Inherited, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Tally, Undo,
     Undone, WindowReport,
 };
+
+/// Most records that wait to be forgotten while looks fail.
+const FORGETS: usize = 100_000;
 
 /// Least number of records checked in each window for threads that have ended.
 const ENDED_CHECKS: usize = 64;
@@ -190,7 +194,6 @@ impl<P: Plane> Engine<P> {
         let inherited = self.put_back_inherited(&snapshot);
         // After a failed look, the record of an ended thread may be all that leads to its children.
         if let Some((_, kept)) = inherited {
-            self.forget();
             self.forget_ended(kept);
         }
         let unpaid = self.trials.window(&snapshot);
@@ -287,11 +290,14 @@ impl<P: Plane> Engine<P> {
     /// a whole get records instead. Returns how many were restored, and how many records were
     /// added.
     fn put_back_inherited(&mut self, snapshot: &Snapshot) -> Option<(usize, usize)> {
-        let (mut restored, mut kept) = (0, Vec::new());
+        let (mut restored, mut kept, mut all) = (0, Vec::new(), true);
         let inherited = match self.plane.inherited(self.owned.undos()) {
             Ok(inherited) => inherited,
             Err(error) => {
                 self.say(format!("threads that inherited our affinity cannot be found in this window: {error}"));
+                if self.forgets.len() > FORGETS {
+                    self.forget();
+                }
                 return None;
             }
         };
@@ -304,6 +310,7 @@ impl<P: Plane> Engine<P> {
                 Ok(Undone::Restored) => restored += 1,
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
                 Err(error) => {
+                    all = false;
                     self.say(format!("cannot restore the inherited affinity of {}: {error}", thread.subject));
                 }
             }
@@ -316,6 +323,10 @@ impl<P: Plane> Engine<P> {
         let added = kept.len();
         if added > 0 {
             self.keep(kept, snapshot);
+        }
+        // What could not be put back is found by the values that others had.
+        if all || self.forgets.len() > FORGETS {
+            self.forget();
         }
         Some((restored, added))
     }
@@ -335,7 +346,9 @@ impl<P: Plane> Engine<P> {
                 _ => "",
             };
             let about = About::new(&undo.subject, undo.pid, comm);
-            self.records.extend([Record::hold(comm, &undo), Record::made(&undo)]);
+            let records = [Record::hold(comm, &undo), Record::made(&undo)];
+            held_again(&mut self.forgets, &records);
+            self.records.extend(records);
             self.owned.put(undo, about);
         }
         self.append();

@@ -383,7 +383,14 @@ fn serve(
     let looks = wanted.options.flags.contains(Flags::RDONLY);
     let mapped = if looks { map_to_look(&wanted.volume)? } else { map(&wanted.volume)? };
     let nodes = Nodes::of(global, &wanted.nodes, &mapped)?;
-    let prepared = Prepared::new(global, &wanted.nodes, &nodes, &args.dir)?;
+    let prepared = match Prepared::new(global, &wanted.nodes, &nodes, &args.dir) {
+        // Users of a mount do not lose it for a policy that cannot be had any more.
+        Err(failure) if taken => {
+            say(&format!("nothing moves: {}", failure.line()));
+            None
+        }
+        prepared => prepared?,
+    };
     let mut options = wanted.options.clone();
     let (topology, medium) = (Some(nodes.topology.clone()), nodes.medium());
     let with = ::fs::Options { topology, placement: wanted.placement, inherits: taken, ..::fs::Options::default() };

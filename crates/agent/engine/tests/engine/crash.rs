@@ -101,8 +101,7 @@ fn a_file_that_is_damaged_anywhere_is_no_fault_and_touches_nothing_foreign() {
     }
 }
 
-/// A thread moves from node to node, is taken back and moves again; at each change it has a child
-/// that no look has seen.
+/// A thread moves from node to node; just before each change it has a child that no look has seen.
 #[test]
 fn a_child_born_just_before_its_parent_changes_is_found() {
     let tmp = tempfile::tempdir().unwrap();
@@ -126,4 +125,19 @@ fn a_child_born_just_before_its_parent_changes_is_found() {
     for (state, tasks) in wrecks {
         start_again(tmp.path(), &state.unwrap(), &tasks);
     }
+}
+
+#[test]
+fn the_last_child_of_a_thread_that_ended_is_found() {
+    let (tmp, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let plane = Fake::new([(1, 0, 1)]);
+    plane.world().last_births.push((1, 10));
+    let policy = script(|s| s.threads.iter().filter(|t| t.node.0 != 1).map(|t| mv(t.tid, t.start_ns, 0, 1)).collect());
+    let state = StateDir::open(tmp.path()).unwrap();
+    let mut engine = Engine::new(plane.clone(), policy, Settings::default(), Some(state)).unwrap();
+    engine.step().unwrap();
+    engine.step().unwrap();
+    let tasks = plane.world().tasks.clone();
+    assert!(!tasks.contains_key(&1) && tasks[&10].mask == node_cpus(1), "{tasks:?}");
+    start_again(again.path(), &std::fs::read(tmp.path().join("state.jsonl")).unwrap(), &tasks);
 }

@@ -95,6 +95,8 @@ pub struct World {
     pub given: Vec<Undo>,
     /// Children that are born just before the affinity of their parent changes.
     pub late_births: Vec<(u32, u32)>,
+    /// Threads that end as soon as somebody asks, and their last children.
+    pub last_births: Vec<(u32, u32)>,
     /// Children whose fork was under way while their parent was put back: parent, child, mask.
     pub forks_under_way: Vec<(u32, u32, CpuSet)>,
     /// Threads of moved processes are kept.
@@ -460,7 +462,13 @@ impl Plane for Fake {
 
     fn ended(&mut self, undo: &Undo) -> bool {
         let Subject::Thread { tid, start } = undo.subject else { return false };
-        self.world().tasks.get(&tid).is_none_or(|t| t.start != start)
+        let mut world = self.world();
+        if let Some(at) = world.last_births.iter().position(|birth| birth.0 == tid) {
+            let (parent, child) = world.last_births.remove(at);
+            world.fork(parent, child);
+            world.tasks.remove(&parent);
+        }
+        world.tasks.get(&tid).is_none_or(|t| t.start != start)
     }
 
     fn epoch(&self) -> Option<String> {

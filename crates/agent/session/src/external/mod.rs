@@ -26,10 +26,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use placement::{FileRange, Move, ObservedFile, Plan, Policy, Process, Snapshot, Subject, Thread, Traits, Why, Wish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use topology::Topology;
 
@@ -106,8 +107,8 @@ pub enum Patience {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaits {
     Nothing,
-    /// Its first line, after it was started again.
-    Announcement,
+    /// Its first line, after it was started again then.
+    Announcement(Instant),
     /// Its plan; whether its window is over.
     Plan {
         late: bool,
@@ -188,6 +189,10 @@ impl External {
         if plan.version != placement::plan::VERSION {
             return Err(format!("its plan has version {}, not {}", plan.version, placement::plan::VERSION));
         }
+        let most = snapshot.threads.len() + snapshot.processes.len() + snapshot.files.len();
+        if plan.moves.len() > most {
+            return Err(format!("its plan has {} moves, and the window {most} subjects", plan.moves.len()));
+        }
         Ok(checked(plan, self.name, self.traits(), topology, snapshot))
     }
 
@@ -205,6 +210,10 @@ impl External {
             let line = match self.answers.try_recv() {
                 Ok(line) => line?,
                 Err(TryRecvError::Disconnected) => return Err(ENDED.to_owned()),
+                // It may take as long as at first, and knows of no window yet.
+                Err(TryRecvError::Empty) if matches!(self.awaits, Awaits::Announcement(at) if at.elapsed() < ANSWER) => {
+                    return Ok(plan);
+                }
                 Err(TryRecvError::Empty) => {
                     self.late += 1;
                     if self.late >= LATE {
@@ -218,10 +227,10 @@ impl External {
                 }
             };
             match self.awaits {
-                Awaits::Announcement if announcement(&line)? != self.announced => {
+                Awaits::Announcement(_) if announcement(&line)? != self.announced => {
                     return Err("it was started again and announced something else".to_owned());
                 }
-                Awaits::Announcement => {}
+                Awaits::Announcement(_) => {}
                 Awaits::Plan { late: true } => {
                     plan.notes.push(format!("{}: its answer came too late and counts for nothing", self.name));
                 }
@@ -241,7 +250,7 @@ impl External {
         let program = Arc::clone(&self.program);
         let (requests, answers) = converse(move || program.open())?;
         (self.requests, self.answers) = (Some(requests), answers);
-        (self.greeted, self.awaits) = (false, Awaits::Announcement);
+        (self.greeted, self.awaits, self.late) = (false, Awaits::Announcement(Instant::now()), 0);
         Ok(())
     }
 
@@ -318,9 +327,15 @@ type Conversation = (Sender<String>, Receiver<Result<String, String>>);
 fn converse(open: impl FnOnce() -> Result<Ends, String> + Send + 'static) -> Result<Conversation, String> {
     let (requests, asked) = channel();
     let (answered, answers) = channel();
-    let talk = move || match open() {
-        Ok((to, from)) => talk(to, BufReader::new(from), &asked, &answered),
-        Err(why) => _ = answered.send(Err(why)),
+    let talk = move || {
+        // It reads what somebody else writes.
+        if let Err(error) = linux::privileges::keep_only(CapabilitySet::empty()) {
+            tracing::warn!(%error, "the conversation with a program keeps privileges");
+        }
+        match open() {
+            Ok((to, from)) => talk(to, BufReader::new(from), &asked, &answered),
+            Err(why) => _ = answered.send(Err(why)),
+        }
     };
     std::thread::Builder::new().name("policy".to_owned()).spawn(talk).map_err(|e| format!("no thread: {e}"))?;
     Ok((requests, answers))
@@ -335,26 +350,30 @@ fn talk(mut to: File, mut from: BufReader<File>, asked: &Receiver<String>, answe
             return;
         }
         let Ok(lines) = asked.recv() else { return };
-        answer = if spoke_up(&from) {
-            Err("it wrote a line that nobody asked for".to_owned())
-        } else {
-            to.write_all(lines.as_bytes()).map_err(|_| ENDED.to_owned()).and_then(|()| line(&mut from))
-        };
+        answer = spoke_up(&mut from)
+            .and_then(|()| to.write_all(lines.as_bytes()).map_err(|_| ENDED.to_owned()).and_then(|()| line(&mut from)));
     }
 }
 
-/// Whether there is something to read already.
-fn spoke_up(stdout: &BufReader<File>) -> bool {
-    let mut ready = [PollFd::from_borrowed_fd(stdout.get_ref().as_fd(), PollFlags::IN)];
+/// An error if there is something to read already. The end of a socket can be read, too.
+fn spoke_up(from: &mut BufReader<File>) -> Result<(), String> {
+    let mut ready = [PollFd::from_borrowed_fd(from.get_ref().as_fd(), PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    !stdout.buffer().is_empty()
-        || poll(&mut ready, Some(&now)).is_ok() && ready.iter().any(|ready| ready.revents().contains(PollFlags::IN))
+    let polled = poll(&mut ready, Some(&now)).is_ok();
+    let is_ready = polled && ready.iter().any(|ready| ready.revents().contains(PollFlags::IN));
+    if from.buffer().is_empty() && !is_ready {
+        return Ok(());
+    }
+    match from.fill_buf() {
+        Ok([_, ..]) => Err("it wrote a line that nobody asked for".to_owned()),
+        _ => Err(ENDED.to_owned()),
+    }
 }
 
 /// One line, which has a limit.
 fn line(from: &mut impl BufRead) -> Result<String, String> {
     let mut line = Vec::new();
-    from.take(LINE).read_until(b'\n', &mut line).map_err(|e| e.to_string())?;
+    from.take(LINE).read_until(b'\n', &mut line).map_err(|_| ENDED.to_owned())?;
     if line.pop() != Some(b'\n') {
         return Err(if line.len() as u64 + 1 < LINE { ENDED.to_owned() } else { format!("a line above {LINE} bytes") });
     }

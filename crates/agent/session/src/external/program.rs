@@ -128,6 +128,9 @@ impl Program for Here {
         if let Some(User { uid, gid }) = self.user {
             // The standard library drops root's other groups, too.
             start.uid(uid).gid(gid);
+            // Root's variables are none of its business.
+            let plain = |name: &str| ["PATH", "LANG", "TZ"].contains(&name) || name.starts_with("LC_");
+            start.env_clear().envs(std::env::vars().filter(|(name, _)| plain(name)));
         }
         // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
         unsafe { start.pre_exec(bound) };
@@ -165,7 +168,8 @@ fn bound() -> io::Result<()> {
 /// A program below a keeper, which ends with this.
 #[derive(Debug)]
 pub struct Keeper {
-    socket: OwnedFd,
+    /// One asks at a time.
+    socket: Mutex<OwnedFd>,
 }
 
 impl Keeper {
@@ -179,9 +183,9 @@ impl Keeper {
         let id = |id: Option<u32>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
         let mut keeper = Command::new("/proc/self/exe");
         keeper.arg0("homenode").arg(KEEPER).args([id(user.map(|u| u.uid)), id(user.map(|u| u.gid))]).arg(command);
-        // Control-C is for us; it ends when the socket does. Nobody waits for it.
-        keeper.stdin(Stdio::from(its)).stdout(Stdio::null()).process_group(0).spawn().map_err(failed)?;
-        Ok(Self { socket })
+        // It ends when the socket does. Nobody waits for it.
+        keeper.stdin(Stdio::from(its)).stdout(Stdio::null()).spawn().map_err(failed)?;
+        Ok(Self { socket: Mutex::new(socket) })
     }
 }
 
@@ -191,8 +195,13 @@ impl Program for Keeper {
             rustix::io::Errno::AGAIN => "its keeper does not answer".to_owned(),
             e => format!("its keeper: {}", io::Error::from(e)),
         };
-        rustix::net::send(&self.socket, START, SendFlags::NOSIGNAL).map_err(gone)?;
-        let (why, ends) = receive(self.socket.as_fd()).map_err(gone)?;
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        rustix::net::send(&*socket, START, SendFlags::NOSIGNAL).map_err(gone)?;
+        let (why, ends) = receive(socket.as_fd()).map_err(|e| {
+            // A late answer would be taken for the next one.
+            let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+            gone(e)
+        })?;
         match <[OwnedFd; 2]>::try_from(ends) {
             Ok([to, from]) => Ok((File::from(to), File::from(from))),
             Err(_) if why.is_empty() => Err("its keeper ended".to_owned()),
@@ -201,7 +210,10 @@ impl Program for Keeper {
     }
 
     fn end(&self) {
-        let _ = rustix::net::send(&self.socket, END, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        // Who holds it waits for a program that starts; the end of the run ends that, too.
+        if let Ok(socket) = self.socket.try_lock() {
+            let _ = rustix::net::send(&*socket, END, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
     }
 }
 
@@ -236,6 +248,10 @@ fn keep(command: &str, user: Option<User>) -> ExitCode {
     if linux::privileges::keep_only(keeps).is_err() {
         return ExitCode::FAILURE;
     }
+    // Control-C is for homenode, and root's terminal for nobody else. What saves a file server from
+    // the kernel's hunt for memory must not save a program.
+    let _ = rustix::process::setsid();
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
     let program = Here::new(command, user);
     let socket = io::stdin();
     while let Ok((told, _)) = receive(socket.as_fd()) {

@@ -246,6 +246,27 @@ fn a_program_behind_a_socket_decides_and_is_let_go() {
     served.join().unwrap();
 }
 
+/// Its end can be read from a socket, and is no speech.
+#[test]
+fn a_program_behind_a_socket_that_ended_is_asked_for_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("policy.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let served = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"{\"homenode\":1,\"name\":\"mine\"}\n").unwrap();
+        }
+    });
+    let behind = Arc::new(Behind::new(path.to_str().unwrap()));
+    let mut policy = External::start("unix:", behind, 0, Patience::Window).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let again = windows(&mut policy, 2).into_iter().flat_map(|(_, notes)| notes).collect::<Vec<_>>();
+    assert_eq!(again, ["unix:mine: it ended; it is started again"]);
+    drop(policy);
+    served.join().unwrap();
+}
+
 /// As the user that it runs as, and whatever root may raise.
 #[test]
 fn a_program_has_limits_and_ends_with_homenode() {

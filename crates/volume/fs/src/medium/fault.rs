@@ -170,8 +170,8 @@ pub(super) unsafe fn store(to: *mut u64, word: u64) -> bool {
 }
 
 // Each begins with what may fault, and ends with a return: that is where the handler goes on. Then
-// rcx says what is left: bytes, lines, or the one word. Weak, because a program of the laboratory has
-// these sources twice: the linker takes one of two that are alike.
+// rcx says what is left: bytes, lines, or the one word. Weak, because a program of the laboratory
+// has these sources twice: the linker takes one of two that are alike.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".hidden homenode_copy, homenode_copy_end",

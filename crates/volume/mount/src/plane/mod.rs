@@ -478,6 +478,10 @@ impl Plane for VolumePlane {
         self.actor.inherited(owned)
     }
 
+    fn let_forks_end(&mut self) {
+        self.actor.let_forks_end();
+    }
+
     fn ended(&mut self, undo: &Undo) -> bool {
         self.actor.ended(undo)
     }
