@@ -25,6 +25,16 @@ use crate::{
     Undone, WindowReport,
 };
 
+/// What a look for threads that inherited a value of ours came to.
+struct Looked {
+    /// Threads that were put back.
+    restored: usize,
+    /// Threads that keep the value, and have records now.
+    kept: usize,
+    /// No other one is left: what could not be put back is found by the values that others had.
+    all: bool,
+}
+
 /// Most records that wait to be forgotten while looks fail.
 const FORGETS: usize = 100_000;
 
@@ -193,8 +203,11 @@ impl<P: Plane> Engine<P> {
         }
         let inherited = self.put_back_inherited(&snapshot);
         // After a failed look, the record of an ended thread may be all that leads to its children.
-        if let Some((_, kept)) = inherited {
-            self.forget_ended(kept);
+        if inherited.as_ref().is_some_and(|looked| looked.all) || self.forgets.len() > FORGETS {
+            self.forget();
+        }
+        if let Some(looked) = &inherited {
+            self.forget_ended(looked.kept);
         }
         let unpaid = self.trials.window(&snapshot);
         self.take_back(unpaid);
@@ -227,7 +240,7 @@ impl<P: Plane> Engine<P> {
             snapshot,
             plan,
             outcomes,
-            inherited_restored: inherited.map_or(0, |inherited| inherited.0),
+            inherited_restored: inherited.map_or(0, |looked| looked.restored),
             notes: std::mem::take(&mut self.notes),
             cost,
         })
@@ -287,17 +300,13 @@ impl<P: Plane> Engine<P> {
 
     /// Restores the affinity of threads started by moved ones: the policy has not decided on them.
     /// It may move them later for what they read themselves. Threads of a process that was moved as
-    /// a whole get records instead. Returns how many were restored, and how many records were
-    /// added.
-    fn put_back_inherited(&mut self, snapshot: &Snapshot) -> Option<(usize, usize)> {
+    /// a whole get records instead. `None`: it is not known which there are.
+    fn put_back_inherited(&mut self, snapshot: &Snapshot) -> Option<Looked> {
         let (mut restored, mut kept, mut all) = (0, Vec::new(), true);
         let inherited = match self.plane.inherited(self.owned.undos()) {
             Ok(inherited) => inherited,
             Err(error) => {
                 self.say(format!("threads that inherited our affinity cannot be found in this window: {error}"));
-                if self.forgets.len() > FORGETS {
-                    self.forget();
-                }
                 return None;
             }
         };
@@ -324,11 +333,7 @@ impl<P: Plane> Engine<P> {
         if added > 0 {
             self.keep(kept, snapshot);
         }
-        // What could not be put back is found by the values that others had.
-        if all || self.forgets.len() > FORGETS {
-            self.forget();
-        }
-        Some((restored, added))
+        Some(Looked { restored, kept: added, all })
     }
 
     /// Adds records of threads that already have a value of ours. If homenode crashes before this,

@@ -94,7 +94,7 @@ struct Hello<'a> {
     seed: u64,
 }
 
-/// Who waits for answers.
+/// How long a caller waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// A command that only decides: this long.
@@ -130,8 +130,6 @@ pub struct External {
     late: u32,
     starts_left: u32,
     trouble: Option<String>,
-    /// The trouble was told: once is enough in a loop.
-    told: bool,
 }
 
 impl External {
@@ -152,7 +150,6 @@ impl External {
             late: 0,
             starts_left: STARTS_AGAIN,
             trouble: None,
-            told: false,
         };
         let line = policy.answer().map_err(|why| format!("its first line: {why}"))?;
         policy.announced = announcement(&line).map_err(|why| format!("its first line: {why}"))?;
@@ -292,6 +289,8 @@ impl Policy for External {
 
     fn decide(&mut self, topology: &Topology, snapshot: &Snapshot) -> Plan {
         let nothing = Plan::new(self.name);
+        // Once is enough in a loop.
+        let tells = self.trouble.is_none() || self.patience != Patience::Window;
         if self.trouble.is_none() {
             let asked = match self.patience {
                 Patience::Waits(_) => self.ask(topology, snapshot),
@@ -312,7 +311,6 @@ impl Policy for External {
             self.trouble = Some(format!("{}: {why}", self.name));
             self.end();
         }
-        let tells = !std::mem::replace(&mut self.told, self.patience == Patience::Window);
         Plan { notes: self.trouble.iter().filter(|_| tells).cloned().collect(), ..nothing }
     }
 

@@ -210,7 +210,7 @@ impl Program for Keeper {
     }
 
     fn end(&self) {
-        // Who holds it waits for a program that starts; the end of the run ends that, too.
+        // While a program starts, another thread has it; the end of the run ends that program, too.
         if let Ok(socket) = self.socket.try_lock() {
             let _ = rustix::net::send(&*socket, END, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }

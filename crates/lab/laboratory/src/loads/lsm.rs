@@ -277,7 +277,7 @@ impl Db {
         });
     }
 
-    /// Who waits for work or room sees that the run is over.
+    /// Threads that wait for work or room see that the run is over.
     fn ends(&self) {
         [&self.to_flush, &self.to_compact, &self.room].into_iter().for_each(Condvar::notify_all);
     }
