@@ -509,7 +509,8 @@ fn a_program_decides_in_plan_and_replay() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let script = |name: &str, text: &str| {
         let path = dir.path().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        // The tests' PATH may lead through a home of root's, where another user has no way.
+        fs::write(&path, format!("#!/bin/sh\nPATH=/usr/bin:/bin\n{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         format!("exec:{}", path.display())
     };

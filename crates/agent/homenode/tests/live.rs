@@ -601,7 +601,8 @@ fn decider(dir: &Path, script: &str) -> String {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     let path = dir.join("decides");
     let first = r#"echo '{"homenode":1,"name":"mine"}'; read hello"#;
-    fs::write(&path, format!("#!/bin/sh\n{first}\n{script}\n")).unwrap();
+    // As above: not by the tests' PATH.
+    fs::write(&path, format!("#!/bin/sh\nPATH=/usr/bin:/bin\n{first}\n{script}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     format!("exec:{}", path.display())
 }

@@ -145,7 +145,7 @@ fn a_program_that_ends_hangs_or_floods_decides_nothing() {
         ("read a; read b; printf '\\377\\n'; read c", "no UTF-8"),
         // One that goes to our process group is killed all the same.
         (
-            "exec python3 -c 'import os, time; input(); input(); os.setpgid(0, os.getpgid(os.getppid())); print(); time.sleep(3600)'",
+            "exec python3 -c 'import os, time; input(); input(); os.setpgid(0, os.getpgid(os.getppid())); print(flush=True); time.sleep(3600)'",
             "its plan: EOF",
         ),
     ];
