@@ -71,4 +71,13 @@ mod tests {
         assert_eq!((crowded(8.0), crowded(24.0), crowded(100.0)), (2.20 / 1.53, 2.20 / 0.80, 2.20 / 0.80));
         assert!((crowded(5.0) - (1.0 + 2.20 / 1.96) / 2.0).abs() < 1e-12);
     }
+
+    #[test]
+    fn six_modules_carry_six_times_as_much_and_crowd_as_one_does_with_a_sixth_of_the_writers() {
+        let (one, six) = (Memory::OPTANE, Profile::named("optane-6").unwrap().memory);
+        let bandwidths = |of: Memory| [of.read_bw, of.write_bw, of.read_peak.unwrap(), of.write_peak.unwrap()];
+        assert_eq!(bandwidths(six), bandwidths(one).map(|bw| bw * 6.0));
+        assert_eq!([24, 48, 144].map(|n| six.crowded(n)), [4, 8, 24].map(|n| one.crowded(n)));
+        assert_eq!(one.modules(2.0).modules(3.0), six);
+    }
 }

@@ -143,8 +143,9 @@ impl Memory {
         directory: 0.0,
     };
 
-    /// So many of them on a node: the data is spread over all, so the node carries that many times
-    /// as much, and one thread alone is no faster.
+    /// So many of them on a node: data and writers are spread over all, so the node carries that
+    /// many times as much, a module is crowded by its share of the writers, and one thread alone is
+    /// no faster.
     #[must_use]
     pub fn modules(self, modules: f64) -> Self {
         let more = |bw: f64| bw * modules;
@@ -153,6 +154,7 @@ impl Memory {
             write_bw: more(self.write_bw),
             read_peak: self.read_peak.map(more),
             write_peak: self.write_peak.map(more),
+            modules: self.modules * modules,
             ..self
         }
     }
