@@ -27,7 +27,7 @@ fn main() {
 fn build() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed=CLANG");
     println!("cargo::rerun-if-changed=src/bpf");
-    link_zstd();
+    link_for_libelf();
     let variable = |name: &str| env::var_os(name).ok_or_else(|| format!("{name} is not set: run by cargo only"));
     let sources = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("src/bpf");
     let out = PathBuf::from(variable("OUT_DIR")?);
@@ -55,16 +55,22 @@ fn build() -> Result<(), String> {
     Ok(())
 }
 
-/// libelf is linked in, and from elfutils 0.189 on Debian's asks for zstd. All of it is taken,
-/// because the linker comes to libelf later; it drops what nobody uses.
-fn link_zstd() {
+/// What libelf, which is linked in, asks for: zstd, from elfutils 0.189 on Debian's, and what its
+/// archive lacks in 0.192 (`libelf.c`). All of both is taken, because the linker comes to libelf
+/// later; it drops what nobody uses.
+fn link_for_libelf() {
     println!("cargo::rerun-if-env-changed=LIBBPF_SYS_LIBRARY_PATH");
+    println!("cargo::rerun-if-changed=src/libelf.c");
     let path = env::var("LIBBPF_SYS_LIBRARY_PATH").unwrap_or_default();
     let library = path.split(':').map(|dir| Path::new(dir).join("libelf.a")).find(|file| file.exists());
-    let Some(library) = library.and_then(|file| Some((fs::read(&file).ok()?, file))) else { return };
-    if library.0.windows(5).any(|bytes| bytes == b"ZSTD_") {
-        println!("cargo::rustc-link-search=native={}", library.1.with_file_name("").display());
+    let Some((bytes, file)) = library.and_then(|file| Some((fs::read(&file).ok()?, file))) else { return };
+    let has = |text: &[u8]| bytes.windows(text.len()).any(|at| at == text);
+    if has(b"ZSTD_") {
+        println!("cargo::rustc-link-search=native={}", file.with_file_name("").display());
         println!("cargo::rustc-link-lib=static:+whole-archive=zstd");
+    }
+    if has(b"eu_search_tree_init") && !has(b"eu-search.o") {
+        cc::Build::new().file("src/libelf.c").link_lib_modifier("+whole-archive").compile("homenode_libelf");
     }
 }
 
