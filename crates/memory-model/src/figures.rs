@@ -58,8 +58,9 @@ pub const OPTANE_READ_LATENCY_S: f64 = 305e-9;
 /// See [`OPTANE_READ_LATENCY_S`].
 pub const OPTANE_WRITE_LATENCY_S: f64 = 81e-9;
 /// Calibrated: seconds per byte for one thread that reads Optane through a file system, locally and
-/// alone. With it DF's TH_l (MTP, webserver) comes out.
-pub const OPTANE_READ_S: f64 = 0.394e-9;
+/// alone. With it the laboratory has DF's TH_l, 20.7 GB/s of webserver (heavy) with all files local
+/// (IV-B); its TH_r, 13.5 with all of them remote, is a prediction.
+pub const OPTANE_READ_S: f64 = 0.629e-9;
 /// Bytes of one line of Optane media, the least that a log entry of 64 bytes costs. FAST'20.
 pub const OPTANE_LINE: f64 = 256.0;
 

@@ -1,7 +1,8 @@
 //! What the command line changes in an experiment: other numbers of nodes, and points by turns.
 //!
-//! **Approach.** A change is made in the text of the experiment, so whatever a load has can be
-//! swept, and what is kept of earlier runs ([`crate::kept`]) knows it.
+//! **Approach.** A change is made in the text of the experiment, so each number that a load
+//! names can be swept, and what is kept of earlier runs ([`crate::kept`]) knows it. The effects go: the papers
+//! state them for their own loads and machines.
 
 use std::str::FromStr;
 
@@ -44,12 +45,32 @@ pub fn changed(text: &str, nodes: Option<u32>, sweeps: &[Sweep]) -> Result<Strin
             }
         }
         all.insert("point".to_owned(), Value::Array(swept));
-        // An effect of single points is stated for those of the paper.
-        if let Some(Value::Array(effects)) = all.get_mut("effect") {
-            effects.retain(|effect| effect.get("points").is_none());
-        }
     }
+    all.remove("effect");
     Ok(all.to_string())
+}
+
+/// Puts a number in the place of each that has this name, in a load or a program of it; whether
+/// there was one.
+fn put(load: &mut Value, key: &str, value: &Value) -> bool {
+    let mut found = false;
+    match load {
+        Value::Array(all) => all.iter_mut().for_each(|one| found |= put(one, key, value)),
+        Value::Table(load) => load.iter_mut().for_each(|(name, known)| {
+            let new = match (&*known, value) {
+                _ if name != key => None,
+                (Value::Float(_), Value::Integer(whole)) => Some(Value::Float(*whole as f64)),
+                (Value::Float(_) | Value::Integer(_), _) => Some(value.clone()),
+                _ => None,
+            };
+            found |= new.is_some() || put(known, key, value);
+            if let Some(new) = new {
+                *known = new;
+            }
+        }),
+        _ => {}
+    }
+    found
 }
 
 /// The point with this number in its loads.
@@ -57,18 +78,7 @@ fn set(mut point: Value, key: &str, value: &Value) -> Result<Value, Failure> {
     let mut found = false;
     if let Value::Table(point) = &mut point {
         let loads = point.iter_mut().filter(|(name, _)| matches!(name.as_str(), "load" | "loads"));
-        for load in loads.flat_map(|(_, load)| match load {
-            Value::Array(all) => all.iter_mut().collect(),
-            one => vec![one],
-        }) {
-            if let Some(known) = load.as_table_mut().and_then(|load| load.get_mut(key)) {
-                *known = match (&*known, value) {
-                    (Value::Float(_), Value::Integer(whole)) => Value::Float(*whole as f64),
-                    _ => value.clone(),
-                };
-                found = true;
-            }
-        }
+        loads.for_each(|(_, load)| found |= put(load, key, value));
         if let (true, Some(Value::String(name))) = (found, point.get_mut("name")) {
             *name = format!("{name}, {key} {value}");
         }

@@ -18,6 +18,8 @@ struct Head {
     program: (u64, u64),
     factor: f64,
     experiment: String,
+    /// When each recording that it names was written last, in ns.
+    recordings: Vec<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -31,8 +33,12 @@ struct Line {
 /// Bytes of this program, and when it was made, in ns.
 fn program() -> std::io::Result<(u64, u64)> {
     let about = std::env::current_exe()?.metadata()?;
+    Ok((about.len(), written_ns(&about)?))
+}
+
+fn written_ns(about: &std::fs::Metadata) -> std::io::Result<u64> {
     let age = about.modified()?.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Ok((about.len(), age.as_nanos() as u64))
+    Ok(age.as_nanos() as u64)
 }
 
 /// The file.
@@ -42,9 +48,10 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Opens or begins it. `experiment` is the text, as changed.
-    pub fn open(path: &Path, experiment: &str, factor: f64) -> std::io::Result<Self> {
-        let head = Head { program: program()?, factor, experiment: experiment.to_owned() };
+    /// Opens or begins it. `text` is that of the experiment, as changed.
+    pub fn open(path: &Path, text: &str, experiment: &Experiment) -> std::io::Result<Self> {
+        let recordings = experiment.recordings().map(|path| written_ns(&path.metadata()?)).collect::<Result<_, _>>()?;
+        let head = Head { program: program()?, factor: experiment.factor, experiment: text.to_owned(), recordings };
         let (mut known, mut whole) = (Vec::new(), 0);
         let text = match std::fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),

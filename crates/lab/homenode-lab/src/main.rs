@@ -51,6 +51,9 @@ fn main() -> ExitCode {
     };
     log::init(&cli.global);
     let result = match &cli.command {
+        _ if cli.global.config.is_some() => {
+            Err(Failure::new(Exit::Usage, "--config", "experiments have their settings in their own files"))
+        }
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
         Command::DrawHeatMap => draw_heat_map(),

@@ -81,13 +81,15 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
             false => text,
         };
         let experiment = experiment(args, name, &text)?;
-        let stem = Path::new(name).file_stem().map_or_else(|| name.into(), std::ffi::OsStr::to_os_string);
-        let file = |out: &Path, kind: &str| out.join(format!("{}.{kind}", stem.display()));
+        // Figures have points in their names.
+        let stem = Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or(name);
+        let stem = stem.strip_suffix(".toml").unwrap_or(stem);
+        let file = |out: &Path, kind: &str| out.join(format!("{stem}.{kind}"));
         let mut kept = None;
         if let Some(out) = &args.out {
             fs::create_dir_all(out).map_err(|error| Failure::io("make", out, &error))?;
             let path = file(out, "runs");
-            let opened = Kept::open(&path, &text, experiment.factor);
+            let opened = Kept::open(&path, &text, &experiment);
             kept = Some((opened.map_err(|error| Failure::io("open", &path, &error))?, path));
         }
         let results = all(global, args, &experiment, &mut kept, name)?;
@@ -133,7 +135,8 @@ fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Fail
         let name = if known(policy, &experiment.series) { format!("{policy} of --policy") } else { policy.clone() };
         // On a host: it starts where the figure's own policies start.
         let like = experiment.series.iter().find(|series| series.policy.is_some());
-        let (window_s, kernel) = like.map_or_else(Default::default, |series| (series.window_s, series.kernel));
+        let (window_s, kernel, copy_bw) =
+            like.map_or_else(Default::default, |series| (series.window_s, series.kernel, series.copy_bw));
         experiment.series.push(Series {
             name,
             placement: Where::Local,
@@ -141,7 +144,7 @@ fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Fail
             nthread: placement::nthread::Settings::default(),
             dragonfly: placement::dragonfly::Settings::default(),
             rails: Rails::Open,
-            copy_bw: None,
+            copy_bw,
             window_s,
             kernel,
             extra: false,

@@ -110,6 +110,9 @@ pub(crate) fn gone(what: &str, id: impl Display) -> PlaneError {
     PlaneError::Gone { what: format!("{what} {id}") }
 }
 
+/// Why a thread that its load has bound is left alone.
+const PINNED: &str = "its load has bound it";
+
 /// Threads of a machine, as moves name them.
 impl Machine {
     pub(crate) fn id(&self, node: usize) -> NodeId {
@@ -142,6 +145,23 @@ impl Machine {
     pub(crate) fn alive(&self, tid: u32) -> Result<ThreadId, PlaneError> {
         let thread = (tid as usize).checked_sub(1).filter(|thread| !self.has_ended(*thread));
         thread.ok_or_else(|| gone("thread", tid))
+    }
+
+    /// The same of a thread that a policy may move.
+    pub(crate) fn movable(&self, tid: u32) -> Result<ThreadId, PlaneError> {
+        let thread = self.alive(tid)?;
+        match self.pinned(thread) {
+            None => Ok(thread),
+            Some(_) => Err(PlaneError::refused("pinned", PINNED)),
+        }
+    }
+
+    /// Where a thread may run, and why no policy may move it.
+    pub(crate) fn may_run(&self, thread: ThreadId) -> (Vec<NodeId>, Option<String>) {
+        match self.pinned(thread) {
+            None => (self.seats(), None), // homenode moves what it has bound itself
+            Some(node) => (vec![self.id(node)], Some(PINNED.to_owned())),
+        }
     }
 
     /// What undoes a binding of a thread.

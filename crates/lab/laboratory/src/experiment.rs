@@ -85,6 +85,7 @@ pub struct Experiment {
     /// The bars of a group.
     pub series: Vec<Series>,
     /// What the paper states.
+    #[serde(default)]
     pub effect: Vec<Effect>,
     /// How a name becomes a policy; by default homenode's own.
     #[serde(skip)]
@@ -349,8 +350,10 @@ pub enum Rails {
 
 impl Rails {
     fn settings(self) -> engine::Settings {
-        let mut settings = engine::Settings::default();
+        let moves = engine::settings::Moves::default();
+        let mut settings = engine::Settings { moves, ..engine::Settings::default() };
         if self == Self::Open {
+            settings.moves = engine::settings::Moves::unlimited();
             (settings.dwell_s, settings.cooldown_s) = (0.0, 0.0);
             (settings.moves_per_s, settings.burst) = (1e6, 1_000_000);
             settings.oscillation.leave_alone_s = 0.0;
@@ -453,6 +456,25 @@ pub enum Error {
     /// A group of bars has no load, or others beside those of a host.
     #[error("point {0} has one load, or several in `loads`, none of them of a host")]
     Loads(String),
+    /// Two groups of bars, or two series, have the same name.
+    #[error("{what} {name} is there twice")]
+    Twice {
+        /// What.
+        what: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// Points that are compared with others, one for each.
+    #[error("effect {of} / {over}: as many `over_points` as `points`")]
+    Points {
+        /// A series.
+        of: String,
+        /// The other.
+        over: String,
+    },
+    /// What only programs on a host end with.
+    #[error("only programs of a host have a value in {0}")]
+    Value(&'static str),
     /// A number that no machine or run has.
     #[error("{what} is {value}: {least} to {most}")]
     Range {
@@ -507,6 +529,18 @@ impl Experiment {
         if let Some(point) = all.point.iter().find(wrong) {
             return Err(Error::Loads(point.name.clone()));
         }
+        let names = |names: Vec<&String>| {
+            let twice = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|known| known == *name));
+            twice.map(|(_, name)| (*name).clone())
+        };
+        for (what, all) in [
+            ("point", names(all.point.iter().map(|point| &point.name).collect())),
+            ("series", names(all.series.iter().map(|series| &series.name).collect())),
+        ] {
+            if let Some(name) = all {
+                return Err(Error::Twice { what, name });
+            }
+        }
         for series in &all.series {
             if let Some(policy) = series
                 .policy
@@ -521,6 +555,9 @@ impl Experiment {
                 if !all.series.iter().any(|series| series.name == *name) {
                     return unknown("series", name);
                 }
+            }
+            if !effect.over_points.is_empty() && effect.over_points.len() != effect.points.len() {
+                return Err(Error::Points { of: effect.of.clone(), over: effect.over.clone() });
             }
             let mut points = effect.points.iter().chain(&effect.over_points);
             if let Some(name) = points.find(|name| !all.point.iter().any(|point| point.name == **name)) {
@@ -565,6 +602,21 @@ impl Experiment {
             ("count_from", self.count_from, 0.0, self.seconds),
             ("machine.directory", directory.unwrap_or(0.0), 0.0, 1000.0),
         ];
+        let node = |what, node: Option<usize>| (what, node.unwrap_or_default() as f64, 0.0, f64::from(*nodes) - 1.0);
+        numbers.extend(self.series.iter().map(|series| node("kernel.start", series.kernel.start)));
+        for one in self.point.iter().flat_map(|point| &point.loads) {
+            numbers.extend([node("files_on", Some(one.files_on as usize)), node("starts_on", one.starts_on)]);
+        }
+        let volume = |load: &Load| !matches!(load, Load::Programs(_) | Load::Recorded(_));
+        if matches!(self.value, Value::RuntimeS | Value::MedianReadUs)
+            && self.point.iter().flat_map(Point::all).any(volume)
+        {
+            return Err(Error::Value(self.value.unit()));
+        }
+        if self.value == Value::RuntimeS {
+            // What a program does before its first access would be as many times too long.
+            numbers.push(("paper_seconds", self.paper_seconds, self.seconds, self.seconds));
+        }
         for load in self.point.iter().flat_map(Point::all) {
             match load {
                 Load::Fio { threads, block, file_bytes, read, think_s } => numbers.extend([
@@ -586,7 +638,7 @@ impl Experiment {
                     ("keys", load.keys, 1.0, 1e12),
                     ("put_bw", load.put_bw.unwrap_or(1.0), 1.0, 1e12),
                 ]),
-                Load::Programs(programs) => numbers.extend(programs.numbers()),
+                Load::Programs(programs) => numbers.extend(programs.numbers(*nodes)),
                 Load::Recorded(_) => {}
             }
         }
@@ -594,6 +646,14 @@ impl Experiment {
             Some((what, value, least, most)) => Err(Error::Range { what, value, least, most }),
             None => Ok(()),
         }
+    }
+
+    /// The recordings that its loads are of.
+    pub fn recordings(&self) -> impl Iterator<Item = &std::path::Path> {
+        self.point.iter().flat_map(Point::all).filter_map(|load| match load {
+            Load::Recorded(recorded) => Some(recorded.path.as_path()),
+            _ => None,
+        })
     }
 
     /// The bars of these series (none: all but extra ones), group by group.
@@ -675,6 +735,9 @@ impl Experiment {
             Ok(moves)
         })??;
         let moves = std::mem::replace(&mut *moves.borrow_mut(), Ok((0, 0)))?;
+        if lab.full.get() {
+            return Err(Error::Fs(fs::Error::NoSpace));
+        }
         let done = lab.done();
         let controllers = machine.carried().iter().map(|carried| carried.busy_s / seconds).collect();
         Ok(Outcome {

@@ -297,7 +297,7 @@ pub enum Moving {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kernel {
-    /// Programs start on this node, whatever the load says.
+    /// Programs start on this node, where the load names none.
     pub start: Option<usize>,
     /// Memory of a process follows its threads, once it has run for a second ("it also only scans
     /// once every second", thesis 6). Memory of the kernel does not.

@@ -122,6 +122,7 @@ impl HostPlane {
         if used.core_s <= 0.0 || machine.has_ended(thread) {
             return None;
         }
+        let (allowed_nodes, pinned) = machine.may_run(thread);
         let (mut read_bytes, mut write_bytes, mut files) = (NodeBytes::default(), NodeBytes::default(), Vec::new());
         let mut shares_file = false;
         for ((_, object), used) in uses.range((thread, 0)..=(thread, ObjectId::MAX)) {
@@ -144,8 +145,8 @@ impl HostPlane {
             start_ns: Some(u64::from(tid(thread))),
             process_start_ns: Some(u64::from(pid(process))),
             node: machine.id(machine.node_of(thread)),
-            // Homenode moves what it has bound itself.
-            allowed_nodes: machine.seats(),
+            allowed_nodes,
+            pinned,
             cpu_s: used.core_s,
             wait_s: Some(used.waited_s),
             read_bytes,
@@ -246,7 +247,7 @@ fn copy(
     pace: &Pace,
     of: Option<usize>,
 ) {
-    host.machine.bind(thread, Some(to));
+    host.machine.bind_copying(thread, to);
     let (mut began, mut before) = (clock::now_ns(), 0);
     let over = || *locked(&job.cancelled) || clock::now_ns() >= host.end_ns;
     let (moved, left) = host.migrate(thread, object, (only, to), |moved| {
@@ -295,7 +296,7 @@ impl Plane for HostPlane {
         let machine = &self.host.machine;
         match mv.subject {
             Subject::Thread { tid, .. } => {
-                let (to, thread) = (machine.seat(mv.to)?, machine.alive(tid)?);
+                let (to, thread) = (machine.seat(mv.to)?, machine.movable(tid)?);
                 Ok(vec![machine.undo_of(thread, mv.subject, mv.pid, to)])
             }
             Subject::Process { pid, .. } => {
@@ -320,7 +321,8 @@ impl Plane for HostPlane {
             }
             Subject::Process { pid, .. } => {
                 let process = self.process(pid)?;
-                self.threads(process).into_iter().for_each(|thread| machine.bind(thread, Some(to)));
+                let free = self.threads(process).into_iter().filter(|thread| machine.pinned(*thread).is_none());
+                free.for_each(|thread| machine.bind(thread, Some(to)));
                 let kernel = self.host.kernel;
                 let own = self.host.processes.borrow().get(process).and_then(|process| process.own);
                 Ok(match own.filter(|_| !kernel.threads_only) {

@@ -128,6 +128,10 @@ struct Worker {
     /// Where it runs, or will at its next dispatch.
     node: usize,
     bound: bool,
+    /// By its load, not by a policy.
+    pinned: bool,
+    /// It is none of a load.
+    copies: bool,
     /// The node of the core that it holds.
     holds: Option<usize>,
     /// Since when that is counted, and when it is to be given up.
@@ -152,6 +156,8 @@ struct Worker {
 #[derive(Clone, Copy, Default)]
 struct Controller {
     free: u64,
+    /// Who came last, and when it was free of all who came before that one's accesses.
+    last: (Option<ThreadId>, u64),
     busy: u64,
     read: u64,
     written: u64,
@@ -225,6 +231,8 @@ impl Machine {
                 task: 0,
                 node,
                 bound: false,
+                pinned: false,
+                copies: false,
                 holds: None,
                 since: 0,
                 slice_ends: 0,
@@ -275,6 +283,23 @@ impl Machine {
     /// The node that it is bound to.
     pub fn bound(&self, thread: ThreadId) -> Option<usize> {
         self.with(thread, |worker| worker.bound.then_some(worker.node)).flatten()
+    }
+
+    /// The node that its load has bound it to: no policy moves it.
+    pub fn pinned(&self, thread: ThreadId) -> Option<usize> {
+        self.with(thread, |worker| worker.pinned.then_some(worker.node)).flatten()
+    }
+
+    /// Binds a thread to a node for its load.
+    pub fn pin(&self, thread: ThreadId, to: usize) {
+        self.bind(thread, Some(to));
+        self.with(thread, |worker| worker.pinned = true);
+    }
+
+    /// Binds a thread that copies data in the background.
+    pub(crate) fn bind_copying(&self, thread: ThreadId, to: usize) {
+        self.bind(thread, Some(to));
+        self.with(thread, |worker| worker.copies = true);
     }
 
     /// Whether it has ended.
@@ -446,6 +471,10 @@ impl Machine {
             }
         }
         let start = controller.free.max(now);
+        if controller.last.0 != Some(thread) {
+            controller.last = (Some(thread), controller.free);
+        }
+        let behind_others = controller.last.1.saturating_sub(now);
         controller.free = start + cost.service_ns + behind_ns;
         controller.busy += cost.service_ns + behind_ns;
         let mut done = start + cost.alone_ns;
@@ -461,7 +490,7 @@ impl Machine {
             }
         }
         worker.due = worker.due.max(done);
-        worker.queued = [worker.queued[0] + (start - now), worker.queued[1] + link_wait];
+        worker.queued = [worker.queued[0].max(behind_others), worker.queued[1] + link_wait];
     }
 
     /// Waits until the accesses of the thread are done.
@@ -520,10 +549,13 @@ impl Machine {
         self.state().controllers.iter().map(of).collect()
     }
 
-    /// Seconds that all threads together have waited, by kind.
+    /// Seconds that all threads of loads together have waited, by kind: not those that copy.
     pub fn waits_s(&self) -> [f64; 5] {
         let state = self.state();
-        let sum = |kind: usize| state.workers.iter().filter_map(|worker| worker.waits.get(kind)).sum::<u64>();
+        let sum = |kind: usize| {
+            let loads = state.workers.iter().filter(|worker| !worker.copies);
+            loads.filter_map(|worker| worker.waits.get(kind)).sum::<u64>()
+        };
         [0, 1, 2, 3, 4].map(|kind| sum(kind) as f64 * 1e-9)
     }
 

@@ -72,6 +72,7 @@ impl LabPlane {
         for (tid, uses) in window::by_thread(&uses) {
             let Some(index) = (tid as usize).checked_sub(1) else { continue };
             let (used, node) = (lab.machine.take(index), lab.machine.id(lab.machine.node_of(index)));
+            let (allowed_nodes, pinned) = lab.machine.may_run(index);
             let mut thread = placement::Thread {
                 tid,
                 pid: lab.process_of(index),
@@ -81,8 +82,8 @@ impl LabPlane {
                 node,
                 cpu_s: used.core_s,
                 wait_s: Some(used.waited_s),
-                // Homenode moves what it has bound itself.
-                allowed_nodes: lab.machine.seats(),
+                allowed_nodes,
+                pinned,
                 shares_file: window::shares(tid, uses, &readers),
                 ..placement::Thread::default()
             };
@@ -136,7 +137,7 @@ impl LabPlane {
 /// Copies a file, on a core of the node that it goes to. After each step, the last one too, it
 /// waits as long as its share of the rate says, which is less while more copies run.
 fn copy(lab: &Rc<Lab>, thread: ThreadId, job: &Job, ino: Ino, (from, to, node): (u32, u32, usize), pace: &Pace) {
-    lab.machine.bind(thread, Some(node));
+    lab.machine.bind_copying(thread, node);
     let (mut moved, mut first) = (0, 0);
     let is_over = || *locked(&job.cancelled) || clock::now_ns() >= lab.end_ns;
     let ended = loop {
@@ -195,7 +196,7 @@ impl Plane for LabPlane {
         machine.index(mv.to)?;
         match mv.subject {
             Subject::Thread { tid, .. } => {
-                let (to, thread) = (machine.seat(mv.to)?, machine.alive(tid)?);
+                let (to, thread) = (machine.seat(mv.to)?, machine.movable(tid)?);
                 Ok(vec![machine.undo_of(thread, mv.subject, self.lab.process_of(thread), to)])
             }
             Subject::File { file, generation } => self.file(file, generation).map(|_| Vec::new()),

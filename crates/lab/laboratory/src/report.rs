@@ -94,10 +94,11 @@ impl Results {
     pub fn effect(&self, experiment: &Experiment, effect: &Effect) -> Vec<f64> {
         let series = |name: &str| experiment.series.iter().position(|series| series.name == *name);
         let (Some(of), Some(over)) = (series(&effect.of), series(&effect.over)) else { return Vec::new() };
-        let counts = |name: &str| effect.points.is_empty() || effect.points.iter().any(|point| point == name);
-        let points: Vec<usize> =
-            experiment.point.iter().enumerate().filter(|(_, point)| counts(&point.name)).map(|(at, _)| at).collect();
         let at = |name: &String| experiment.point.iter().position(|point| point.name == *name);
+        let points: Vec<usize> = match effect.points.is_empty() {
+            true => (0..experiment.point.len()).collect(),
+            false => effect.points.iter().filter_map(at).collect(),
+        };
         let others: Vec<usize> = effect.over_points.iter().filter_map(at).collect();
         let others = if others.is_empty() { &points } else { &others };
         let of_seed = |seed: u64| {
@@ -121,10 +122,10 @@ impl Results {
             let waits = waits.map(|wait| format!("{wait:.4}")).join(",");
             _ = writeln!(
                 text,
-                "{},{},\"{}\",{seed},{value:.3},{},{},{},{},{},{pulls},{waits}",
-                experiment.figure,
-                point.name,
-                series.name,
+                "{},{},{},{seed},{value:.3},{},{},{},{},{},{pulls},{waits}",
+                quoted(&experiment.figure),
+                quoted(&point.name),
+                quoted(&series.name),
                 experiment.value.unit(),
                 done.operations,
                 done.calls,
@@ -163,7 +164,9 @@ impl Results {
         for at in &series {
             text.push_str(&row(self.waits(experiment, *at)));
         }
-        text.push_str("\n| effect | paper | measured | kind | null | verdict |\n|---|---:|---:|---|---|---|\n");
+        if !experiment.effect.is_empty() {
+            text.push_str("\n| effect | paper | measured | kind | null | verdict |\n|---|---:|---:|---|---|---|\n");
+        }
         for effect in &experiment.effect {
             text.push_str(&self.judged(experiment, effect));
         }
@@ -209,6 +212,11 @@ impl Results {
         let null = if Verdict::of(*paper, 1.0) == Verdict::Met { "met" } else { "missed" };
         row([name, format!("{paper:.2}"), measured, kind.name().to_owned(), null.to_owned(), verdict.to_owned()])
     }
+}
+
+/// A text field of a row.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

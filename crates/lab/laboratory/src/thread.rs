@@ -105,6 +105,8 @@ pub struct Lab {
     seed: u64,
     medium: Arc<Modelled>,
     done: RefCell<Done>,
+    /// A write was refused for want of room: what is counted is no work.
+    pub(crate) full: Cell<bool>,
     kernel: RefCell<FxHashMap<Ino, Arc<Mutex<()>>>>,
     readers: RefCell<FxHashMap<Ino, SmallVec<[usize; 8]>>>,
 }
@@ -155,6 +157,7 @@ impl Lab {
             seed,
             medium,
             done: RefCell::default(),
+            full: Cell::default(),
             kernel: RefCell::default(),
             readers: RefCell::default(),
         })
@@ -199,8 +202,8 @@ impl Lab {
             let rng = ChaCha12Rng::seed_from_u64(seed);
             work(&mut Thread { lab, program, index, rng, buffer: Vec::new() });
         });
-        if program.bound {
-            self.machine.bind(thread, program.on);
+        if let Some(on) = program.on.filter(|_| program.bound) {
+            self.machine.pin(thread, on);
         }
         self.programs.borrow_mut().insert(thread, program);
     }
@@ -322,7 +325,11 @@ impl Thread {
         let written = self.call(Call::Write, |_, volume| write(volume, buffer.get(..len).unwrap_or_default()));
         drop(held);
         self.buffer = buffer;
-        self.lab.done.borrow_mut().written += if written.is_ok() { len as u64 } else { 0 };
+        match &written {
+            Ok(()) => self.lab.done.borrow_mut().written += len as u64,
+            Err(fs::Error::NoSpace) => self.lab.full.set(true),
+            Err(_) => {}
+        }
         written.is_ok()
     }
 

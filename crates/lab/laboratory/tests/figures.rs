@@ -1,7 +1,7 @@
 //! Whole runs: the shipped code on the clock.
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
-use laboratory::experiment::{Case, Experiment, FIGURES, Outcome};
+use laboratory::experiment::{Case, Experiment, FIGURES, Load, One, Outcome, Where};
 use laboratory::report::Results;
 
 /// A figure of the laboratory, shorter: so many seconds of its 60, with its data.
@@ -45,11 +45,11 @@ fn the_same_run_twice_is_the_same_to_the_byte_and_another_seed_is_another_run() 
     }
 }
 
-/// Four readers of 4 KiB fill the module that has all data. Two of them are one hop away, where a
+/// Eight readers of 4 KiB fill the module that has all data. Four of them are one hop away, where a
 /// byte takes 1 / 0.654 times as long of it, until a policy moves them.
 #[test]
 fn readers_have_the_bandwidth_that_the_figures_say() {
-    let mut experiment = figure("nthread-5a", 4.0);
+    let mut experiment = figure("nthread-5b", 4.0);
     let nova = run(&experiment, "read-only", "NOVA");
     let all_local = 6e9 / 3.0 / 1e6;
     // Those that are near read more than the others, and at most all.
@@ -57,9 +57,10 @@ fn readers_have_the_bandwidth_that_the_figures_say() {
     assert!((half_remote..all_local).contains(&nova.value) && nova.controllers[0] > 0.98, "{nova:?}");
     (experiment.seconds, experiment.paper_seconds) = (40.0, 40.0);
     let moved = run(&experiment, "read-only", "NThread_rl");
-    assert_eq!(moved.moves, (2, 0));
-    // All but the first of forty windows.
-    let wanted = (39.0 * all_local + nova.value) / 40.0;
+    assert_eq!(moved.moves, (4, 0));
+    // All but the first of forty windows: four at a time on as many cores, 0.5 µs of software a call.
+    let by_cores = 4.0 * 4096.0 / (4096.0 * 0.629e-9 + 0.5e-6) / 3.0 / 1e6;
+    let wanted = (39.0 * by_cores + nova.value) / 40.0;
     assert!((moved.value / wanted - 1.0).abs() < 0.005, "{} {wanted}", moved.value);
 }
 
@@ -127,13 +128,13 @@ fn programs_at_once_have_their_own_files_and_places() {
     };
     let run = |beside, on| run(&Experiment::parse(&text(beside, on)).unwrap(), "two", "NOVA");
     let (both, first, away) = (run(false, 1), run(true, 1), run(true, 0));
-    // Two readers at 0.394 ns a byte and 0.5 µs a call, and nobody else is there.
-    let readers = 2.0 / (4096.0 * 0.394e-9 + 0.5e-6);
+    // Two readers at 0.629 ns a byte and 0.5 µs a call, and nobody else is there.
+    let readers = 2.0 / (4096.0 * 0.629e-9 + 0.5e-6);
     assert!(((both.value - first.value) / readers - 1.0).abs() < 0.01, "{both:?} {first:?}");
     assert_eq!(both.done.calls, first.done.calls);
     assert!(both.cores.iter().zip([1.0, 2.0]).all(|(cores, wanted)| (cores - wanted).abs() < 0.05), "{both:?}");
     // Where its threads run changes nothing for the controllers that serve them.
-    assert!(away.controllers[1] > 0.3 && (away.cores[1], away.cores[0] > 1.9) == (0.0, true), "{away:?}");
+    assert!(away.controllers[1] > 0.25 && (away.cores[1], away.cores[0] > 1.9) == (0.0, true), "{away:?}");
 }
 
 #[test]
@@ -142,4 +143,43 @@ fn a_point_has_one_load_or_several() {
     let none = text.replacen("load = {", "loads = [] # {", 1);
     let why = "point read-only has one load, or several in `loads`, none of them of a host";
     assert_eq!(Experiment::parse(&none).unwrap_err().to_string(), why);
+}
+
+/// Policies moved what the load had bound, which the shipped program leaves alone.
+#[test]
+fn what_a_load_has_bound_is_left_where_it_is() {
+    let mut experiment = figure("nthread-5a", 4.0);
+    let one = |bound| One {
+        load: Load::Fio { threads: 2, block: 4096, file_bytes: 4e9, read: 1.0, think_s: 0.0 },
+        files_on: 0,
+        starts_on: Some(1),
+        bound,
+        beside: false,
+    };
+    let moves = [true, false].map(|bound| {
+        let point = experiment.point.first_mut().unwrap();
+        (point.load, point.loads) = (None, vec![one(bound)]);
+        run(&experiment, "read-only", "NThread_rl").moves
+    });
+    assert_eq!(moves, [(0, 0), (2, 0)]);
+}
+
+/// The constants said to be calibrated gave 29.5 GB/s and 1,029,000 operations a second: they had
+/// been chosen for a model that is no more.
+#[test]
+fn what_is_calibrated_comes_out() {
+    let fig2 = run(&figure("dragonfly-2", 10.0), "Node0, normal", "NOVA").value;
+    assert!((fig2 / 972e3 - 1.0).abs() < 0.01, "Dragonfly Fig. 2, Node0: {fig2}");
+    let text = FIGURES.iter().find(|(known, _)| *known == "dragonfly-6a").unwrap().1;
+    let mut heavy = Experiment::parse(&text.replace("\"operations_s\"", "\"mb_s\"")).unwrap();
+    (heavy.seconds, heavy.paper_seconds) = (6.0, 6.0);
+    heavy.series[0].placement = Where::Node0;
+    let [local, remote] = [0, 1].map(|node| {
+        let point = heavy.point.first_mut().unwrap();
+        point.loads.truncate(1);
+        (point.loads[0].starts_on, point.loads[0].bound) = (Some(node), true);
+        run(&heavy, "webserver", "baseline").value
+    });
+    assert!((local / 20_700.0 - 1.0).abs() < 0.02, "TH_l: {local}");
+    assert!((remote / 13_500.0 - 1.0).abs() < 0.05, "TH_r: {remote}");
 }

@@ -44,8 +44,8 @@ fn kind(machine: &Machine, wait: Wait) -> f64 {
 
 #[test]
 fn one_access_takes_its_latency_and_a_hop_its_factor() {
-    // 4 KiB at 0.394 ns a byte; 1.655 times as long from one hop away.
-    for (from, wanted) in [(0, 4096.0 * 0.394), (1, 4096.0 * 0.394 * 1.655)] {
+    // 4 KiB at 0.629 ns a byte; 1.655 times as long from one hop away.
+    for (from, wanted) in [(0, 4096.0 * 0.629), (1, 4096.0 * 0.629 * 1.655)] {
         let end = run(&machine(2, 1, f64::INFINITY), &[from], |machine, thread| {
             machine.take_core(thread);
             machine.access(thread, 0, Direction::Read, 4096);
@@ -66,8 +66,8 @@ fn one_access_takes_its_latency_and_a_hop_its_factor() {
 
 #[test]
 fn readers_fill_a_controller_to_its_bandwidth_and_not_beyond() {
-    // One reads 1 / 0.394 GB/s = 2.54 GB/s; three would read 7.6 of 6.
-    for (readers, wanted) in [(1, 1.0 / 0.394), (2, 2.0 / 0.394), (3, 6.0), (8, 6.0)] {
+    // One reads 1 / 0.629 GB/s = 1.59 GB/s; four would read 6.4 of 6.
+    for (readers, wanted) in [(1, 1.0 / 0.629), (3, 3.0 / 0.629), (4, 6.0), (8, 6.0)] {
         let machine = machine(1, 8, f64::INFINITY);
         let end = run(&machine, &vec![0; readers], |machine, thread| {
             machine.take_core(thread);

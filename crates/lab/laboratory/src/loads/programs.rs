@@ -121,10 +121,13 @@ impl Programs {
         self.file.iter().map(|file| file.bytes).chain(own).sum()
     }
 
-    /// Its numbers, each with what is allowed.
-    pub fn numbers(&self) -> impl Iterator<Item = (&'static str, f64, f64, f64)> + '_ {
-        let files = self.file.iter().map(|file| ("file.bytes", file.bytes, 1.0, 1e15));
-        let programs = self.program.iter().flat_map(|program| {
+    /// Its numbers, each with what is allowed on a machine of so many nodes.
+    pub fn numbers(&self, nodes: u32) -> impl Iterator<Item = (&'static str, f64, f64, f64)> + '_ {
+        let node =
+            move |what, node: Option<usize>| (what, node.unwrap_or_default() as f64, 0.0, f64::from(nodes) - 1.0);
+        let bytes = |file: &FileSpec| ("file.bytes", file.bytes, 1.0, 1e15);
+        let files = self.file.iter().flat_map(move |file| [bytes(file), node("file.node", file.node)]);
+        let programs = self.program.iter().flat_map(move |program| {
             let uses = program.uses.iter().flat_map(|used| {
                 [
                     ("uses.file", used.file as f64, 0.0, self.file.len() as f64 - 1.0),
@@ -133,6 +136,7 @@ impl Programs {
             });
             let numbers = [
                 ("threads", f64::from(program.threads), 1.0, 10_000.0),
+                node("program.on", program.on),
                 ("start_s", program.start_s, 0.0, 3600.0),
                 ("own_bytes", program.own_bytes, 0.0, 1e15),
                 ("block", program.block as f64, 1.0, (1_u64 << 30) as f64),
@@ -185,8 +189,8 @@ impl Program {
             let (program, uses) = (self.clone(), uses.clone());
             let on = self.on.or(host.kernel.start);
             let thread = Thread::spawn(host, process, on, move |t| program.run(t, &uses, number == 0));
-            if self.bound {
-                host.machine.bind(thread, on);
+            if let Some(on) = on.filter(|_| self.bound) {
+                host.machine.pin(thread, on);
             }
         }
     }
