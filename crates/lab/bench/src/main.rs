@@ -10,7 +10,6 @@ mod move_;
 mod observe;
 mod plans;
 mod ratios;
-mod sqlite;
 mod systems;
 
 use std::ffi::OsStr;
@@ -28,7 +27,6 @@ fn main() -> Result<()> {
         Some((&"observe", args)) => observe::main(args),
         Some((&"plans", args)) => plans::main(args),
         Some((&"ratios", args)) => ratios::main(args),
-        Some((&"sqlite", args)) => sqlite::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
     }
 }
