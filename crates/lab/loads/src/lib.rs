@@ -45,7 +45,6 @@ pub mod daemon;
 pub mod damon;
 pub mod fio;
 pub mod hot_set;
-pub mod hung;
 pub mod load;
 pub mod machine;
 pub mod mounted;
