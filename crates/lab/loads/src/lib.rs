@@ -7,9 +7,9 @@
 //! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls
 //! `move_pages(2)`, [`cache`] puts a file's pages on a node, [`load`] reads files with a controlled
 //! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
-//! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`hot_set`] draws the places
-//! of reads in a file of which a part is hot, [`plot`] and [`page`] show the results. No instrument
-//! uses another crate of homenode.
+//! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`hot_set`] draws the
+//! places of reads in a file of which a part is hot, [`plot`] and [`page`] show the results. No
+//! instrument uses another crate of homenode.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
