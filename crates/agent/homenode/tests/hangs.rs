@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod common;
+#[path = "common/hung.rs"]
+mod hung;
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,13 +14,13 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use lab::hung::{Crowd, Hung, Silent};
 use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
 use common::{Ends, blind, command, trial};
+use hung::{Crowd, Hung, Silent};
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
 const LIMIT: Duration = Duration::from_secs(20);

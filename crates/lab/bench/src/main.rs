@@ -5,19 +5,12 @@
 //! homenode-bench NAME [ARGUMENT]...      NAME is a module, which says what it measures and takes
 //! ```
 
-mod cleaning;
-mod commits;
-mod crowd;
-mod hot;
 mod mount;
 mod move_;
 mod observe;
 mod plans;
-mod process;
 mod ratios;
-mod sqlite;
 mod systems;
-mod where_;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -29,18 +22,11 @@ fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.split_first() {
-        Some((&"cleaning", args)) => cleaning::main(args),
-        Some((&"commits", args)) => commits::main(args),
-        Some((&"crowd", args)) => crowd::main(args),
-        Some((&"hot", args)) => hot::main(args),
         Some((&"mount", args)) => mount::main(args),
         Some((&"move", args)) => move_::main(args),
         Some((&"observe", args)) => observe::main(args),
         Some((&"plans", args)) => plans::main(args),
-        Some((&"process", args)) => process::main(args),
         Some((&"ratios", args)) => ratios::main(args),
-        Some((&"sqlite", args)) => sqlite::main(args),
-        Some((&"where", args)) => where_::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
     }
 }
@@ -85,11 +71,6 @@ impl Drop for Part {
 fn random_numbers(seed: u64, most: u64) -> impl Iterator<Item = u64> {
     let mut random = lab::hot_set::Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     std::iter::repeat_with(move || random.draw() % most)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// The middle one is the median.

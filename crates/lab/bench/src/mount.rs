@@ -98,7 +98,7 @@ struct System {
 
 impl System {
     fn new(name: &'static str, place: &Path) -> Self {
-        let mount = Mount::new("mount", name, place, VOLUME);
+        let mount = Mount::new(name, place, VOLUME);
         let dir = &mount.dir;
         // Names that a null mount has anyway.
         let open = |flags| {

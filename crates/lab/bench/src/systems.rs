@@ -17,7 +17,7 @@ pub fn region(place: &Path, name: &str) -> PathBuf {
     place.join(format!("{name}.region"))
 }
 
-pub fn medium(region: &Path) -> Box<Mapped> {
+fn medium(region: &Path) -> Box<Mapped> {
     let file = OpenOptions::new().read(true).write(true).open(region).unwrap();
     Box::new(Mapped::new(&[RegionFile { file, bind: None }]).unwrap())
 }
@@ -39,8 +39,8 @@ pub struct Mount {
 
 impl Mount {
     /// Mounts `tmpfs`, `ext4` of so many bytes, or what a process serves that is started as
-    /// `homenode-bench MEASUREMENT --serve NAME PLACE`, on a directory of this name.
-    pub fn new(measurement: &str, name: &str, place: &Path, bytes: u64) -> Self {
+    /// `homenode-bench mount --serve NAME PLACE`, on a directory of this name.
+    pub fn new(name: &str, place: &Path, bytes: u64) -> Self {
         let dir = place.join(name);
         fs::create_dir(&dir).unwrap();
         let run = |program: &str, args: &[&str]| assert!(Command::new(program).args(args).status().unwrap().success());
@@ -56,7 +56,7 @@ impl Mount {
                 run("mount", &["-o", "loop", image, path]);
             }
             _ => {
-                let part = Part::start(measurement, ["--serve", name, place.to_str().unwrap()]).unwrap();
+                let part = Part::start("mount", ["--serve", name, place.to_str().unwrap()]).unwrap();
                 assert_eq!(part.said, "mounted\n");
                 server = Some(part);
             }
@@ -68,24 +68,17 @@ impl Mount {
     pub fn cpu_ns(&self) -> u64 {
         cpu_ns(None) + self.server.as_ref().map_or(0, |server| cpu_ns(Some(server.child.id())))
     }
-
-    /// Unmounts. All files are closed, and the server ends well.
-    pub fn end(mut self) {
-        if let Some(server) = self.server.take() {
-            assert!(server.end().unwrap().success(), "{}", self.dir.display());
-        }
-    }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Files of it may be open. A server that has ended well has unmounted it.
+        // Files of it may be open.
         let _ = unmount(&self.dir, UnmountFlags::DETACH);
     }
 }
 
 /// CPU time of this process or another one until now, ns.
-pub fn cpu_ns(pid: Option<u32>) -> u64 {
+fn cpu_ns(pid: Option<u32>) -> u64 {
     // The clock of another process, as clock_getcpuclockid(3) makes it.
     let clock = pid.map_or(libc::CLOCK_PROCESS_CPUTIME_ID, |pid| (!(pid as i32) << 3) | 2);
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -64,26 +64,13 @@ impl Damon {
         Ok(Self { stat })
     }
 
-    /// Watches a process, with the kernel's intervals.
-    ///
-    /// # Errors
-    ///
-    /// The file of sysfs and the cause.
-    pub fn watch(&self, pid: u32) -> Result<()> {
-        set("contexts/nr_contexts", "1")?;
-        set("contexts/0/operations", "vaddr")?;
-        set("contexts/0/targets/nr_targets", "1")?;
-        set("contexts/0/targets/0/pid_target", &pid.to_string())?;
-        set("state", "on")
-    }
-
     /// Watches physical memory, and once a second migrates what was accessed, by regions and then
     /// by pages (filter `young`), as the kernel's sample `mtier` does, and which no process has
     /// mapped (filter `unmapped`). Returns whether the kernel has the latter filter.
     ///
     /// # Errors
     ///
-    /// As for [`watch`](Self::watch).
+    /// The file of sysfs and the cause.
     pub fn migrate_hot(&self, what: &MigrateHot) -> Result<bool> {
         set("contexts/nr_contexts", "1")?;
         set("contexts/0/operations", "paddr")?;
@@ -124,11 +111,7 @@ impl Damon {
     }
 
     /// Ends what it does.
-    ///
-    /// # Errors
-    ///
-    /// As for [`watch`](Self::watch).
-    pub fn off(&self) -> Result<()> {
+    fn off(&self) -> Result<()> {
         if get("state")? == "on" {
             set("state", "off")?;
         }

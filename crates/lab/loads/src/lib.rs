@@ -7,9 +7,9 @@
 //! **Approach.** [`machine`] and [`threads`] read sysfs and procfs, [`pages`] calls
 //! `move_pages(2)`, [`cache`] puts a file's pages on a node, [`load`] reads files with a controlled
 //! share of a CPU, [`fio`], [`readers`], [`daemon`] and [`mounted`] start fio, such readers,
-//! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`filebench`] works as
-//! filebench does, [`hot_set`] draws the places of reads in a file of which a part is hot, [`plot`]
-//! and [`page`] show the results. No instrument uses another crate of homenode.
+//! homenode and its mounts, [`damon`] the kernel's monitor of accesses, [`hot_set`] draws the
+//! places of reads in a file of which a part is hot, [`plot`] and [`page`] show the results. No
+//! instrument uses another crate of homenode.
 //!
 //! **Limits.** It polls and trusts the machine it runs on: good for measuring, not for servers.
 
@@ -43,10 +43,8 @@ pub fn scratch(parent: &Path, prefix: &str) -> Result<TempDir> {
 pub mod cache;
 pub mod daemon;
 pub mod damon;
-pub mod filebench;
 pub mod fio;
 pub mod hot_set;
-pub mod hung;
 pub mod load;
 pub mod machine;
 pub mod mounted;

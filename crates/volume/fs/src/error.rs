@@ -56,12 +56,6 @@ pub enum Error {
     /// Another migration of the same file is under way.
     #[error("the file is being migrated already")]
     Busy,
-    /// Another owner holds a lock on the file.
-    #[error("the file is locked")]
-    WouldBlock,
-    /// Waiting for a lock would never end.
-    #[error("waiting for the lock would be a deadlock")]
-    Deadlock,
     /// The caller gave up waiting.
     #[error("interrupted")]
     Interrupted,
@@ -194,8 +188,6 @@ impl Error {
             Self::AttributeTooLarge => libc::E2BIG,
             Self::NotPermitted => libc::EPERM,
             Self::Busy | Self::InUse => libc::EBUSY,
-            Self::WouldBlock => libc::EAGAIN,
-            Self::Deadlock => libc::EDEADLK,
             Self::Interrupted => libc::EINTR,
             Self::NoRegionOnNode(_) => libc::ENXIO,
             Self::Damaged(Damage::Data { .. } | Damage::Name { what: ELSEWHERE, .. }) => libc::EIO,

@@ -24,7 +24,7 @@
 //! numbers, blocks go where the calling thread runs, and every operation is on the medium when it
 //! returns. The package is `homenode-fs`, in `crates/volume/fs` of homenode's sources (it is in no
 //! registry): `fs = { package = "homenode-fs", path = "…/crates/volume/fs" }`.
-//! `examples/records.rs` is a program of threads; `crates/lab/sqlite` has SQLite on a volume.
+//! `examples/records.rs` is a program of threads.
 //!
 //! ```
 //! use std::fs::File;
@@ -97,7 +97,6 @@ mod inode;
 mod interleavings;
 mod leaving;
 mod lines;
-mod locks;
 mod log;
 pub mod medium;
 mod mkfs;
@@ -125,7 +124,6 @@ pub use dir::Named;
 pub use error::{Damage, Error, Result};
 pub use format::entry::{Attributes, Kind, Run};
 pub use format::{Block, Ino};
-pub use locks::{FileLock, LockMode, LockSpace, Locks};
 pub use mkfs::{Layout, mkfs};
 pub use mount::superblock_of;
 pub use note::{Note, Word, note_in};

@@ -20,7 +20,6 @@ use crate::format::entry::Kind;
 use crate::format::{Block, Ino};
 use crate::inherited::Inherited;
 use crate::inode::{Inode, State};
-use crate::locks::Locks;
 use crate::log::Pages;
 use crate::mount::Recovered;
 use crate::placement::{Placement, Regions};
@@ -99,7 +98,6 @@ pub struct Volume {
     busy: Mutex<BTreeSet<Ino>>,
     /// Inodes without a name that are not open, and that a kernel remembers.
     pub(crate) leaving: AtomicU64,
-    locks: Locks,
     random: AtomicU64,
     damage: Vec<Damage>,
     /// The name of something damaged was removed: the next mount has orphans to free.
@@ -163,7 +161,6 @@ impl Volume {
             random: AtomicU64::new(superblock.created as u64),
             moving_directories: Mutex::new(()),
             room: Room::default(),
-            locks: Locks::default(),
             leaving: AtomicU64::new(0),
             kernel: AtomicBool::new(false),
             inherited: Inherited::default(),
@@ -520,11 +517,6 @@ impl Volume {
     /// Counts what an inode takes, after a change of it.
     pub(crate) fn settle(&self, inode: &Inode, state: &State) {
         account::settle(&self.memory, &self.quotas, inode, state);
-    }
-
-    /// The advisory locks of its users.
-    pub fn locks(&self) -> &Locks {
-        &self.locks
     }
 
     /// The time of the volume's clock, ns since 1970.

@@ -1,13 +1,12 @@
 //! `homenode-compare`: runs the same load under the kernel's default, AutoNUMA, numad and homenode.
 //!
 //! **Problem.** There are other ways to place threads on a NUMA machine. Do they follow the page
-//! cache? And do the acts of N-Policy and of the ARC thesis put accesses where the papers say?
+//! cache?
 //!
 //! **Approach.** One boot of one machine; the load is restarted for each way. Of fio the same
 //! observer measures the remote share of every window (`homenode run --dry-run`, or homenode itself
-//! in its own turn), and `/proc` shows where the threads are. Of the papers' single programs
-//! ([`single`]) only `/proc` and `move_pages(2)` tell; of reads of slow memory ([`tiers`]) the
-//! load's own counts and `move_pages(2)`, under the kernel's tiering and policy `promote`.
+//! in its own turn), and `/proc` shows where the threads are. Of reads of slow memory ([`tiers`])
+//! the load's own counts and `move_pages(2)` tell, under the kernel's tiering and policy `promote`.
 //!
 //! **Limits.** It compares remote shares, not speed: in an emulated machine remote memory is as
 //! fast as local memory.
@@ -27,7 +26,6 @@ use lab::plot::{self, Series};
 use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 
-mod single;
 mod tiers;
 
 const THREADS: usize = 4;
@@ -45,7 +43,7 @@ struct Args {
     /// Directory for the files that are read; not on tmpfs
     #[arg(long)]
     data: PathBuf,
-    /// Directory for compare.md, compare-single.md, compare-tiers.md and the plots
+    /// Directory for compare.md, compare-tiers.md and the plots
     #[arg(long)]
     out: PathBuf,
     /// Size of each file in MiB
@@ -57,10 +55,10 @@ struct Args {
     /// Options for `homenode run`, separated by blanks
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     options: String,
-    /// Configuration of homenode, to which the papers' limits are added where data is smaller here
+    /// Configuration of homenode, to which `tiers` adds its own
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Only this load: fio, mapped, reader or tiers (which needs a node without CPUs)
+    /// Only this load: fio or tiers (which needs a node without CPUs)
     #[arg(long)]
     load: Option<String>,
 }
@@ -82,20 +80,18 @@ enum Way {
     Kernel,
     AutoNuma,
     Numad,
-    /// Homenode with this policy; empty: its default.
-    Homenode(&'static str),
+    Homenode,
 }
 
 impl Way {
-    const ALL: [Self; 4] = [Self::Kernel, Self::AutoNuma, Self::Numad, Self::Homenode("")];
+    const ALL: [Self; 4] = [Self::Kernel, Self::AutoNuma, Self::Numad, Self::Homenode];
 
     fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel scheduler",
             Self::AutoNuma => "AutoNUMA",
             Self::Numad => "numad",
-            Self::Homenode("") => "homenode",
-            Self::Homenode(policy) => policy,
+            Self::Homenode => "homenode",
         }
     }
 
@@ -131,10 +127,6 @@ fn run_with(args: &Args) -> Result<()> {
         if wanted("fio") {
             fio(args, &machine, dir)?;
         }
-        let loads: Vec<_> = single::LOADS.iter().filter(|load| wanted(load.name)).collect();
-        if !loads.is_empty() {
-            single::compare(args, &machine, dir, &loads)?;
-        }
         // Without a node for it, it is left out unless it is all that is asked for.
         let tiers = wanted("tiers") && (args.load.is_some() || tiers::slow_node(&machine)?.is_some());
         if tiers { tiers::compare(args, &machine, dir) } else { Ok(()) }
@@ -161,7 +153,7 @@ fn run(args: &Args, machine: &Machine, home: u32, way: Way, files: &[PathBuf]) -
     let fio = Fio::start(files)?;
     let pid = fio.pid().to_string();
     let numad = (way == Way::Numad).then(|| Numad::start(&pid)).transpose()?;
-    let dry = if way == Way::Homenode("") { None } else { Some("--dry-run") };
+    let dry = if way == Way::Homenode { None } else { Some("--dry-run") };
     let config = args.config("")?;
     let config = ["--config".as_ref(), config.path().as_os_str()];
     let options = ["--pid", &pid].into_iter().chain(dry).chain(args.options.split_ascii_whitespace());
@@ -282,7 +274,7 @@ fn table(args: &Args, machine: &Machine, home: u32, runs: &[Run]) -> Result<Stri
     row("second half", &|run| percent(remote_share(run.windows.get(args.windows / 2..).unwrap_or_default())))?;
     row("threads away from their data in the second half, by /proc", &|run| percent(run.away))?;
     row("moves of threads (homenode), placements of the process (numad)", &|run| match run.way {
-        Way::Numad | Way::Homenode(_) => run.decisions.to_string(),
+        Way::Numad | Way::Homenode => run.decisions.to_string(),
         Way::Kernel | Way::AutoNuma => "–".to_owned(),
     })?;
     text.push_str(

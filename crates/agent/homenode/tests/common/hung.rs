@@ -62,10 +62,6 @@ pub struct Crowd {
 
 impl Crowd {
     /// Starts so many. `dir`: an empty directory to mount on for a moment.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Hung::start`].
     pub fn start(dir: &Path, count: usize) -> io::Result<Self> {
         let server = File::options().read(true).write(true).open("/dev/fuse")?;
         mount(dir, &server)?;
@@ -124,10 +120,6 @@ pub struct Silent<'a> {
 
 impl<'a> Silent<'a> {
     /// Mounts it on this directory.
-    ///
-    /// # Errors
-    ///
-    /// Not root, or no `/dev/fuse`.
     pub fn mount(dir: &'a Path) -> io::Result<Self> {
         let server = File::options().read(true).write(true).open("/dev/fuse")?;
         mount(dir, &server)?;
@@ -152,20 +144,12 @@ enum Seen {
 impl Hung {
     /// Starts `sleep`, which hangs before it begins. `dir`: an empty directory to mount on for a
     /// moment.
-    ///
-    /// # Errors
-    ///
-    /// Not root, no `/dev/fuse`, or the program did not hang.
     pub fn start(dir: &Path) -> io::Result<Self> {
         Self::start_after(dir, None)
     }
 
     /// The same; the process first syncs another file, often, so that the server of that one knows
     /// it.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Hung::start`].
     pub fn start_after(dir: &Path, used: Option<&Path>) -> io::Result<Self> {
         let used = used.map(path).transpose()?;
         let server = File::options().read(true).write(true).open("/dev/fuse")?;
