@@ -52,7 +52,6 @@ mod freeze;
 mod mappers;
 mod xfs;
 
-use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -69,9 +68,7 @@ use topology::NodeId;
 
 use self::donor::Donor;
 use self::freeze::Frozen;
-use super::copying::{Back, Copied, Copying, Several};
-use super::memory;
-use super::memory::layout::Run;
+use super::copying::{Copied, Copying};
 use super::pages::FileMoveError;
 
 /// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of
@@ -154,8 +151,6 @@ pub struct DaxMove {
     device: (u32, u32),
     inode: u64,
     layout: Layout,
-    /// Only blocks on this node; `None`: on all others.
-    from: Option<NodeId>,
     to: NodeId,
     /// Allocation groups of the file system.
     groups: u32,
@@ -175,16 +170,8 @@ pub struct DaxMove {
     /// Pieces in a row that stay for the same reason.
     stuck: u32,
     copied: Copied,
-    /// Only these blocks, those still ahead; `None`: all.
-    only: Option<VecDeque<Run>>,
-    /// The blocks that have moved, with the node that the move names as their origin; in
-    /// [`BLOCK`]s.
-    moved: memory::Layout,
     over: bool,
 }
-
-/// Bytes of what a layout counts: XFS moves whole blocks, and DAX takes blocks of a page.
-const BLOCK: u64 = 4096;
 
 /// Outcome of a piece of the file.
 enum Tried {
@@ -203,7 +190,7 @@ impl DaxMove {
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn of_opened(file: &Opened, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
-        Self::prepare(&file.fd, None, to, freeze).map_err(|refused| FileMoveError::Refused {
+        Self::prepare(&file.fd, to, freeze).map_err(|refused| FileMoveError::Refused {
             path: file.path.clone(),
             to,
             reason: refused.reason,
@@ -211,39 +198,13 @@ impl DaxMove {
         })
     }
 
-    /// The way back of a move: sends the blocks of this layout to where they were. `from`: only
-    /// those that are on this node now.
-    ///
-    /// # Errors
-    ///
-    /// As [`prepare`](Self::prepare).
-    pub fn back(
-        file: &File,
-        from: Option<NodeId>,
-        layout: &memory::Layout,
-        freeze: bool,
-    ) -> Result<Several, DaxRefused> {
-        let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
-        let mut all = Vec::<Box<dyn Copying>>::new();
-        for node in nodes {
-            let mut work = Self::prepare(file, from, node, freeze)?;
-            let only: VecDeque<Run> = layout.runs().filter(|run| run.node == node).collect();
-            let bytes = only.iter().map(|run| run.pages * BLOCK).sum::<u64>();
-            work.copied.total = work.copied.total.min(work.copied.there.saturating_add(bytes));
-            work.only = Some(only);
-            all.push(Box::new(work));
-        }
-        Ok(Several::new(all))
-    }
-
-    /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves
-    /// nothing. `freeze`: processes that map the file shared and writable may be stopped while a
-    /// chunk moves.
+    /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`:
+    /// processes that map the file shared and writable may be stopped while a chunk moves.
     ///
     /// # Errors
     ///
     /// [`DaxRefused`]: the file cannot be moved, or must not be.
-    pub fn prepare(file: &File, from: Option<NodeId>, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
+    pub fn prepare(file: &File, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(failed("look at the file"))?;
@@ -285,7 +246,7 @@ impl DaxMove {
         fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| {
             let there = extent.len - away(&[extent], &layout, to);
             copied.there += there;
-            copied.total += if stays(&extent, &layout, from) { there } else { extent.len };
+            copied.total += extent.len;
         })
         .map_err(failed("list its extents"))?;
         copied.moved = copied.there;
@@ -295,7 +256,6 @@ impl DaxMove {
             device,
             inode: stat.st_ino,
             layout,
-            from,
             to,
             groups,
             donor: None,
@@ -308,33 +268,8 @@ impl DaxMove {
             busy: 0,
             stuck: 0,
             copied,
-            only: None,
-            moved: memory::Layout::default(),
             over: false,
         })
-    }
-
-    /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and
-    /// whether they stay.
-    fn part(&mut self, at: u64, mut len: u64) -> io::Result<(u64, bool)> {
-        if let Some(only) = &mut self.only {
-            while only.front().is_some_and(|run| run.end().saturating_mul(BLOCK) <= at) {
-                only.pop_front();
-            }
-            let first = only.front().map_or(u64::MAX, |run| run.first.saturating_mul(BLOCK));
-            if first > at {
-                return Ok((len.min(first - at), true));
-            }
-            len = len.min(only.front().map_or(len, |run| run.end().saturating_mul(BLOCK) - at));
-        }
-        if self.from.is_none() {
-            return Ok((len, false));
-        }
-        let extents = fiemap::extents(&self.file, at, len)?;
-        let stays = |e: &Extent| stays(e, &self.layout, self.from);
-        let Some(first) = extents.first().map(stays) else { return Ok((len, true)) };
-        let end = extents.iter().find(|e| stays(e) != first).map_or(at + len, |e| e.offset);
-        Ok((end.saturating_sub(at), first))
     }
 
     /// Tries once to exchange a piece that lies within one chunk.
@@ -361,12 +296,6 @@ impl DaxMove {
                 // The blocks that the file had.
                 if let Some(donor) = &self.donor {
                     donor.give_back(at, len)?;
-                }
-                if let Some(node) = self.from {
-                    for extent in extents.iter().filter(|e| away(&[**e], &self.layout, self.to) > 0) {
-                        let (first, pages) = (extent.offset / BLOCK, extent.len.div_ceil(BLOCK));
-                        self.moved.add(Run { first, pages, node });
-                    }
                 }
                 Ok(Tried::Arrived(rest))
             }
@@ -514,12 +443,6 @@ impl Copying for DaxMove {
                 break;
             }
             let (at, len) = (self.next, self.piece.min(CHUNK - self.next % CHUNK));
-            let (len, stays) = self.part(at, len)?;
-            if stays {
-                self.next += len;
-                tried += len;
-                continue;
-            }
             match self.try_piece(at, len)? {
                 Tried::Busy(why) => {
                     self.busy += 1;
@@ -561,10 +484,6 @@ impl Copying for DaxMove {
     fn copied(&self) -> Copied {
         self.copied.clone()
     }
-
-    fn back(self: Box<Self>) -> Option<Back> {
-        self.from.map(|_| Back::Pages(self.moved))
-    }
 }
 
 /// Refuses files whose blocks the kernel does not exchange, or to which an exchange does harm.
@@ -592,11 +511,6 @@ fn may_be_exchanged(file: &File, mode: u32) -> Result<(), DaxRefused> {
 /// Bytes that are not on the node, or may not be.
 fn away(extents: &[Extent], layout: &Layout, to: NodeId) -> u64 {
     extents.iter().filter(|e| e.unknown || !layout.is_on(e.physical, e.len, to)).map(|e| e.len).sum()
-}
-
-/// Whether an extent is none of those on the node that the move names.
-fn stays(extent: &Extent, layout: &Layout, from: Option<NodeId>) -> bool {
-    from.is_some_and(|from| !extent.unknown && !layout.is_on(extent.physical, extent.len, from))
 }
 
 fn full(error: &io::Error) -> bool {

@@ -310,7 +310,7 @@ pub fn frozen() {
     let mut longest = Duration::ZERO;
     for round in 0..rounds() {
         let to = round % 2;
-        let mut moving = DaxMove::prepare(&file, None, NodeId(to), true).unwrap();
+        let mut moving = DaxMove::prepare(&file, NodeId(to), true).unwrap();
         let copied = finish(&mut moving);
         let there = nodes(&file).get(&to).copied().unwrap_or(0);
         assert_eq!((copied.moved, copied.failed(), there), (WRITTEN, 0, WRITTEN), "{copied:?}");
@@ -328,7 +328,7 @@ pub fn frozen() {
 pub fn be_mover(args: &[String]) {
     for round in 0.. {
         let file = File::open(&args[0]).unwrap();
-        finish(&mut DaxMove::prepare(&file, None, NodeId(round % 2), true).unwrap());
+        finish(&mut DaxMove::prepare(&file, NodeId(round % 2), true).unwrap());
         println!("{round}");
     }
 }
@@ -363,7 +363,7 @@ pub fn unstoppable() {
     let file = create(&path, 11, WRITTEN);
     let here = *nodes(&file).keys().next().unwrap();
     let writer = Writer::start(&path);
-    let mut moving = DaxMove::prepare(&file, None, NodeId(1 - here), true).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here), true).unwrap();
     let copied = finish(&mut moving);
     assert_eq!((copied.moved, copied.left.get(UNSTOPPABLE)), (0, Some(&WRITTEN)), "{copied:?}");
     let (_, lost) = writer.end();

@@ -25,7 +25,6 @@ fn main() {
         |name: &str, test: fn()| harness::trial(name, move || volume::missing().map_or(Ok(()), Err).map(|()| test()));
     let tests = vec![
         trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
-        trial("only_what_a_move_has_moved_is_taken_back", edges::taken_back),
         trial("moves_under_readers_and_writers_lose_nothing", load::under_load),
         trial("a_file_mapped_writable_stays", load::mapped_writable),
         trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),

@@ -112,7 +112,7 @@ pub fn not_frozen() {
     // Equal events in a row are told once: with the writes between them, no two opens are.
     let what = inotify::WatchFlags::OPEN | inotify::WatchFlags::MODIFY;
     inotify::add_watch(&opens, group.0.join("cgroup.freeze"), what).unwrap();
-    let mut moving = DaxMove::prepare(&file, None, NodeId(1 - here), true).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here), true).unwrap();
     let copied = finish(&mut moving);
     drop(frozen);
     assert_eq!((copied.moved, copied.left.get(UNSTOPPABLE)), (0, Some(&(16 * MIB))), "{copied:?}");
@@ -121,6 +121,6 @@ pub fn not_frozen() {
     let events = std::iter::from_fn(|| events.next().ok().map(|event| event.events()));
     assert_eq!(events.filter(|event| event.contains(inotify::ReadFlags::OPEN)).count(), 3);
     assert!(child.wait().unwrap().success());
-    let copied = finish(&mut DaxMove::prepare(&file, None, NodeId(1 - here), true).unwrap());
+    let copied = finish(&mut DaxMove::prepare(&file, NodeId(1 - here), true).unwrap());
     assert_eq!((copied.moved, copied.failed()), (16 * MIB, 0), "{copied:?}");
 }
