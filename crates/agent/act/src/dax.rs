@@ -35,11 +35,9 @@
 //!   page that is pinned between the look and the exchange makes the kernel spin all the same,
 //!   until it is let go.
 //! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the
-//!   store that could be lost. With the user's leave, such processes are stopped for each chunk
-//!   ([`freeze`]). Only processes that `/proc` shows are seen.
+//!   store that could be lost. Only processes that `/proc` shows are seen.
 //! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that
 //!   have them are refused.
-//! - A process that cannot be stopped ends the move.
 //! - Blocks that several files share (reflinks) are left: a copy would take more room.
 //! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify
 //!   reports a modification.
@@ -48,7 +46,6 @@
 
 mod bounded;
 mod donor;
-mod freeze;
 mod mappers;
 mod xfs;
 
@@ -67,7 +64,6 @@ use rustix::time::ClockId;
 use topology::NodeId;
 
 use self::donor::Donor;
-use self::freeze::Frozen;
 use super::copying::{Copied, Copying};
 use super::pages::FileMoveError;
 
@@ -95,13 +91,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 /// How long a step may pause in all, so that a move stops soon when it is told to.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How often the times are looked at while processes are stopped: five ticks of the slowest clock
-/// (`CONFIG_HZ=250`, 4 ms), with [`PAUSE`] between two looks.
-const LOOKS: usize = 20;
-
 /// After this many pieces in a row that stay for a reason which concerns the whole file, the rest
-/// is left untried. Each piece costs a look at all processes, and up to 0.1 s in which processes
-/// are stopped for nothing.
+/// is left untried. Each piece costs a look at all processes.
 const STUCK: u32 = 3;
 
 /// How long an exchange may wait for pinned pages: all users of the file wait with it.
@@ -111,8 +102,6 @@ const PINNED_MOST: Duration = Duration::from_millis(20);
 pub const WRITTEN: &str = "written all the time";
 /// Why data stays: of a mapping.
 pub const MAPPED: &str = "mapped shared and writable by a process";
-/// Why data stays: a process that maps it cannot be stopped.
-pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
 /// Why data stays: somebody holds pages of the file.
 pub const PINNED: &str = "pinned in memory by a process (direct I/O, vmsplice)";
 /// Why data stays: other files have the same blocks.
@@ -155,10 +144,6 @@ pub struct DaxMove {
     /// Allocation groups of the file system.
     groups: u32,
     donor: Option<Donor>,
-    /// Whether processes that map the file writable may be frozen, and for how long they were at
-    /// most.
-    freeze: bool,
-    longest: Duration,
     buffer: Vec<u8>,
     /// Where the move has come to, and the file's size when it began.
     next: u64,
@@ -189,8 +174,8 @@ impl DaxMove {
     /// # Errors
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
-    pub fn of_opened(file: &Opened, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
-        Self::prepare(&file.fd, to, freeze).map_err(|refused| FileMoveError::Refused {
+    pub fn of_opened(file: &Opened, to: NodeId) -> Result<Self, FileMoveError> {
+        Self::prepare(&file.fd, to).map_err(|refused| FileMoveError::Refused {
             path: file.path.clone(),
             to,
             reason: refused.reason,
@@ -198,13 +183,12 @@ impl DaxMove {
         })
     }
 
-    /// Looks at an open file and prepares the move of its blocks. Moves nothing. `freeze`:
-    /// processes that map the file shared and writable may be stopped while a chunk moves.
+    /// Looks at an open file and prepares the move of its blocks. Moves nothing.
     ///
     /// # Errors
     ///
     /// [`DaxRefused`]: the file cannot be moved, or must not be.
-    pub fn prepare(file: &File, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
+    pub fn prepare(file: &File, to: NodeId) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(failed("look at the file"))?;
@@ -259,8 +243,6 @@ impl DaxMove {
             to,
             groups,
             donor: None,
-            freeze,
-            longest: Duration::ZERO,
             buffer: vec![0; CHUNK as usize],
             next: 0,
             end: stat.st_size as u64,
@@ -290,8 +272,7 @@ impl DaxMove {
         if !self.reserve(&chunk, size)? {
             return Ok(Tried::Left(NO_ROOM, rest));
         }
-        let result = self.stop_and_exchange(at, len, &extents);
-        match result {
+        match self.exchange(at, len, &extents) {
             Ok(None) => {
                 // The blocks that the file had.
                 if let Some(donor) = &self.donor {
@@ -332,41 +313,22 @@ impl DaxMove {
         Ok(false)
     }
 
-    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file
-    /// writable are stopped. EBUSY if the file changes meanwhile; `Some` says why the blocks must
-    /// stay.
-    fn stop_and_exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
-        let mappers = mappers::writable(self.device, self.inode)?;
-        if mappers.is_empty() {
-            return self.exchange(at, len, extents, None);
-        }
-        if !self.freeze {
+    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile; `Some`
+    /// says why the blocks must stay.
+    fn exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
+        if mappers::writable(self.device, self.inode)? {
             return Ok(Some(MAPPED));
         }
-        let Some(frozen) = Frozen::new(&mappers)? else { return Ok(Some(UNSTOPPABLE)) };
-        let result = self.exchange(at, len, extents, Some(&frozen));
-        self.longest = self.longest.max(frozen.thaw()?);
-        result
-    }
-
-    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile.
-    fn exchange(
-        &mut self,
-        at: u64,
-        len: u64,
-        extents: &[Extent],
-        frozen: Option<&Frozen>,
-    ) -> io::Result<Option<&'static str>> {
         let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
         // What is dirty now need not be written while the times must stand still.
         rustix::fs::fdatasync(&self.file)?;
         if donor.inode < self.inode {
             bounded::call(PINNED_MOST, || donor::wait_for_pinned(&self.file))?;
         }
-        let started = self.start(if frozen.is_some() { LOOKS } else { 1 })?;
+        let started = self.start()?;
         // Once more, after the look at the times: a mapping that is made from now on has not been
         // stored to before.
-        if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
+        if mappers::writable(self.device, self.inode)? {
             return Err(Errno::BUSY.into());
         }
         rustix::fs::fdatasync(&self.file)?;
@@ -382,34 +344,20 @@ impl DaxMove {
             }
             donor.file.write_all_at(buffer, extent.offset)?;
         }
-        // Its guards thaw a group that has been frozen for too long.
-        if frozen.is_some_and(|frozen| !frozen.lasts()) {
-            return Err(Errno::BUSY.into());
-        }
         bounded::call(PINNED_MOST, || xfs::commit(&self.file, &started, &donor.file, at, len))?;
         Ok(None)
     }
 
     /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they
     /// are not.
-    fn start(&self, tries: usize) -> io::Result<xfs::Started> {
-        for last in (0..tries).rev() {
-            let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
-            let started = xfs::start(&self.file)?;
-            let stat = rustix::fs::fstat(&self.file)?;
-            if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
-                return Ok(started);
-            }
-            if last > 0 {
-                std::thread::sleep(PAUSE);
-            }
+    fn start(&self) -> io::Result<xfs::Started> {
+        let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+        let started = xfs::start(&self.file)?;
+        let stat = rustix::fs::fstat(&self.file)?;
+        if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
+            return Ok(started);
         }
         Err(Errno::BUSY.into())
-    }
-
-    /// The longest time for which processes were stopped.
-    pub fn longest_stall(&self) -> Duration {
-        self.longest
     }
 
     fn size(&self) -> io::Result<u64> {

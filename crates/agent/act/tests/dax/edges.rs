@@ -139,6 +139,6 @@ pub fn full() {
     check(&file, 3, 0, 4 * MIB);
     drop(hog);
     fs::remove_file(dir.path().join("hog")).unwrap();
-    let mut moving = DaxMove::prepare(&file, NodeId(1 - here), false).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here)).unwrap();
     assert_eq!((finish(&mut moving).failed(), nodes(&file)), (0, BTreeMap::from([(1 - here, 4 * MIB)])));
 }
