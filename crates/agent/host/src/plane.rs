@@ -131,10 +131,7 @@ impl HostPlane {
     /// The load of each node, and notes about what measured it.
     fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, Vec<String>) {
         let (measured, note) = match &mut self.meter {
-            Ok(meter) => match meter.window() {
-                Ok(window) => (window, format!("controllers: {}", meter.said())),
-                Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only, in this window: {why}")),
-            },
+            Ok(meter) => (meter.window(), format!("controllers: {}", meter.said())),
             Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only: {why}")),
         };
         let (mut reclaimed, unknown) = match &mut self.reclaimed {
