@@ -102,7 +102,7 @@ impl TypedValueParser for PolicyOrProgram {
 fn policy_names() -> PossibleValuesParser {
     let value = |(name, about): &(&'static str, &str)| {
         let policy = placement::policy(name, &placement::nthread::Settings::default());
-        let host = policy.and_then(|policy| on_a_host(policy.traits(), false));
+        let host = policy.and_then(|policy| on_a_host(policy.traits()));
         let host = host.map_or(String::new(), |less| format!(" ({less})"));
         PossibleValue::new(*name).help(format!("{about}{host}"))
     };
@@ -132,8 +132,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Moves that a policy makes in a simulation but not on a host. `dax`: files on DAX are moved.
-pub fn on_a_host(policy: Traits, dax: bool) -> Option<&'static str> {
-    let cached = "on a host it moves cached files only, unless homenode.toml has `dax = true` for files on DAX";
-    (policy.moves_files && !dax).then_some(cached)
+/// Moves that a policy makes in a simulation but not on a host.
+pub fn on_a_host(policy: Traits) -> Option<&'static str> {
+    policy.moves_files.then_some("on a host it moves cached files only")
 }

@@ -83,13 +83,6 @@ impl Cpusets {
         }
     }
 
-    /// The directory of a thread's group in the version-2 hierarchy, from its `/proc/<tid>/cgroup`.
-    /// `None` if it is hidden.
-    pub fn unified(&self, cgroups: &str) -> Option<PathBuf> {
-        let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
-        dir(self.v2.as_ref()?, path)
-    }
-
     /// The CPUs of a cpuset; `None` if it does not limit them. A group that has vanished or cannot
     /// be read is an error.
     pub fn cpus(&self, group: &Group) -> std::io::Result<Option<CpuSet>> {

@@ -35,14 +35,6 @@ pub fn to_move_files() -> CapabilitySet {
     CapabilitySet::SYS_NICE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER
 }
 
-/// Capabilities for moving files, those on DAX too: those for cached pages; CAP_SYS_ADMIN to open a
-/// file by handle so that its times stay, and to ask device-mapper where it is; CAP_SYS_PTRACE to
-/// see who maps it; and CAP_DAC_OVERRIDE to borrow blocks in a file system whose root directory is
-/// another user's, and to freeze another user's control groups.
-pub fn to_move_dax() -> CapabilitySet {
-    to_move_files() | CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::DAC_OVERRIDE
-}
-
 /// Capabilities for moving the memory of any user's processes: CAP_SYS_NICE, and to see where it is
 /// CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, as only its user may open `/proc/PID/pagemap`.
 pub fn to_move_memory() -> CapabilitySet {

@@ -33,7 +33,6 @@ use super::data::DataMoves;
 use super::descendants::Descendants;
 use super::machine::Machine;
 use super::mover::{Given, Mover, Rules, key_of};
-use super::privileged::PrivilegedWorker;
 use super::watched::{Births, Watched};
 
 /// The longest that a fork takes from the copy of the parent's affinity to a child that can be
@@ -109,20 +108,14 @@ pub struct Actor<B> {
 }
 
 impl<B: Births> Actor<B> {
-    /// Acts on the machine with this topology. Needs no more than procfs and sysfs. With `worker`,
-    /// files on DAX are moved, too.
+    /// Acts on the machine with this topology. Needs no more than procfs and sysfs.
     ///
     /// # Errors
     ///
     /// procfs or sysfs cannot be read.
-    pub fn new(
-        settings: Settings,
-        topology: Topology,
-        births: Option<B>,
-        worker: Option<PrivilegedWorker>,
-    ) -> io::Result<Self> {
+    pub fn new(settings: Settings, topology: Topology, births: Option<B>) -> io::Result<Self> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
-        let mut moves = DataMoves::new(&settings.proc_root, worker);
+        let mut moves = DataMoves::new(&settings.proc_root);
         if settings.move_back {
             moves.jobs.keep_ways_back();
         }
@@ -308,7 +301,7 @@ mod tests {
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
             payload: None,
         };
-        let mut actor = Actor::<Unwatched>::new(Settings::default(), Topology::default(), None, None).unwrap();
+        let mut actor = Actor::<Unwatched>::new(Settings::default(), Topology::default(), None).unwrap();
         let mut given = Given::default();
         given.add(&Undo { payload: Some("context".to_owned()), ..undo(9, "3") });
         given.add(&undo(10, "0-7"));

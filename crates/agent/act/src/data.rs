@@ -13,11 +13,11 @@
 //! until the move is started, in the same window; its memory is looked through by its job.
 //!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that
-//! asks a server is refused. So are files on DAX unless there is a [`PrivilegedWorker`]: moving
-//! them takes CAP_SYS_ADMIN, which the daemon gives up. On the way back, each page and each block
-//! goes where it was; of several moves of one file or process, the first says where. Until then,
-//! two files of procfs are open for each process whose memory was moved. A limited number of moves
-//! is remembered: the data of older ones stays, and the output says so.
+//! asks a server is refused. So are files on DAX: moving them takes CAP_SYS_ADMIN, which the daemon
+//! gives up. On the way back, each page goes where it was; of several moves of one file or process,
+//! the first says where. Until then, two files of procfs are open for each process whose memory was
+//! moved. A limited number of moves is remembered: the data of older ones stays, and the output
+//! says so.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,7 +25,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
-use linux::privileges;
 use placement::ranges::Ranges;
 use placement::{FileRange, Move, ObservedFile, RANGE_BYTES, Reason, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -33,13 +32,11 @@ use topology::{FileId, NodeId, ProcessId, Topology};
 
 use super::Mover;
 use super::copying::{Back, Copying};
-use super::dax::{DaxMove, DaxRefused};
 use super::memory::Layout;
 use super::pages::{self, FileMove, FileMoveError};
-use super::privileged::PrivilegedWorker;
 use super::process::{self, ProcessMove};
 use crate::files::{Inodes, MOST_READERS};
-use crate::jobs::{self, Jobs};
+use crate::jobs::Jobs;
 
 /// Most moves of files that are remembered, running ones included: more than there are layouts of
 /// pages.
@@ -73,8 +70,6 @@ pub struct DataMoves {
     latest: VecDeque<Latest>,
     /// Moves of files that have ended since they were asked for.
     ended: Vec<Ended>,
-    /// Starts the threads that move files, if they may be on DAX.
-    worker: Option<PrivilegedWorker>,
     /// What each copy moves, if it is to be sent back.
     copies: FxHashMap<JobId, Copied>,
     /// The first subject whose data stays because there were too many moves to remember, and the
@@ -174,10 +169,9 @@ struct Copied {
 }
 
 impl DataMoves {
-    /// No moves yet, on the machine whose procfs is mounted here. With a worker also of files on
-    /// DAX.
-    pub fn new(proc_root: &Path, worker: Option<PrivilegedWorker>) -> Self {
-        Self { proc_root: proc_root.to_owned(), worker, ..Self::default() }
+    /// No moves yet, on the machine whose procfs is mounted here.
+    pub fn new(proc_root: &Path) -> Self {
+        Self { proc_root: proc_root.to_owned(), ..Self::default() }
     }
 
     /// The moves of files that have ended since the last call.
@@ -340,14 +334,9 @@ impl DataMoves {
         back: Option<Layout>,
     ) -> Result<JobId, PlaneError> {
         let proc_root = self.proc_root.clone();
-        let freeze = self.worker.as_ref().map(PrivilegedWorker::freeze);
         let ranges: Vec<Range<u64>> = ranges.iter().map(|range| range.start..range.end()).collect();
-        let begin = move || open(&proc_root, &seen, nodes, &ranges, (freeze, leave_mapped), back.as_ref());
-        let started = match &self.worker {
-            None => self.jobs.start(begin),
-            Some(worker) => self.jobs.start_by(begin, |copy| worker.run(|| jobs::spawn(copy)).flatten()),
-        };
-        started.map_err(no_thread)
+        let begin = move || open(&proc_root, &seen, nodes, &ranges, leave_mapped, back.as_ref());
+        self.jobs.start(begin).map_err(no_thread)
     }
 
     fn keep(&mut self, job: JobId, moved: Copied) {
@@ -465,16 +454,14 @@ impl Copies for DataMoves {
     }
 }
 
-/// Opens a file of a window, if it is the same inode still, and prepares its move. `dax`: files on
-/// DAX may be moved, and their users may be stopped or not. The calling thread, which is the job's,
-/// has the privileges for that, and gives them up for any other file. `back`: only the pages of
-/// this layout, to where they were.
+/// Opens a file of a window, if it is the same inode still, and prepares its move. `back`: only the
+/// pages of this layout, to where they were.
 fn open(
     proc_root: &Path,
     seen: &Seen,
     (from, to): (Option<NodeId>, NodeId),
     ranges: &[Range<u64>],
-    (dax, leave_mapped): (Option<bool>, bool),
+    leave_mapped: bool,
     back: Option<&Layout>,
 ) -> Result<Box<dyn Copying>, JobState> {
     let failed =
@@ -494,31 +481,13 @@ fn open(
         io::ErrorKind::NotFound => JobState::Gone,
         _ => failed("cannot open file", e),
     })?;
-    let again = opened.fd.try_clone().map_err(|e| failed("cannot open file", e))?;
-    let cached: Result<Box<dyn Copying>, FileMoveError> = match back {
+    let work: Result<Box<dyn Copying>, FileMoveError> = match back {
         Some(layout) => FileMove::back(&opened.fd, &path, layout).map(|work| Box::new(work) as _),
         None => FileMove::of(opened.fd, &path, ranges, from, to)
             .map(|work| if leave_mapped { work.leave_mapped() } else { work })
             .map(|work| Box::new(work) as _),
     };
-    match (cached, dax) {
-        (Err(FileMoveError::Refused { reason: "dax", .. }), Some(freeze)) if ranges.is_empty() => {
-            let refused =
-                |e: DaxRefused| JobState::Refused { reason: e.reason, why: format!("{}: {}", path.display(), e.why) };
-            match back {
-                Some(layout) => Ok(Box::new(DaxMove::back(&again, from, layout, freeze).map_err(refused)?)),
-                None => Ok(Box::new(DaxMove::prepare(&again, from, to, freeze).map_err(refused)?)),
-            }
-        }
-        (Err(e), _) => Err(JobState::Refused { reason: reason(&e), why: e.to_string() }),
-        (Ok(work), dax) => {
-            if dax.is_some() {
-                let gave_up = privileges::keep_only(privileges::to_move_files());
-                gave_up.map_err(|e| failed("cannot give up privileges to move file", e))?;
-            }
-            Ok(work)
-        }
-    }
+    work.map_err(|e| JobState::Refused { reason: reason(&e), why: e.to_string() })
 }
 
 fn no_thread(error: io::Error) -> PlaneError {
@@ -550,7 +519,7 @@ mod tests {
     }
 
     fn moves() -> DataMoves {
-        DataMoves::new(Path::new("/proc"), None)
+        DataMoves::new(Path::new("/proc"))
     }
 
     fn mv(from: u32, to: u32) -> Move {

@@ -35,11 +35,9 @@
 //!   page that is pinned between the look and the exchange makes the kernel spin all the same,
 //!   until it is let go.
 //! - While somebody maps the file shared and writable, nothing is moved: see [`mappers`] for the
-//!   store that could be lost. With the user's leave, such processes are stopped for each chunk
-//!   ([`freeze`]). Only processes that `/proc` shows are seen.
+//!   store that could be lost. Only processes that `/proc` shows are seen.
 //! - The exchange takes setuid bits and file capabilities from a file, as a write does. Files that
 //!   have them are refused.
-//! - A process that cannot be stopped ends the move.
 //! - Blocks that several files share (reflinks) are left: a copy would take more room.
 //! - During the move, the file is open for writing: `execve` of it fails with ETXTBSY. inotify
 //!   reports a modification.
@@ -48,11 +46,9 @@
 
 mod bounded;
 mod donor;
-mod freeze;
 mod mappers;
 mod xfs;
 
-use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -68,10 +64,7 @@ use rustix::time::ClockId;
 use topology::NodeId;
 
 use self::donor::Donor;
-use self::freeze::Frozen;
-use super::copying::{Back, Copied, Copying, Several};
-use super::memory;
-use super::memory::layout::Run;
+use super::copying::{Copied, Copying};
 use super::pages::FileMoveError;
 
 /// Bytes of one exchange: what one entry of a page table's second level maps, so that a file of
@@ -98,13 +91,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 /// How long a step may pause in all, so that a move stops soon when it is told to.
 const TURN: Duration = Duration::from_millis(100);
 
-/// How often the times are looked at while processes are stopped: five ticks of the slowest clock
-/// (`CONFIG_HZ=250`, 4 ms), with [`PAUSE`] between two looks.
-const LOOKS: usize = 20;
-
 /// After this many pieces in a row that stay for a reason which concerns the whole file, the rest
-/// is left untried. Each piece costs a look at all processes, and up to 0.1 s in which processes
-/// are stopped for nothing.
+/// is left untried. Each piece costs a look at all processes.
 const STUCK: u32 = 3;
 
 /// How long an exchange may wait for pinned pages: all users of the file wait with it.
@@ -114,8 +102,6 @@ const PINNED_MOST: Duration = Duration::from_millis(20);
 pub const WRITTEN: &str = "written all the time";
 /// Why data stays: of a mapping.
 pub const MAPPED: &str = "mapped shared and writable by a process";
-/// Why data stays: a process that maps it cannot be stopped.
-pub const UNSTOPPABLE: &str = "mapped shared and writable by a process that cannot be frozen";
 /// Why data stays: somebody holds pages of the file.
 pub const PINNED: &str = "pinned in memory by a process (direct I/O, vmsplice)";
 /// Why data stays: other files have the same blocks.
@@ -154,16 +140,10 @@ pub struct DaxMove {
     device: (u32, u32),
     inode: u64,
     layout: Layout,
-    /// Only blocks on this node; `None`: on all others.
-    from: Option<NodeId>,
     to: NodeId,
     /// Allocation groups of the file system.
     groups: u32,
     donor: Option<Donor>,
-    /// Whether processes that map the file writable may be frozen, and for how long they were at
-    /// most.
-    freeze: bool,
-    longest: Duration,
     buffer: Vec<u8>,
     /// Where the move has come to, and the file's size when it began.
     next: u64,
@@ -175,16 +155,8 @@ pub struct DaxMove {
     /// Pieces in a row that stay for the same reason.
     stuck: u32,
     copied: Copied,
-    /// Only these blocks, those still ahead; `None`: all.
-    only: Option<VecDeque<Run>>,
-    /// The blocks that have moved, with the node that the move names as their origin; in
-    /// [`BLOCK`]s.
-    moved: memory::Layout,
     over: bool,
 }
-
-/// Bytes of what a layout counts: XFS moves whole blocks, and DAX takes blocks of a page.
-const BLOCK: u64 = 4096;
 
 /// Outcome of a piece of the file.
 enum Tried {
@@ -202,8 +174,8 @@ impl DaxMove {
     /// # Errors
     ///
     /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
-    pub fn of_opened(file: &Opened, to: NodeId, freeze: bool) -> Result<Self, FileMoveError> {
-        Self::prepare(&file.fd, None, to, freeze).map_err(|refused| FileMoveError::Refused {
+    pub fn of_opened(file: &Opened, to: NodeId) -> Result<Self, FileMoveError> {
+        Self::prepare(&file.fd, to).map_err(|refused| FileMoveError::Refused {
             path: file.path.clone(),
             to,
             reason: refused.reason,
@@ -211,39 +183,12 @@ impl DaxMove {
         })
     }
 
-    /// The way back of a move: sends the blocks of this layout to where they were. `from`: only
-    /// those that are on this node now.
-    ///
-    /// # Errors
-    ///
-    /// As [`prepare`](Self::prepare).
-    pub fn back(
-        file: &File,
-        from: Option<NodeId>,
-        layout: &memory::Layout,
-        freeze: bool,
-    ) -> Result<Several, DaxRefused> {
-        let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
-        let mut all = Vec::<Box<dyn Copying>>::new();
-        for node in nodes {
-            let mut work = Self::prepare(file, from, node, freeze)?;
-            let only: VecDeque<Run> = layout.runs().filter(|run| run.node == node).collect();
-            let bytes = only.iter().map(|run| run.pages * BLOCK).sum::<u64>();
-            work.copied.total = work.copied.total.min(work.copied.there.saturating_add(bytes));
-            work.only = Some(only);
-            all.push(Box::new(work));
-        }
-        Ok(Several::new(all))
-    }
-
-    /// Looks at an open file and prepares the move of its blocks, or of those on one node. Moves
-    /// nothing. `freeze`: processes that map the file shared and writable may be stopped while a
-    /// chunk moves.
+    /// Looks at an open file and prepares the move of its blocks. Moves nothing.
     ///
     /// # Errors
     ///
     /// [`DaxRefused`]: the file cannot be moved, or must not be.
-    pub fn prepare(file: &File, from: Option<NodeId>, to: NodeId, freeze: bool) -> Result<Self, DaxRefused> {
+    pub fn prepare(file: &File, to: NodeId) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
             .map_err(failed("look at the file"))?;
@@ -285,7 +230,7 @@ impl DaxMove {
         fiemap::walk(&open, 0, stat.st_size as u64, &mut |extent| {
             let there = extent.len - away(&[extent], &layout, to);
             copied.there += there;
-            copied.total += if stays(&extent, &layout, from) { there } else { extent.len };
+            copied.total += extent.len;
         })
         .map_err(failed("list its extents"))?;
         copied.moved = copied.there;
@@ -295,12 +240,9 @@ impl DaxMove {
             device,
             inode: stat.st_ino,
             layout,
-            from,
             to,
             groups,
             donor: None,
-            freeze,
-            longest: Duration::ZERO,
             buffer: vec![0; CHUNK as usize],
             next: 0,
             end: stat.st_size as u64,
@@ -308,33 +250,8 @@ impl DaxMove {
             busy: 0,
             stuck: 0,
             copied,
-            only: None,
-            moved: memory::Layout::default(),
             over: false,
         })
-    }
-
-    /// The length of the first part of a piece whose blocks are all to be moved, or all stay, and
-    /// whether they stay.
-    fn part(&mut self, at: u64, mut len: u64) -> io::Result<(u64, bool)> {
-        if let Some(only) = &mut self.only {
-            while only.front().is_some_and(|run| run.end().saturating_mul(BLOCK) <= at) {
-                only.pop_front();
-            }
-            let first = only.front().map_or(u64::MAX, |run| run.first.saturating_mul(BLOCK));
-            if first > at {
-                return Ok((len.min(first - at), true));
-            }
-            len = len.min(only.front().map_or(len, |run| run.end().saturating_mul(BLOCK) - at));
-        }
-        if self.from.is_none() {
-            return Ok((len, false));
-        }
-        let extents = fiemap::extents(&self.file, at, len)?;
-        let stays = |e: &Extent| stays(e, &self.layout, self.from);
-        let Some(first) = extents.first().map(stays) else { return Ok((len, true)) };
-        let end = extents.iter().find(|e| stays(e) != first).map_or(at + len, |e| e.offset);
-        Ok((end.saturating_sub(at), first))
     }
 
     /// Tries once to exchange a piece that lies within one chunk.
@@ -355,18 +272,11 @@ impl DaxMove {
         if !self.reserve(&chunk, size)? {
             return Ok(Tried::Left(NO_ROOM, rest));
         }
-        let result = self.stop_and_exchange(at, len, &extents);
-        match result {
+        match self.exchange(at, len, &extents) {
             Ok(None) => {
                 // The blocks that the file had.
                 if let Some(donor) = &self.donor {
                     donor.give_back(at, len)?;
-                }
-                if let Some(node) = self.from {
-                    for extent in extents.iter().filter(|e| away(&[**e], &self.layout, self.to) > 0) {
-                        let (first, pages) = (extent.offset / BLOCK, extent.len.div_ceil(BLOCK));
-                        self.moved.add(Run { first, pages, node });
-                    }
                 }
                 Ok(Tried::Arrived(rest))
             }
@@ -403,41 +313,22 @@ impl DaxMove {
         Ok(false)
     }
 
-    /// Exchanges the chunk's blocks with the donor's, while the processes that map the file
-    /// writable are stopped. EBUSY if the file changes meanwhile; `Some` says why the blocks must
-    /// stay.
-    fn stop_and_exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
-        let mappers = mappers::writable(self.device, self.inode)?;
-        if mappers.is_empty() {
-            return self.exchange(at, len, extents, None);
-        }
-        if !self.freeze {
+    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile; `Some`
+    /// says why the blocks must stay.
+    fn exchange(&mut self, at: u64, len: u64, extents: &[Extent]) -> io::Result<Option<&'static str>> {
+        if mappers::writable(self.device, self.inode)? {
             return Ok(Some(MAPPED));
         }
-        let Some(frozen) = Frozen::new(&mappers)? else { return Ok(Some(UNSTOPPABLE)) };
-        let result = self.exchange(at, len, extents, Some(&frozen));
-        self.longest = self.longest.max(frozen.thaw()?);
-        result
-    }
-
-    /// Exchanges the chunk's blocks with the donor's. EBUSY if the file changes meanwhile.
-    fn exchange(
-        &mut self,
-        at: u64,
-        len: u64,
-        extents: &[Extent],
-        frozen: Option<&Frozen>,
-    ) -> io::Result<Option<&'static str>> {
         let Some(donor) = &self.donor else { return Err(Errno::BADF.into()) };
         // What is dirty now need not be written while the times must stand still.
         rustix::fs::fdatasync(&self.file)?;
         if donor.inode < self.inode {
             bounded::call(PINNED_MOST, || donor::wait_for_pinned(&self.file))?;
         }
-        let started = self.start(if frozen.is_some() { LOOKS } else { 1 })?;
+        let started = self.start()?;
         // Once more, after the look at the times: a mapping that is made from now on has not been
         // stored to before.
-        if !mappers::writable(self.device, self.inode)?.into_iter().all(|pid| frozen.is_some_and(|f| f.holds(pid))) {
+        if mappers::writable(self.device, self.inode)? {
             return Err(Errno::BUSY.into());
         }
         rustix::fs::fdatasync(&self.file)?;
@@ -453,34 +344,20 @@ impl DaxMove {
             }
             donor.file.write_all_at(buffer, extent.offset)?;
         }
-        // Its guards thaw a group that has been frozen for too long.
-        if frozen.is_some_and(|frozen| !frozen.lasts()) {
-            return Err(Errno::BUSY.into());
-        }
         bounded::call(PINNED_MOST, || xfs::commit(&self.file, &started, &donor.file, at, len))?;
         Ok(None)
     }
 
     /// Notes the file's times, once they are older than a clock that was read before. EBUSY if they
     /// are not.
-    fn start(&self, tries: usize) -> io::Result<xfs::Started> {
-        for last in (0..tries).rev() {
-            let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
-            let started = xfs::start(&self.file)?;
-            let stat = rustix::fs::fstat(&self.file)?;
-            if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
-                return Ok(started);
-            }
-            if last > 0 {
-                std::thread::sleep(PAUSE);
-            }
+    fn start(&self) -> io::Result<xfs::Started> {
+        let clock = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+        let started = xfs::start(&self.file)?;
+        let stat = rustix::fs::fstat(&self.file)?;
+        if (stat.st_ctime, stat.st_ctime_nsec as i64) < (clock.tv_sec, clock.tv_nsec) {
+            return Ok(started);
         }
         Err(Errno::BUSY.into())
-    }
-
-    /// The longest time for which processes were stopped.
-    pub fn longest_stall(&self) -> Duration {
-        self.longest
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -514,12 +391,6 @@ impl Copying for DaxMove {
                 break;
             }
             let (at, len) = (self.next, self.piece.min(CHUNK - self.next % CHUNK));
-            let (len, stays) = self.part(at, len)?;
-            if stays {
-                self.next += len;
-                tried += len;
-                continue;
-            }
             match self.try_piece(at, len)? {
                 Tried::Busy(why) => {
                     self.busy += 1;
@@ -561,10 +432,6 @@ impl Copying for DaxMove {
     fn copied(&self) -> Copied {
         self.copied.clone()
     }
-
-    fn back(self: Box<Self>) -> Option<Back> {
-        self.from.map(|_| Back::Pages(self.moved))
-    }
 }
 
 /// Refuses files whose blocks the kernel does not exchange, or to which an exchange does harm.
@@ -592,11 +459,6 @@ fn may_be_exchanged(file: &File, mode: u32) -> Result<(), DaxRefused> {
 /// Bytes that are not on the node, or may not be.
 fn away(extents: &[Extent], layout: &Layout, to: NodeId) -> u64 {
     extents.iter().filter(|e| e.unknown || !layout.is_on(e.physical, e.len, to)).map(|e| e.len).sum()
-}
-
-/// Whether an extent is none of those on the node that the move names.
-fn stays(extent: &Extent, layout: &Layout, from: Option<NodeId>) -> bool {
-    from.is_some_and(|from| !extent.unknown && !layout.is_on(extent.physical, extent.len, from))
 }
 
 fn full(error: &io::Error) -> bool {

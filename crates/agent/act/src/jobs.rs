@@ -204,19 +204,6 @@ impl Jobs {
         &mut self,
         begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
     ) -> io::Result<JobId> {
-        self.start_by(begin, spawn)
-    }
-
-    /// The same; `start` starts its thread, which has the privileges of the one that starts it.
-    ///
-    /// # Errors
-    ///
-    /// No thread can be started, or too many are left behind. Nothing was moved.
-    pub fn start_by(
-        &mut self,
-        begin: impl FnOnce() -> Result<Box<dyn Copying>, JobState> + Send + 'static,
-        start: impl FnOnce(Box<dyn FnOnce() + Send>) -> io::Result<()>,
-    ) -> io::Result<JobId> {
         let left = self.stuck();
         if left >= MOST_LEFT {
             return Err(io::Error::other(format!("the kernel has not returned from a step of {left} earlier copies")));
@@ -228,10 +215,10 @@ impl Jobs {
         limits.copies.fetch_add(1, Ordering::Relaxed);
         let end = End { shared: of, limits };
         shared.busy(Some(Instant::now()));
-        start(Box::new(move || {
+        std::thread::Builder::new().name("homenode-copy".into()).spawn(move || {
             let state = begin().map_or_else(|state| state, |work| copy(work, &end.shared, &end.limits));
             end.shared.set(None, Some(state));
-        }))?;
+        })?;
         self.next += 1;
         self.running.insert(JobId(self.next), shared);
         Ok(JobId(self.next))
@@ -304,11 +291,6 @@ impl Jobs {
             shared.stop.store(true, Ordering::Relaxed);
         }
     }
-}
-
-/// Starts the thread of a copy.
-pub fn spawn(copy: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    std::thread::Builder::new().name("homenode-copy".into()).spawn(copy).map(drop)
 }
 
 /// Ends a copy however its thread ends.

@@ -28,7 +28,6 @@ mod machine;
 pub mod memory;
 pub mod mover;
 pub mod pages;
-pub mod privileged;
 pub mod process;
 pub mod warm;
 pub mod watched;

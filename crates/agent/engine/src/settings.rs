@@ -68,12 +68,6 @@ pub struct Moves {
     /// worse than every window before is taken back. Default 5: by chance that happens once in 252
     /// plans (5 of 10 windows can be chosen in 252 ways). 0: never.
     pub trial: u32,
-    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two of the daemon's
-    /// threads keep then.
-    pub dax: bool,
-    /// Stop processes that map a file on DAX shared and writable while each 2 MiB of it move;
-    /// without, such files stay. Default false.
-    pub freeze: bool,
 }
 
 /// Lowest [`Moves::rate`] that the engine takes.
@@ -81,14 +75,14 @@ pub const LEAST_RATE: f64 = 1e6;
 
 impl Default for Moves {
     fn default() -> Self {
-        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5, dax: false, freeze: false }
+        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5 }
     }
 }
 
 impl Moves {
     /// No limit, and no plan is taken back: a modelled machine has limits of its own.
     pub fn unlimited() -> Self {
-        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0, dax: false, freeze: false }
+        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0 }
     }
 }
 

@@ -234,9 +234,9 @@ Examples:
     /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with
     /// their memory; their descriptions below say what a host cannot do. Memory and file data stay
     /// where they are at the end. With --move-back they return page by page to where they were,
-    /// newest move first, as far as the processes still run and the pages are still cached; a file
-    /// on DAX returns as a whole. A second signal stops that. Nothing does it after a crash: where
-    /// the data was is known only in memory.
+    /// newest move first, as far as the processes still run and the pages are still cached. A
+    /// second signal stops that. Nothing does it after a crash: where the data was is known only in
+    /// memory.
     ///
     /// Once its BPF programs are loaded, homenode gives up root's capabilities. It keeps
     /// CAP_SYS_NICE, CAP_KILL if it started CMD, and what its policy needs to move files or

@@ -19,7 +19,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use act::privileged::PrivilegedWorker;
 use act::{Actor, Seen};
 use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone, Write};
 use observe::mapped::{self, MappedProcess, Watcher};
@@ -60,11 +59,7 @@ impl HostPlane {
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         let mut observer = Observer::open(&settings.observe, &topology)?;
         let budget = f64::from(settings.budget_milli_cpus) / 1000.0;
-        let facts = Facts::start(&settings.observe.proc_root, budget, settings.dax)?;
-        let worker = match settings.dax {
-            true => Some(PrivilegedWorker::start(settings.freeze)?),
-            false => None,
-        };
+        let facts = Facts::start(&settings.observe.proc_root, budget)?;
         observer.ignore_own_program();
         let pause = if settings.mapped == Wish::Needed { Duration::ZERO } else { mapped::EPOCH };
         let start = || Watcher::start(&settings.observe.proc_root, &topology, budget, pause);
@@ -80,7 +75,7 @@ impl HostPlane {
         let reclaimed =
             settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
         let who = observe::who::tasks(&settings.observe.proc_root);
-        let mut plane = Self::with_worker(settings, topology, Some(Box::new(observer)), worker)?;
+        let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         plane.actor.ask(who);
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
@@ -91,17 +86,8 @@ impl HostPlane {
         topology: Topology,
         observer: Option<Box<dyn Observe>>,
     ) -> Result<Self, HostError> {
-        Self::with_worker(settings, topology, observer, None)
-    }
-
-    fn with_worker(
-        settings: Settings,
-        topology: Topology,
-        observer: Option<Box<dyn Observe>>,
-        worker: Option<PrivilegedWorker>,
-    ) -> Result<Self, HostError> {
         Ok(Self {
-            actor: Actor::new(settings.act(), topology, observer, worker)?,
+            actor: Actor::new(settings.act(), topology, observer)?,
             settings,
             facts: None,
             mapped: None,
@@ -145,10 +131,7 @@ impl HostPlane {
     /// The load of each node, and notes about what measured it.
     fn nodes(&mut self, seen: &Observed) -> (Vec<NodeLoad>, Vec<String>) {
         let (measured, note) = match &mut self.meter {
-            Ok(meter) => match meter.window() {
-                Ok(window) => (window, format!("controllers: {}", meter.said())),
-                Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only, in this window: {why}")),
-            },
+            Ok(meter) => (meter.window(), format!("controllers: {}", meter.said())),
             Err(why) => (BTreeMap::new(), format!("controllers: counted file bytes only: {why}")),
         };
         let (mut reclaimed, unknown) = match &mut self.reclaimed {

@@ -22,11 +22,6 @@ pub struct Settings {
     pub mapped: Wish,
     /// List ranges of files that were not read, too ([`observe::Settings::ranges`]). Default false.
     pub idle: bool,
-    /// Also move files on DAX. Default false: it takes CAP_SYS_ADMIN, which two threads keep then.
-    pub dax: bool,
-    /// Processes that map such a file shared and writable may be stopped while a part of it moves.
-    /// Default false.
-    pub freeze: bool,
     /// Remember where data was that moves copy, so that it can be sent back at the end. Default
     /// false: it stays.
     pub move_back: bool,
@@ -48,8 +43,6 @@ impl Default for Settings {
             beside_sched_ext: false,
             mapped: Wish::No,
             idle: false,
-            dax: false,
-            freeze: false,
             move_back: false,
             fixed_nodes: false,
             budget_milli_cpus: 30,

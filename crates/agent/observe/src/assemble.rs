@@ -211,12 +211,11 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
     }
 }
 
-/// Spreads what was read from and written to DAX files on several nodes as their blocks are, as far
-/// as it is known. Returns these files. A thread that reads only a part of a file may read other
-/// nodes than this says.
-pub(super) fn spread(
-    entries: &mut Vec<(Key, Usage)>,
-    located: &FxHashMap<FileId, NodeBytes>,
+/// Counts what was read from and written to DAX files that the kernel told no node for where they
+/// are, as far as it is known. Returns these files.
+pub(super) fn place(
+    entries: &mut [(Key, Usage)],
+    located: &FxHashMap<FileId, NodeId>,
     pass: &Pass,
     places: &Places,
 ) -> FxHashSet<FileId> {
@@ -225,29 +224,14 @@ pub(super) fn spread(
         return files;
     }
     let cpus: FxHashMap<_, _> = pass.tasks.iter().map(|task| (task.key(), task.cpu)).collect();
-    let mut parts = Vec::new();
-    entries.retain(|(key, usage)| {
-        if key.node != NO_NODE {
-            return true;
-        }
+    for (key, usage) in entries.iter_mut().filter(|(key, _)| key.node == NO_NODE) {
         let file = key.file();
         files.insert(file);
-        let Some(bytes) = located.get(&file) else { return true };
-        let total = bytes.total().max(1) as f64;
+        let Some(node) = located.get(&file) else { continue };
         let here = cpus.get(&key.thread()).and_then(|cpu| places.node_of(*cpu));
-        let mut calls = *usage;
-        for (node, bytes) in bytes.iter() {
-            let part = |n: i64| (n as f64 * bytes as f64 / total).round() as i64;
-            let (read, written, called) = (part(usage.read), part(usage.written), part(usage.called));
-            let remote = if here == Some(node) { 0 } else { read };
-            let handed = part(usage.handed);
-            parts.push((Key { node: node.0, ..*key }, Usage { read, written, called, remote, handed, ..calls }));
-            // They count once.
-            (calls.calls, calls.placed, calls.continued) = (0, 0, 0);
-        }
-        false
-    });
-    entries.extend(parts);
+        key.node = node.0;
+        usage.remote = if here == Some(*node) { 0 } else { usage.read };
+    }
     files
 }
 
@@ -550,26 +534,28 @@ mod tests {
     }
 
     #[test]
-    fn a_dax_file_on_several_nodes_counts_where_its_blocks_are() {
+    fn a_dax_file_that_the_kernel_told_no_node_for_counts_where_it_is() {
         let pass = pass(&[(7, 0, EARLY)]);
-        let mut both = entry(7, EARLY, 1, NO_NODE, 400, 40);
-        (both.1.called, both.1.calls) = (400, 2048);
-        let mut entries = vec![both, entry(7, EARLY, 2, NO_NODE, 5, 0), entry(7, EARLY, 3, 8, 10, 0)];
-        let place = [(NodeId(0), 300), (NodeId(8), 900)].into_iter().collect();
-        let located = FxHashMap::from_iter([(file(1), place)]);
-        let files = spread(&mut entries, &located, &pass, &places());
-        assert_eq!(files, FxHashSet::from_iter([file(1), file(2)]));
+        let mut entries = vec![
+            entry(7, EARLY, 1, NO_NODE, 400, 40),
+            entry(7, EARLY, 2, NO_NODE, 5, 0),
+            entry(7, EARLY, 3, 8, 10, 0),
+            entry(7, EARLY, 4, NO_NODE, 50, 0),
+        ];
+        let located = FxHashMap::from_iter([(file(1), NodeId(8)), (file(4), NodeId(0))]);
+        let files = place(&mut entries, &located, &pass, &places());
+        assert_eq!(files, FxHashSet::from_iter([file(1), file(2), file(4)]));
         let out = all(&pass, entries);
         let thread = &out.threads[0].thread;
-        // A quarter and three quarters. The thread runs on node 0.
-        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (100, 310));
-        assert_eq!((thread.write_bytes.get(NodeId(0)), thread.write_bytes.get(NodeId(8))), (10, 30));
-        assert_eq!((thread.remote_read_bytes, out.node_read.total()), (Some(310), 410));
-        assert_eq!((thread.files.len(), thread.files[0].read_size), (3, Some(200)));
-        // Of the other, nothing is known yet. It is listed, so that somebody looks where it is.
-        assert_eq!((out.no_node_bytes, out.odd_node_bytes, out.files.len(), out.files[1].bytes), (5, 0, 3, 5));
+        // The thread runs on node 0.
+        assert_eq!((thread.read_bytes.get(NodeId(0)), thread.read_bytes.get(NodeId(8))), (50, 410));
+        assert_eq!((thread.write_bytes.get(NodeId(0)), thread.write_bytes.get(NodeId(8))), (0, 40));
+        assert_eq!((thread.remote_read_bytes, out.node_read.total()), (Some(410), 460));
+        // Of the second, nothing is known yet. It is listed, so that somebody looks where it is.
+        assert_eq!((out.no_node_bytes, out.odd_node_bytes, out.files.len()), (5, 0, 4));
+        assert!(out.files.iter().any(|of| (of.id, of.bytes) == (file(2), 5)));
         let mut none = vec![entry(7, EARLY, 3, 8, 10, 0)];
-        assert!(spread(&mut none, &located, &pass, &places()).is_empty() && none.len() == 1);
+        assert!(place(&mut none, &located, &pass, &places()).is_empty() && none[0].0.node == 8);
     }
 
     /// `top` showed nodes that were 124 % busy: threads were read later after the second window's

@@ -23,7 +23,7 @@
 //! | tmpfs reads | exact | not seen |
 //! | mapped files of tmpfs | pages mapped by fault-around; not single faults, which go past the page cache's | the same |
 //! | hugetlbfs | not seen: it reads and faults past the page cache's functions | not seen |
-//! | DAX read and write | on the node of the block device; on several, spread as the file's blocks were in the window before ([`Observer::locate`]); where that is unknown (virtiofs) not counted, and a note says so | not seen |
+//! | DAX read and write | on the node of the block device; of device-mapper's, on the node that all its parts are on, once a window has listed the file ([`Observer::locate`]); not counted if they are on several, or the node is unknown (virtiofs), and a note says so | not seen |
 //! | OpenZFS: reads through its cache | on the node of the copied block (x86-64) | not seen |
 //! | OpenZFS: writes; FUSE without page cache, O_DIRECT | not seen: no page cache | not seen |
 //!
@@ -90,10 +90,9 @@ skeleton!(
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use placement::NodeBytes;
 use placement::ranges::Ranges;
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{FileId, ThreadId, Topology};
+use topology::{FileId, NodeId, ThreadId, Topology};
 
 /// Decodes bytes as each record of the BPF programs, for tests with any bytes.
 #[doc(hidden)]
@@ -134,10 +133,10 @@ pub struct Observer {
     /// Of a table.
     entries: u32,
     before: Before,
-    /// Files of the last window on DAX that the kernel told no node for, and where those of the
-    /// window before are.
+    /// Files of the last window on DAX that the kernel told no node for, and the nodes of those of
+    /// the window before.
     unplaced: FxHashSet<FileId>,
-    located: FxHashMap<FileId, NodeBytes>,
+    located: FxHashMap<FileId, NodeId>,
     /// The heat of ranges of files, if it is asked for.
     ranges: Option<Ranges>,
     /// Whether a thread has ever been watched.
@@ -281,7 +280,7 @@ impl Observer {
         let mut exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
         assemble::of_window(&mut pass.tasks, &mut exited, length_s / read_s);
         assemble::unslice(&slices, &pass, &mut entries);
-        self.unplaced = assemble::spread(&mut entries, &self.located, &pass, &self.places);
+        self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
         self.filter.learn(&pass.tasks);
         let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
         let mut notes = self.notes(&sum, &slices, &all);
@@ -355,15 +354,18 @@ impl Observer {
         if self.watching.get() { self.programs.descendants() } else { Ok(Vec::new()) }
     }
 
-    /// Says where the files of the last window are. Those on DAX that the kernel told no node for
-    /// are counted there from now on.
+    /// Says where the files of the last window are. Those on DAX that the kernel told no node for,
+    /// and that are on one, are counted there from now on.
     pub fn locate(&mut self, files: &[FileSeen]) {
         if let Some(ranges) = &mut self.ranges {
             files.iter().for_each(|file| ranges.size(file.id, file.file.size));
         }
         let unplaced = |file: &&FileSeen| self.unplaced.contains(&file.id.any_generation());
-        let known = files.iter().filter(unplaced).filter(|file| file.file.bytes.total() > 0);
-        self.located = known.map(|file| (file.id.any_generation(), file.file.bytes.clone())).collect();
+        let on_one = |file: &FileSeen| {
+            let mut nodes = file.file.bytes.iter().map(|(node, _)| node);
+            nodes.next().filter(|_| nodes.next().is_none()).map(|node| (file.id.any_generation(), node))
+        };
+        self.located = files.iter().filter(unplaced).filter_map(on_one).collect();
     }
 
     /// From now on, what processes that run this program touch counts for nobody: they look where

@@ -148,8 +148,8 @@ impl Reclaim {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredLoad {
-    /// The counter: `uncore_imc`, `uncore_imc+pmm` (DRAM and persistent memory), `cxl_pmu`,
-    /// `amd_umc`, `amd_df` or `resctrl`.
+    /// The counter: `uncore_imc`, `uncore_imc+pmm` (DRAM and persistent memory), `cxl_pmu` or
+    /// `amd_umc`.
     pub source: String,
     /// Bytes read and written.
     pub bytes: u64,

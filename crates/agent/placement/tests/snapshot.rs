@@ -199,7 +199,7 @@ fn impossible_values_are_named_with_their_field() {
         ),
         (
             "\"memory_free\"",
-            "\"measured\":{\"source\":\"amd_df\",\"bytes\":9,\"read_bytes\":10},\"memory_free\"",
+            "\"measured\":{\"source\":\"amd_umc\",\"bytes\":9,\"read_bytes\":10},\"memory_free\"",
             "nodes[0] (node 0).measured.read_bytes: more than the bytes read and written together",
         ),
         ("\"processes\":[", "\"processes\":[{\"pid\":100},", "processes[1] (pid 100): listed twice"),

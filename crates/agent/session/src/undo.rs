@@ -17,7 +17,7 @@ use topology::Topology;
 ///
 /// procfs or sysfs cannot be read.
 pub fn plane(tasks: Option<Arc<dyn Tasks>>) -> Result<Actor<Unwatched>, Failure> {
-    let mut actor = Actor::new(act::Settings::default(), Topology::default(), None, None)
+    let mut actor = Actor::new(act::Settings::default(), Topology::default(), None)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))?;
     actor.ask(tasks);
     Ok(actor)

@@ -80,7 +80,7 @@ impl Output {
         interference: &[Interference],
         unknown: Option<&str>,
     ) -> Result<(), Failure> {
-        let less = on_a_host(policy.traits(), settings.moves.dax).filter(|_| self.publisher.is_none());
+        let less = on_a_host(policy.traits()).filter(|_| self.publisher.is_none());
         let policy = policy.name();
         if self.json {
             output::print_json_line(&json!({

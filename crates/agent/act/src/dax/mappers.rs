@@ -7,7 +7,6 @@
 //! The look comes while the file must stay unwritten, so it has to be short: `PROCMAP_QUERY` leaves
 //! out mappings that are not of this kind, where the text of `maps` has them all.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,20 +17,19 @@ use linux::patient::{self, MEMORY};
 use linux::threads::is_gone;
 use rustix::io::Errno;
 
-/// The processes with a mapping like `rw-s` of the file.
+/// Whether a process has a mapping like `rw-s` of the file.
 ///
 /// # Errors
 ///
 /// `TimedOut` if a process does not answer: it is not known whether it maps the file.
-pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<BTreeSet<u32>> {
-    let mut found = BTreeSet::new();
+pub(super) fn writable(device: (u32, u32), inode: u64) -> io::Result<bool> {
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         if ask(pid, device, inode)? {
-            found.insert(pid);
+            return Ok(true);
         }
     }
-    Ok(found)
+    Ok(false)
 }
 
 /// Whether a process has such a mapping. One that has ended has none.

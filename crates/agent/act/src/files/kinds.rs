@@ -6,7 +6,7 @@
 //! | squashfs, erofs, ISO 9660, UDF, bcachefs, JFS: page cache | the same, or nobody writes | yes, page by page |
 //! | tmpfs | the same; spread with `mpol=interleave` | yes |
 //! | ext4 on DAX | stay: on the device | no |
-//! | XFS on DAX | stay | by `homenode move`; by the daemon with `[moves] dax = true`, because it takes CAP_SYS_ADMIN |
+//! | XFS on DAX | stay | by `homenode move` only, because it takes CAP_SYS_ADMIN |
 //! | hugetlbfs | in place | no: its pages are reserved |
 //! | ZFS | – | no: its cache is its own |
 //! | network file systems, FUSE, 9p, virtiofs | in place | yes, but homenode opens none of their files: their servers could make it wait |
@@ -70,19 +70,15 @@ impl Data {
 }
 
 /// Placement of the data of a file on this mount; `dax` is the file's own attribute, `None` if it
-/// was not opened. `moved`: files on DAX are moved.
-pub fn data(mount: &Mount, dax: Option<bool>, moved: bool) -> Data {
+/// was not opened.
+pub fn data(mount: &Mount, dax: Option<bool>) -> Data {
     let option = |wanted: &str| mount.options.split(',').any(|option| option == wanted);
     // A file on such a mount may still be cached (`dax=inode`), so nothing is known before it was
     // opened.
     let may_be_dax = option("dax") || option("dax=always") || option("dax=inode");
     let cached = |writes| Data { writes: Some(writes), movable: Some(true), pinned: None };
     match (mount.fs_type.as_str(), dax.unwrap_or(false)) {
-        ("xfs", true) if moved => Data { writes: Some(Writes::Stay), movable: Some(true), pinned: None },
-        ("xfs", true) => Data::pinned(
-            Some(Writes::Stay),
-            "is on DAX, where only `homenode move` moves data, or `homenode run` with `[moves] dax = true`",
-        ),
+        ("xfs", true) => Data::pinned(Some(Writes::Stay), "is on DAX, where only `homenode move` moves data"),
         (_, true) => {
             Data::pinned(Some(Writes::Stay), "is on DAX, and its file system cannot exchange the blocks of such files")
         }
@@ -130,12 +126,9 @@ mod tests {
         ] {
             let (fs_type, options) = (fs_type.to_owned(), options.to_owned());
             let mount = Mount { id: 1, dev: 1, root: "/".into(), point: "/".into(), writable: true, fs_type, options };
-            let data = data(&mount, dax, false);
+            let data = data(&mount, dax);
             assert_eq!((data.writes, data.movable), (writes, movable), "{mount:?}, dax {dax:?}");
             assert_eq!(data.pinned.is_some(), movable == Some(false), "{mount:?}");
-            // With leave to move them, those of XFS only.
-            let moved = super::data(&mount, dax, true).movable;
-            assert_eq!(moved, if mount.fs_type == "xfs" { yes } else { movable }, "{mount:?}");
         }
     }
 

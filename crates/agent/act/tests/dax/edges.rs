@@ -6,10 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use act::copying::{Back, Copying};
 use act::dax::{DaxMove, NO_ROOM};
-use act::memory::Layout;
-use act::memory::layout::Run;
 use rustix::fs::{FallocateFlags, fallocate};
 use topology::NodeId;
 
@@ -69,48 +66,6 @@ pub fn moved_and_kept() {
     // Nothing is left of the donor.
     let names: Vec<_> = fs::read_dir("/mnt/pmem").unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(names.iter().all(|n| !n.to_string_lossy().starts_with(".homenode")), "{names:?}");
-}
-
-/// The whole file went back, with what had been on the node before.
-pub fn taken_back() {
-    let dir = directory();
-    let path = dir.path().join("file");
-    let file = create(&path, 1, 6 * MIB);
-    let home = *nodes(&file).keys().next().unwrap();
-    assert_eq!(nodes(&file), BTreeMap::from([(home, 6 * MIB)]));
-    let [home, other] = [NodeId(home), NodeId(1 - home)];
-    let back = |from: NodeId, layout: &Layout| {
-        let mut work = DaxMove::back(&File::open(&path).unwrap(), Some(from), layout, false).unwrap();
-        while !work.step(8 * MIB).unwrap() {}
-        work.copied()
-    };
-    // Of the first chunk and a half, and 64 KiB of the last one, half are on the other node.
-    let mut part = Layout::default();
-    for (first, pages) in [(0, 3 * MIB / 4096), (5 * MIB / 4096, 16)] {
-        part.add(Run { first, pages, node: other });
-    }
-    let there = part.pages() * 4096;
-    assert_eq!(back(home, &part).copied(), there);
-    let mixed = extents(&file);
-    assert_eq!(nodes(&file), BTreeMap::from([(home.0, 6 * MIB - there), (other.0, there)]));
-    let mut moving = DaxMove::prepare(&File::open(&path).unwrap(), Some(home), other, false).unwrap();
-    assert_eq!(finish(&mut moving).copied(), 6 * MIB - there);
-    assert_eq!(nodes(&file), BTreeMap::from([(other.0, 6 * MIB)]));
-    let Some(Back::Pages(moved)) = Box::new(moving).back() else { panic!("the way back is not known") };
-    let copied = back(other, &moved);
-    assert_eq!((copied.copied(), copied.failed()), (6 * MIB - there, 0), "{copied:?}");
-    let by_node = |extents: &[Extent]| {
-        let mut runs: Vec<(u64, u64, u32)> = Vec::new();
-        for Extent(offset, len, node, _) in extents {
-            match runs.last_mut() {
-                Some((_, pages, of)) if of == node => *pages += len,
-                _ => runs.push((*offset, *len, *node)),
-            }
-        }
-        runs
-    };
-    assert_eq!(by_node(&extents(&file)), by_node(&mixed));
-    check(&file, 1, 0, 6 * MIB);
 }
 
 /// A file grows, byte by byte and block by block, and is cut, while it moves.
@@ -184,6 +139,6 @@ pub fn full() {
     check(&file, 3, 0, 4 * MIB);
     drop(hog);
     fs::remove_file(dir.path().join("hog")).unwrap();
-    let mut moving = act::dax::DaxMove::prepare(&file, None, NodeId(1 - here), false).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here)).unwrap();
     assert_eq!((finish(&mut moving).failed(), nodes(&file)), (0, BTreeMap::from([(1 - here, 4 * MIB)])));
 }

@@ -2,18 +2,17 @@
 //! and looks for it before the next one and at the end: a checksum of the file would not miss a
 //! lost store.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use act::dax::{DaxMove, MAPPED, UNSTOPPABLE};
-use topology::NodeId;
+use act::dax::MAPPED;
 
-use super::volume::{MIB, check, create, directory, finish, move_to, nodes, number, word};
+use super::volume::{MIB, check, create, directory, move_to, nodes, number, word};
 
 /// Bytes at the file's start that writers change; nobody writes the rest.
 const WRITTEN: u64 = 4 * MIB;
@@ -51,16 +50,6 @@ impl Mapping {
         assert!(offset as usize + 8 <= self.len && offset.is_multiple_of(8));
         // SAFETY: inside the mapping.
         unsafe { self.at.add(offset as usize).cast() }
-    }
-
-    pub fn read(&self, offset: u64) -> u64 {
-        // SAFETY: aligned and inside the mapping.
-        unsafe { self.word(offset).read_volatile() }
-    }
-
-    pub fn write(&self, offset: u64, value: u64) {
-        // SAFETY: aligned, inside the mapping, which is writable.
-        unsafe { self.word(offset).write_volatile(value) }
     }
 }
 
@@ -100,11 +89,13 @@ impl Words for File {
 
 impl Words for Mapping {
     fn get(&self, offset: u64) -> u64 {
-        self.read(offset)
+        // SAFETY: aligned and inside the mapping.
+        unsafe { self.word(offset).read_volatile() }
     }
 
     fn put(&self, offset: u64, value: u64) {
-        self.write(offset, value);
+        // SAFETY: aligned, inside the mapping, which is writable.
+        unsafe { self.word(offset).write_volatile(value) }
     }
 }
 
@@ -220,10 +211,10 @@ pub fn be_mapped_writer(args: &[String]) {
 }
 
 /// A started process of this program, once it has its mapping.
-pub struct Writer(pub Child);
+struct Writer(Child);
 
 impl Writer {
-    pub fn start(path: &Path) -> Self {
+    fn start(path: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--role", "mapped-writer"])
             .arg(path)
@@ -248,8 +239,7 @@ impl Writer {
     }
 }
 
-/// Without leave to freeze it, a process that maps the file shared and writable keeps the file
-/// where it is.
+/// A process that maps the file shared and writable keeps the file where it is.
 pub fn mapped_writable() {
     let dir = directory();
     let path = dir.path().join("file");
@@ -264,108 +254,4 @@ pub fn mapped_writable() {
     assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
     let copied = move_to(&path, 1 - here);
     assert_eq!((copied.moved, copied.failed()), (WRITTEN, 0));
-}
-
-/// A control group for one writer, removed at the end.
-pub struct Group(pub PathBuf);
-
-impl Group {
-    pub fn new(writer: &Child) -> Self {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).expect("no mounted cgroup2");
-        let dir = Path::new(mount.split(' ').nth(4).unwrap()).join(format!("homenode-dax-{}", writer.id()));
-        fs::create_dir(&dir).unwrap();
-        fs::write(dir.join("cgroup.procs"), writer.id().to_string()).unwrap();
-        Self(dir)
-    }
-
-    fn is_frozen(&self) -> bool {
-        fs::read_to_string(self.0.join("cgroup.events")).unwrap().contains("frozen 1")
-    }
-
-    /// Waits for a state that must come.
-    fn wait(&self, frozen: bool) {
-        while self.is_frozen() != frozen {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::write(self.0.join("cgroup.freeze"), "0");
-        while fs::remove_dir(&self.0).is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-/// With leave, the writer is frozen while each chunk moves, and loses nothing.
-pub fn frozen() {
-    let dir = directory();
-    let path = dir.path().join("file");
-    let file = create(&path, 9, WRITTEN);
-    let writer = Writer::start(&path);
-    let group = Group::new(&writer.0);
-    let mut longest = Duration::ZERO;
-    for round in 0..rounds() {
-        let to = round % 2;
-        let mut moving = DaxMove::prepare(&file, None, NodeId(to), true).unwrap();
-        let copied = finish(&mut moving);
-        let there = nodes(&file).get(&to).copied().unwrap_or(0);
-        assert_eq!((copied.moved, copied.failed(), there), (WRITTEN, 0, WRITTEN), "{copied:?}");
-        assert!(!group.is_frozen());
-        // Before the first move, some of the file may be there.
-        assert!(round == 0 || moving.longest_stall() > Duration::ZERO);
-        longest = longest.max(moving.longest_stall());
-    }
-    let (stores, lost) = writer.end();
-    println!("{stores} stores, {} moves, longest stall {longest:?}", rounds());
-    assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
-}
-
-/// A process that moves a file back and forth and counts the moves, until it is killed.
-pub fn be_mover(args: &[String]) {
-    for round in 0.. {
-        let file = File::open(&args[0]).unwrap();
-        finish(&mut DaxMove::prepare(&file, None, NodeId(round % 2), true).unwrap());
-        println!("{round}");
-    }
-}
-
-/// A mover that is killed while it has a process frozen leaves it running.
-pub fn thawed_after_a_kill() {
-    let dir = directory();
-    let path = dir.path().join("file");
-    create(&path, 10, WRITTEN);
-    let writer = Writer::start(&path);
-    let group = Group::new(&writer.0);
-    for _ in 0..3 {
-        let mut mover = Command::new(std::env::current_exe().unwrap())
-            .args(["--role", "mover"])
-            .arg(&path)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        group.wait(true);
-        mover.kill().unwrap();
-        mover.wait().unwrap();
-        group.wait(false);
-    }
-    let (stores, lost) = writer.end();
-    assert!(stores > 0 && lost == 0, "{lost} of {stores} stores lost");
-}
-
-/// Processes of our own control group are not frozen: that would stop us, too.
-pub fn unstoppable() {
-    let dir = directory();
-    let path = dir.path().join("file");
-    let file = create(&path, 11, WRITTEN);
-    let here = *nodes(&file).keys().next().unwrap();
-    let writer = Writer::start(&path);
-    let mut moving = DaxMove::prepare(&file, None, NodeId(1 - here), true).unwrap();
-    let copied = finish(&mut moving);
-    assert_eq!((copied.moved, copied.left.get(UNSTOPPABLE)), (0, Some(&WRITTEN)), "{copied:?}");
-    let (_, lost) = writer.end();
-    assert_eq!(lost, 0);
 }

@@ -16,23 +16,16 @@ mod waits;
 fn main() {
     let roles: &[harness::Role] = &[
         ("mapped-writer", load::be_mapped_writer),
-        ("mover", load::be_mover),
         ("killed", crash::be_killed),
-        ("stuck", waits::be_stuck),
         ("syncing-writer", crash::be_syncing_writer),
     ];
     let trial =
         |name: &str, test: fn()| harness::trial(name, move || volume::missing().map_or(Ok(()), Err).map(|()| test()));
     let tests = vec![
         trial("a_file_moves_and_keeps_all_else", edges::moved_and_kept),
-        trial("only_what_a_move_has_moved_is_taken_back", edges::taken_back),
         trial("moves_under_readers_and_writers_lose_nothing", load::under_load),
         trial("a_file_mapped_writable_stays", load::mapped_writable),
-        trial("a_writer_that_may_be_frozen_loses_nothing", load::frozen),
-        trial("a_killed_mover_leaves_nobody_frozen", load::thawed_after_a_kill),
         trial("a_pinned_page_is_not_waited_for", waits::pinned),
-        trial("a_group_that_does_not_freeze_is_tried_three_times", waits::not_frozen),
-        trial("our_own_group_is_not_frozen", load::unstoppable),
         trial("a_file_that_grows_and_shrinks_stays_right", edges::resized),
         trial("a_full_node_is_said", edges::full),
         trial("a_crash_leaves_old_or_new_blocks", crash::crashed),

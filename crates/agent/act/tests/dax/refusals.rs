@@ -13,7 +13,7 @@ use topology::NodeId;
 use super::volume::{MIB, check, create, directory, finish, nodes};
 
 fn why(file: &File, to: u32) -> &'static str {
-    DaxMove::prepare(file, None, NodeId(to), false).map(drop).expect_err("it was not refused").reason
+    DaxMove::prepare(file, NodeId(to)).map(drop).expect_err("it was not refused").reason
 }
 
 pub fn refused() {
@@ -41,7 +41,7 @@ pub fn refused() {
     rustix::fs::fsetxattr(&file, "security.capability", &capability, rustix::fs::XattrFlags::empty()).unwrap();
     assert_eq!(why(&file, 0), "capabilities");
     rustix::fs::fremovexattr(&file, "security.capability").unwrap();
-    assert!(DaxMove::prepare(&file, None, NodeId(0), false).is_ok());
+    assert!(DaxMove::prepare(&file, NodeId(0)).is_ok());
     assert_eq!(nodes(&file), before);
 
     assert_eq!(why(&File::open("/dev/null").unwrap(), 0), "not_a_file");
@@ -65,7 +65,7 @@ pub fn reflinked() {
     let done = unsafe { libc::ioctl(copy.as_raw_fd(), libc::FICLONERANGE as _, &raw const range) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     let here = *nodes(&file).keys().next().unwrap();
-    let mut moving = DaxMove::prepare(&file, None, NodeId(1 - here), false).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here)).unwrap();
     let copied = finish(&mut moving);
     // The chunk with the shared blocks stays, the other one does not.
     assert_eq!((copied.moved, copied.left.get(SHARED)), (2 * MIB, Some(&(2 * MIB))), "{copied:?}");
@@ -78,7 +78,7 @@ pub fn deleted() {
     let path = dir.path().join("file");
     let file = create(&path, 6, 6 * MIB);
     let here = *nodes(&file).keys().next().unwrap();
-    let mut moving = DaxMove::prepare(&file, None, NodeId(1 - here), false).unwrap();
+    let mut moving = DaxMove::prepare(&file, NodeId(1 - here)).unwrap();
     assert!(!moving.step(2 * MIB).unwrap());
     fs::remove_file(&path).unwrap();
     assert!(moving.step(2 * MIB).unwrap());

@@ -119,7 +119,7 @@ pub fn create(path: &Path, seed: u64, size: u64) -> File {
 
 /// Moves a file, to the end.
 pub fn move_to(path: &PathBuf, node: u32) -> Copied {
-    let mut moving = DaxMove::prepare(&File::open(path).unwrap(), None, NodeId(node), false).unwrap();
+    let mut moving = DaxMove::prepare(&File::open(path).unwrap(), NodeId(node)).unwrap();
     finish(&mut moving)
 }
 

@@ -48,7 +48,6 @@ pub fn open(
     };
     let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
     let touch_own_affinity = args.scope.touch_own_affinity;
-    let (dax, freeze) = (config.moves.dax, config.moves.freeze);
     // Whole thousandths: settings are compared.
     let budget_milli_cpus = (config.engine.budget.cpu * 1000.0).round() as u32;
     let settings = host::Settings {
@@ -57,8 +56,6 @@ pub fn open(
         beside_sched_ext,
         mapped: policy.wants_mapped,
         idle: policy.wants_idle && ranges,
-        dax,
-        freeze,
         move_back,
         budget_milli_cpus,
         ..host::Settings::default()

@@ -195,14 +195,8 @@ fn without_names(map: &mut Map) {
 /// What stands in the place of a text with a path of the user's; `None` where it has none.
 pub fn left_out(text: &str) -> Option<String> {
     // Where nobody but the kernel gives names.
-    const KERNEL: &[&str] = &[
-        "/proc/self/",
-        "/proc/sys/",
-        "/sys/devices/system/",
-        "/sys/kernel/",
-        "/sys/bus/event_source/",
-        "/sys/fs/resctrl",
-    ];
+    const KERNEL: &[&str] =
+        &["/proc/self/", "/proc/sys/", "/sys/devices/system/", "/sys/kernel/", "/sys/bus/event_source/"];
     let is_path = |(at, _): (usize, &str)| {
         let (before, from) = text.split_at(at);
         let begins = !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');

@@ -11,8 +11,6 @@
 //! | beside it, its queues of persistent memory ([`pmem`]) | the same | of the socket, if it has NVDIMMs |
 //! | PMUs of CXL devices ([`cxl`], Linux 6.5) | the same | of the device |
 //! | AMD `amd_umc` (Zen 4 and later, Linux 6.9) | the same | of the socket |
-//! | AMD `amd_df` (Zen 1 to 3) | both together | of the socket |
-//! | resctrl ([`resctrl`]): memory bandwidth monitoring, if somebody has mounted it | both together, by who asks | two nodes at most |
 //!
 //! Without any, the counted file bytes are all that is known, and a note says so. That can be so of
 //! one node: counters of DRAM are no measurement of a node with persistent memory.
@@ -23,7 +21,6 @@
 
 mod cxl;
 mod pmem;
-mod resctrl;
 mod uncore;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,37 +35,21 @@ struct Carried {
     source: &'static str,
     read: f64,
     written: f64,
-    /// Read or written, from a counter that counts both together.
-    either: f64,
-    /// Whether reads are told from writes.
-    apart: bool,
 }
 
-enum Source {
-    Uncore(uncore::Counters),
-    Resctrl(resctrl::Groups),
-}
-
-/// A source, and what it showed last.
+/// The counters, and what they showed last.
 pub struct Meter {
-    source: Source,
+    counters: uncore::Counters,
     before: BTreeMap<NodeId, Carried>,
 }
 
 impl Meter {
-    /// Opens the best source. The error says why there is none.
+    /// Opens the best source of each node. The error says why there is none.
     pub fn open(sys_root: &Path, proc_root: &Path, topology: &Topology) -> Result<Self, String> {
         let cpuinfo = std::fs::read_to_string(proc_root.join("cpuinfo")).unwrap_or_default();
-        let source = match uncore::Counters::open(sys_root, &cpuinfo, topology) {
-            Ok(counters) => Source::Uncore(counters),
-            Err(no_pmu) => match resctrl::Groups::open(sys_root, topology) {
-                Ok(groups) => Source::Resctrl(groups),
-                Err(no_resctrl) => return Err(format!("{no_pmu}; {no_resctrl}")),
-            },
-        };
-        let mut meter = Self { source, before: BTreeMap::new() };
-        meter.before = meter.now()?;
-        Ok(meter)
+        let mut counters = uncore::Counters::open(sys_root, &cpuinfo, topology)?;
+        let before = counters.carried();
+        Ok(Self { counters, before })
     }
 
     /// The sources, such as `uncore_imc`, and why some nodes have none.
@@ -83,36 +64,23 @@ impl Meter {
 
     /// Why some nodes are not measured.
     pub fn gap(&self) -> Option<String> {
-        match &self.source {
-            Source::Uncore(counters) if !counters.gaps.is_empty() => Some(counters.gaps.join("; ")),
-            _ => None,
-        }
+        (!self.counters.gaps.is_empty()).then(|| self.counters.gaps.join("; "))
     }
 
     /// Bytes that each node's controllers carried since the last call.
-    pub fn window(&mut self) -> Result<BTreeMap<NodeId, MeasuredLoad>, String> {
-        let now = self.now()?;
-        let before = std::mem::replace(&mut self.before, now);
-        Ok(between(&before, &self.before))
-    }
-
-    fn now(&mut self) -> Result<BTreeMap<NodeId, Carried>, String> {
-        match &mut self.source {
-            Source::Uncore(counters) => Ok(counters.carried()),
-            Source::Resctrl(groups) => groups.carried(),
-        }
+    pub fn window(&mut self) -> BTreeMap<NodeId, MeasuredLoad> {
+        let before = std::mem::replace(&mut self.before, self.counters.carried());
+        between(&before, &self.before)
     }
 }
 
 fn between(before: &BTreeMap<NodeId, Carried>, now: &BTreeMap<NodeId, Carried>) -> BTreeMap<NodeId, MeasuredLoad> {
-    // A counter that went backwards (a group that ended) shows nothing.
-    let since = |now: f64, before: f64| (now - before).max(0.0).round() as u64;
+    let since = |now: f64, before: f64| (now - before).round() as u64;
     let load = |(node, now): (&NodeId, &Carried)| {
         let before = before.get(node)?;
         let read = since(now.read, before.read);
-        let bytes =
-            read.saturating_add(since(now.written, before.written)).saturating_add(since(now.either, before.either));
-        Some((*node, MeasuredLoad { source: now.source.to_owned(), bytes, read_bytes: now.apart.then_some(read) }))
+        let bytes = read.saturating_add(since(now.written, before.written));
+        Some((*node, MeasuredLoad { source: now.source.to_owned(), bytes, read_bytes: Some(read) }))
     };
     now.iter().filter_map(load).collect()
 }
@@ -123,17 +91,11 @@ mod tests {
 
     #[test]
     fn a_window_is_the_difference_of_two_readings() {
-        let at = |read, written, either| {
-            BTreeMap::from([(NodeId(1), Carried { source: "x", read, written, either, apart: either == 0.0 })])
-        };
-        let load = |before, now| between(&before, &now).remove(&NodeId(1)).unwrap();
-        let both = load(at(100.0, 10.0, 0.0), at(400.0, 30.0, 0.0));
+        let at = |read, written| BTreeMap::from([(NodeId(1), Carried { source: "x", read, written })]);
+        let both = between(&at(100.0, 10.0), &at(400.0, 30.0)).remove(&NodeId(1)).unwrap();
         assert_eq!((both.bytes, both.read_bytes), (320, Some(300)));
-        let sum = load(at(0.0, 0.0, 7.0), at(0.0, 0.0, 107.0));
-        assert_eq!((sum.bytes, sum.read_bytes), (100, None));
-        assert_eq!(load(at(0.0, 0.0, 7.0), at(0.0, 0.0, 6.0)).bytes, 0);
         // A node that was not there before has no window yet.
-        assert_eq!(between(&BTreeMap::new(), &at(1.0, 1.0, 0.0)), BTreeMap::new());
+        assert_eq!(between(&BTreeMap::new(), &at(1.0, 1.0)), BTreeMap::new());
     }
 
     #[test]
@@ -141,6 +103,5 @@ mod tests {
         let sys = tempfile::tempdir().unwrap();
         let why = Meter::open(sys.path(), sys.path(), &Topology::default()).err().unwrap();
         assert!(why.contains("no memory controller PMU"), "{why}");
-        assert!(why.contains("resctrl is not mounted"), "{why}");
     }
 }

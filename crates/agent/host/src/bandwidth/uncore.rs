@@ -36,7 +36,6 @@ use crate::perf::{self, Event};
 pub(super) enum What {
     Read,
     Written,
-    Either,
 }
 
 /// Where the codes of an event come from.
@@ -56,10 +55,10 @@ struct Device {
 }
 
 use Codes::{Known, Listed};
-use What::{Either, Read as Reads, Written};
+use What::{Read as Reads, Written};
 
 /// In the order of preference.
-const DEVICES: [Device; 4] = [
+const DEVICES: [Device; 3] = [
     // Servers: one device for each channel.
     Device {
         prefix: "uncore_imc_",
@@ -80,22 +79,6 @@ const DEVICES: [Device; 4] = [
         events: &[
             (Reads, Known(&[("event", 0x0a), ("rdwrmask", 1)])),
             (Written, Known(&[("event", 0x0a), ("rdwrmask", 2)])),
-        ],
-    },
-    // `dram_channel_data_controller_0` to `_7` of amdzen1/data-fabric.json (the same in amdzen2 and
-    // amdzen3).
-    Device {
-        prefix: "amd_df",
-        name: "amd_df",
-        events: &[
-            (Either, Known(&[("event", 0x07), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x47), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x87), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0xc7), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x107), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x147), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x187), ("umask", 0x38)])),
-            (Either, Known(&[("event", 0x1c7), ("umask", 0x38)])),
         ],
     },
 ];
@@ -171,14 +154,10 @@ impl Counters {
         let mut carried: BTreeMap<NodeId, Carried> = BTreeMap::new();
         for counter in &self.all {
             let Spec { source, node, .. } = counter.spec;
-            let node = carried.entry(node).or_insert(Carried { source, apart: true, ..Carried::default() });
+            let node = carried.entry(node).or_insert(Carried { source, ..Carried::default() });
             match counter.spec.what {
                 Reads => node.read += counter.sum,
                 Written => node.written += counter.sum,
-                Either => {
-                    node.either += counter.sum;
-                    node.apart = false;
-                }
             }
         }
         carried
@@ -279,7 +258,7 @@ fn of_sockets(devices: &Path, names: &[String], sockets: &[&Node]) -> Result<(&'
             }
         }
     }
-    Err(trouble.unwrap_or_else(|| "no memory controller PMU (uncore_imc, amd_umc, amd_df)".to_owned()))
+    Err(trouble.unwrap_or_else(|| "no memory controller PMU (uncore_imc, amd_umc)".to_owned()))
 }
 
 /// Whether a name is the prefix, and a number or nothing.
@@ -401,18 +380,18 @@ fn open(spec: &Spec) -> io::Result<perf::Counter> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::fs::File;
 
     use super::*;
     use topology::Node;
 
     /// Nodes of two CPUs each.
-    pub fn machine(nodes: u32) -> Topology {
+    fn machine(nodes: u32) -> Topology {
         (0..nodes).map(|id| Node::new(NodeId(id), (2 * id..2 * id + 2).collect(), 1 << 30)).collect()
     }
 
-    pub fn write(sys: &tempfile::TempDir, path: &str, text: &str) {
+    fn write(sys: &tempfile::TempDir, path: &str, text: &str) {
         let path = sys.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
@@ -669,19 +648,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn amd_devices_take_codes_from_the_table() {
+    fn an_amd_device_takes_codes_from_the_table() {
         let sys = tempfile::tempdir().unwrap();
-        let format = [
-            ("type", "10\n"),
-            ("cpumask", "0,2\n"),
-            ("format/event", "config:0-7,32-35,59-60\n"),
-            ("format/umask", "config:8-15\n"),
-        ];
-        device(&sys, "amd_df", &format);
-        let specs = found(sys.path(), "", &machine(2)).unwrap().specs;
-        assert_eq!((specs[0].source, specs.len()), ("amd_df", 16));
-        // Event 0x107: its ninth bit is bit 32.
-        assert!(specs.iter().any(|s| s.config == 1 << 32 | 0x3807 && s.what == Either && s.bytes == 64.0), "{specs:?}");
         device(
             &sys,
             "amd_umc_0",
@@ -694,7 +662,7 @@ pub(super) mod tests {
         );
         let specs = found(sys.path(), "", &machine(2)).unwrap().specs;
         let configs: Vec<_> = specs.iter().map(|s| (s.what, s.config)).collect();
-        assert_eq!(specs[0].source, "amd_umc");
+        assert_eq!((specs[0].source, specs[0].bytes), ("amd_umc", 64.0));
         assert_eq!(configs, [(Reads, 0x10a), (Reads, 0x10a), (Written, 0x20a), (Written, 0x20a)]);
     }
 

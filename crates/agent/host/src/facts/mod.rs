@@ -55,9 +55,8 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Starts the worker. It keeps the privileges that it needs; others give up theirs later.
-    /// `dax`: files on DAX will be moved.
-    pub fn start(proc_root: &Path, budget: f64, dax: bool) -> io::Result<Self> {
-        Ok(Self { worker: Worker::start(proc_root, dax)?, budget, step: 0 })
+    pub fn start(proc_root: &Path, budget: f64) -> io::Result<Self> {
+        Ok(Self { worker: Worker::start(proc_root)?, budget, step: 0 })
     }
 
     /// Looks at what matters in a window of this length, and adds what is known to its files.

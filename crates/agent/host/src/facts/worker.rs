@@ -87,7 +87,7 @@ impl Shared {
 }
 
 impl Worker {
-    pub fn start(proc_root: &Path, dax: bool) -> io::Result<Self> {
+    pub fn start(proc_root: &Path) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (theirs, proc_root) = (Arc::clone(&shared), proc_root.to_owned());
         let thread = std::thread::Builder::new().name("facts".to_owned()).spawn(move || {
@@ -96,9 +96,7 @@ impl Worker {
                 | CapabilitySet::FOWNER
                 // What other users' processes have open and in memory.
                 | CapabilitySet::SYS_PTRACE
-                | CapabilitySet::SYS_NICE
-                // To ask device-mapper for its tables.
-                | if dax { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
+                | CapabilitySet::SYS_NICE;
             if let Err(error) = linux::privileges::keep_only(keep) {
                 tracing::warn!(%error, "a thread keeps its privileges");
             }
@@ -106,7 +104,6 @@ impl Worker {
                 inodes: Inodes::new(&proc_root),
                 threads: Threads::new(&proc_root),
                 proc_root,
-                dax,
                 left_s: SAVED.as_secs_f64(),
             }
             .run(&theirs);
@@ -200,8 +197,6 @@ struct Looker {
     inodes: Inodes,
     threads: Threads,
     proc_root: PathBuf,
-    /// Files on DAX will be moved.
-    dax: bool,
     /// CPU time left; below 0 after a look that took more.
     left_s: f64,
 }
@@ -285,14 +280,14 @@ impl Looker {
                     Ok(estimate) => {
                         facts.size = Some(estimate.size);
                         facts.bytes = Some((estimate.nodes, estimate.looked));
-                        facts.data = files::data(&opened.mount, Some(estimate.dax), self.dax);
+                        facts.data = files::data(&opened.mount, Some(estimate.dax));
                     }
                     Err(error) => facts.trouble = Some(error.to_string()),
                 }
             }
             Err(error) => {
                 if let Some(mount) = self.inodes.mount(file.id.dev) {
-                    facts.data = files::data(mount, None, self.dax);
+                    facts.data = files::data(mount, None);
                 }
                 facts.trouble = Some(format!("inode {} cannot be opened: {error}", file.id.ino));
             }

@@ -186,7 +186,7 @@ pub fn end_of_a_worker_without_a_watcher() -> Tried {
     let program = Running::role("ending", &[go.to_str().unwrap()]);
     let pid = program.pid();
     let worker = second_of(pid);
-    let mut actor = Actor::<Unwatched>::new(Default::default(), topology(), None, None).unwrap();
+    let mut actor = Actor::<Unwatched>::new(Default::default(), topology(), None).unwrap();
     actor.begin_window();
     // Both are prepared before one is bound, as the engine does.
     let of_process = |tid| Move { pid, ..move_of(tid, 1) };

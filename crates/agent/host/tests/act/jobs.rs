@@ -146,7 +146,7 @@ pub fn file() -> Tried {
         std::fs::write(&path, vec![7; 8 << 20]).unwrap();
         let file = File::open(&path).unwrap();
         let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
-        let mut moves = DataMoves::new(Path::new("/proc"), None);
+        let mut moves = DataMoves::new(Path::new("/proc"));
         let topology = topology();
         let reason = |error: PlaneError| match error {
             PlaneError::Refused { reason, .. } => reason,

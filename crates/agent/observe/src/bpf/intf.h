@@ -38,7 +38,7 @@ struct usage_key {
 	u32 node;
 };
 #define START_SHIFT 16
-/* A DAX file on a device whose node is not known, or that has several: user space knows where the file's blocks are. */
+/* A DAX file on a device whose node is not known here: user space knows it of a device-mapper device on one node. */
 #define NO_NODE (~0U)
 
 /* Signed: a correction may land in the window after the one it corrects. */

@@ -44,7 +44,7 @@ int BPF_PROG(shmem_splice, struct file *in, s64 *pos, void *pipe, unsigned long 
 	return memory_read(in->f_mapping, end, bytes, true);
 }
 
-/* Reads and writes of DAX files. The node is that of the block device, if it is on one. */
+/* Reads and writes of DAX files. The node is that of the block device, if the kernel has one. */
 SEC("fexit/dax_iomap_rw")
 int BPF_PROG(dax_rw, struct kiocb *iocb, struct iov_iter *iter, void *ops, long bytes)
 {

@@ -262,32 +262,6 @@ impl Volume {
         }
         Ok(())
     }
-
-    /// The first byte at or after `offset` that has data. `None`: there is none before the end.
-    pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
-        let inode = self.inode(ino)?;
-        let state = inode.read();
-        let run = state.extents.next_written(offset / BLOCK_BYTES);
-        Ok(run.map(|run| (run.file_block * BLOCK_BYTES).max(offset)).filter(|at| *at < state.size))
-    }
-
-    /// The first byte at or after `offset` that is in a hole; the end of the file is one. `None`:
-    /// beyond the end.
-    pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
-        let inode = self.inode(ino)?;
-        let state = inode.read();
-        if offset >= state.size {
-            return Ok(None);
-        }
-        let mut at = offset / BLOCK_BYTES;
-        for run in state.extents.range(at, u64::MAX) {
-            if run.file_block > at || run.unwritten {
-                break;
-            }
-            at = run.end();
-        }
-        Ok(Some((at * BLOCK_BYTES).max(offset).min(state.size)))
-    }
 }
 
 /// The entry that sets a size. Growing keeps blocks that were allocated beyond the end, so it is

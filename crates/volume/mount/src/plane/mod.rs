@@ -113,7 +113,7 @@ impl VolumePlane {
             fixed_nodes: settings.emulated,
             ..act::Settings::default()
         };
-        let mut actor = Actor::new(acting, Topology::clone(&callers.topology()), None, None)?;
+        let mut actor = Actor::new(acting, Topology::clone(&callers.topology()), None)?;
         if settings.own_threads {
             actor.move_own_threads();
         }

@@ -1,7 +1,6 @@
 //! `homenode move FILE…`: a file's cached pages, or its blocks if it is on DAX or on a volume.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use act::dax::DaxMove;
 use act::pages::{self, FileMove, FileMoveError};
@@ -33,7 +32,7 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
         let moved = match open::open(path) {
             Ok(file) if volume::place(&file.fd).is_ok_and(|place| place.is_some()) => {
                 match VolumeMove::start(file, job) {
-                    Ok(work) => Ok((work.make(job, &name, &subject), Duration::ZERO)),
+                    Ok(work) => Ok(work.make(job, &name, &subject)),
                     // As where the node is wrong, or nothing may be moved at all.
                     Err(failure) if files.len() == 1 => return Err(failure),
                     Err(failure) => Err((failure.line(), failure)),
@@ -49,15 +48,9 @@ pub(super) fn run(job: &Job, files: &[PathBuf]) -> Result<Vec<Done>, Failure> {
             },
         };
         match moved {
-            Ok((one, stall)) => {
+            Ok(one) => {
                 if !job.json {
                     output::print(&one.line(&name))?;
-                    if !stall.is_zero() {
-                        let most = stall.as_secs_f64() * 1e3;
-                        output::print(&format!(
-                            "  processes that map it were stopped for at most {most:.0} ms at a time\n"
-                        ))?;
-                    }
                 }
                 done.push(one);
             }
@@ -78,21 +71,15 @@ fn target(job: &Job) -> Result<(), Failure> {
     })
 }
 
-/// Moves one file. Also returns the longest time for which processes were stopped.
-fn one(
-    job: &Job,
-    file: Opened,
-    name: &str,
-    subject: &(&'static str, Value),
-) -> Result<(Done, Duration), FileMoveError> {
+/// Moves one file.
+fn one(job: &Job, file: Opened, name: &str, subject: &(&'static str, Value)) -> Result<Done, FileMoveError> {
     if file.dax && job.range.is_none() {
-        let mut work = DaxMove::of_opened(&file, job.to, job.freeze)?;
-        let done = drive(job, name, subject.clone(), &mut work);
-        return Ok((done, work.longest_stall()));
+        let mut work = DaxMove::of_opened(&file, job.to)?;
+        return Ok(drive(job, name, subject.clone(), &mut work));
     }
     let range = job.range.clone().unwrap_or(0..u64::MAX);
     let refused = |why| FileMoveError::Refused { path: file.path.clone(), to: job.to, reason: "range", why };
     within(&range, file.size).map_err(refused)?;
     let mut work = FileMove::of_opened(file, &range, job.to)?;
-    Ok((drive(job, name, subject.clone(), &mut work), Duration::ZERO))
+    Ok(drive(job, name, subject.clone(), &mut work))
 }

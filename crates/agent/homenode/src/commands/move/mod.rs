@@ -49,10 +49,6 @@ pub struct MoveArgs {
     /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
-    /// Stop processes that map a DAX file shared and writable while each 2 MiB of it move; without,
-    /// such files stay
-    #[arg(long)]
-    pub freeze: bool,
 }
 
 /// Runs `homenode move`.
@@ -62,7 +58,6 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
         to: NodeId(args.to),
         range: args.range.clone(),
         rate: args.rate,
-        freeze: args.freeze,
         json: global.json,
         stop: Stop::on_signals()?,
     };
@@ -87,8 +82,6 @@ struct Job {
     pub range: Option<Range<u64>>,
     /// Most bytes a second.
     pub rate: Option<f64>,
-    /// Processes that map a DAX file writable may be stopped.
-    pub freeze: bool,
     /// Print JSON.
     pub json: bool,
     /// Whether a signal has asked to stop.
