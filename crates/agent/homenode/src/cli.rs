@@ -284,9 +284,7 @@ Examples:
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
-    /// from other nodes, the time that threads waited for a CPU, with --read-times how long reads
-    /// took, and with --cgroup, where the processors count them, instructions per cycle and loads
-    /// from other nodes' memory.
+    /// from other nodes, and the time that threads waited for a CPU.
     ///
     /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
     /// or CMD ends; then it ends CMD.
@@ -302,7 +300,7 @@ Examples:
   sudo homenode trial                                   # nthread, 30 minutes, all processes
   sudo homenode trial --policy auto,nthread --minutes 60
   sudo homenode trial --cgroup /sys/fs/cgroup/system.slice/postgresql.service --metric ./transactions-per-second
-  sudo homenode trial --minutes 10 --html trial.html -- fio job.fio
+  sudo homenode trial --minutes 10 -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
 The exit code is 0 if every policy was judged, and 1 if the trial was too short for that,
@@ -626,19 +624,9 @@ pub struct TrialArgs {
     /// A lower number is better
     #[arg(long, requires = "metric")]
     pub lower_is_better: bool,
-    /// Also time one read in 16, for its median and 99th percentile; all reads take some 0.1 µs
-    /// longer meanwhile
-    #[arg(long)]
-    pub read_times: bool,
     /// Random seed: the same one gives the same order [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Also write the result with its charts to FILE, as a page that can be sent
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Put the paths, process ids and commands that you gave into the page, too
-    #[arg(long, requires = "html")]
-    pub names: bool,
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
