@@ -1,4 +1,4 @@
-//! Options of every command, and of those that another program than `homenode` does.
+//! Options of every command, and values of options.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -35,12 +35,6 @@ pub struct Global {
     pub verbose: u8,
 }
 
-/// These words and the policies.
-fn with_policies(words: &[(&'static str, &'static str)]) -> PossibleValuesParser {
-    let all = words.iter().chain(placement::POLICIES);
-    PossibleValuesParser::new(all.map(|(name, about)| PossibleValue::new(*name).help(*about)))
-}
-
 /// How to decide.
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
@@ -66,12 +60,12 @@ pub const SOCKET: &str = "unix:";
 
 /// A policy that can decide on a host, or a program.
 pub fn policy_or_program() -> impl TypedValueParser<Value = String> {
-    PolicyOrProgram(policy_names())
+    or_program(policy_names())
 }
 
-/// A policy of a mount, `off`, or a program.
-pub fn mount_policy_or_program() -> impl TypedValueParser<Value = String> {
-    PolicyOrProgram(mount_policies())
+/// One of these policies, or a program.
+pub fn or_program(policies: PossibleValuesParser) -> impl TypedValueParser<Value = String> {
+    PolicyOrProgram(policies)
 }
 
 /// Whether a program decides.
@@ -107,14 +101,6 @@ fn policy_names() -> PossibleValuesParser {
         PossibleValue::new(*name).help(format!("{about}{host}"))
     };
     PossibleValuesParser::new(placement::POLICIES.iter().map(value))
-}
-
-/// The policy of a mount that has none.
-pub const MOUNT_OFF: &str = "off";
-
-/// The policies that can decide on a mount, and `off`.
-fn mount_policies() -> PossibleValuesParser {
-    with_policies(&[(MOUNT_OFF, "nothing moves")])
 }
 
 /// A process id.

@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use command::args::policy_or_program;
 pub use command::args::{Global, PolicyArgs, pid, seconds};
 use command::output::{escape, units};
-use command::volume_args::VolumeCommand;
+use command::pages::{CompletionsArgs, ManArgs};
 use linux::cpuset::Hierarchies;
 
 use crate::commands::export::ExportArgs;
@@ -190,14 +190,14 @@ Examples:
   sudo homenode hot /var/lib/db/table
   sudo homenode hot /var/lib/db/table --json | jq '.files[].ranges[] | select(.node != .by)'
   sudo homenode hot --pid 4121
-  sudo homenode hot --pid 4121 --seconds 60 --plot heat.png
+  sudo homenode hot --pid 4121 --seconds 60
   sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
     Hot(HotArgs),
 
     /// Watch nodes, threads and mounted volumes live: load, CPU, home nodes, remote share, moves
     ///
     /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves.
-    /// Volumes that `homenode mount --policy` observes have a line each; Tab shows the nodes,
+    /// Volumes that `homenode-fs mount --policy` observes have a line each; Tab shows the nodes,
     /// threads and files of the next one. Keys: q quit, ? help, p pause, s next sort column, r
     /// reverse, / filter, u services in the place of threads, a all threads, + and - window length.
     #[command(after_help = "\
@@ -284,9 +284,7 @@ Examples:
     ///
     /// What counts is the number that --metric prints at the end of each period, or else the file
     /// bytes read per second of CPU time. Also shown: file bytes read per second, the share of them
-    /// from other nodes, the time that threads waited for a CPU, with --read-times how long reads
-    /// took, and with --cgroup, where the processors count them, instructions per cycle and loads
-    /// from other nodes' memory.
+    /// from other nodes, and the time that threads waited for a CPU.
     ///
     /// With `-- CMD`, it starts CMD and tries the policies on it and its children, until the trial
     /// or CMD ends; then it ends CMD.
@@ -302,7 +300,7 @@ Examples:
   sudo homenode trial                                   # nthread, 30 minutes, all processes
   sudo homenode trial --policy auto,nthread --minutes 60
   sudo homenode trial --cgroup /sys/fs/cgroup/system.slice/postgresql.service --metric ./transactions-per-second
-  sudo homenode trial --minutes 10 --html trial.html -- fio job.fio
+  sudo homenode trial --minutes 10 -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
 The exit code is 0 if every policy was judged, and 1 if the trial was too short for that,
@@ -342,7 +340,7 @@ Examples:
 
     /// Show when and why a thread or a file was moved
     ///
-    /// Reads the journals that `homenode run` and `homenode mount --policy` write. Without an
+    /// Reads the journals that `homenode run` and `homenode-fs mount --policy` write. Without an
     /// argument, shows the moves of all threads and files. A move on a mounted volume is shown with
     /// the mount point.
     #[command(after_help = "\
@@ -386,10 +384,6 @@ Examples:
   sudo homenode report --windows 60 --json > report.json
   sudo homenode report --names --output for-ourselves.md")]
     Report(ReportArgs),
-
-    /// What `homenode-fs` does.
-    #[command(flatten)]
-    Volume(VolumeCommand),
 
     /// Print a shell completion script
     #[command(after_help = "\
@@ -456,9 +450,6 @@ pub struct HotArgs {
     /// Watch for so long; longer if sampling would slow the process down by more than 5 %
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
-    /// Also draw the heat map as a PNG file
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
 }
 
 /// Which threads to manage.
@@ -626,19 +617,9 @@ pub struct TrialArgs {
     /// A lower number is better
     #[arg(long, requires = "metric")]
     pub lower_is_better: bool,
-    /// Also time one read in 16, for its median and 99th percentile; all reads take some 0.1 µs
-    /// longer meanwhile
-    #[arg(long)]
-    pub read_times: bool,
     /// Random seed: the same one gives the same order [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Also write the result with its charts to FILE, as a page that can be sent
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Put the paths, process ids and commands that you gave into the page, too
-    #[arg(long, requires = "html")]
-    pub names: bool,
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
@@ -714,22 +695,6 @@ pub struct DoctorArgs {
     /// Check the needs of `--exact`
     #[arg(long)]
     pub exact: bool,
-}
-
-/// `homenode completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// Shell to complete for
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
-
-/// `homenode man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Directory for one page per sub-command
-    #[arg(value_name = "DIR")]
-    pub dir: Option<PathBuf>,
 }
 
 /// `homenode __exec`.

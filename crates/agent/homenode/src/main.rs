@@ -6,9 +6,12 @@ mod commands;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use command::volume_args::usage_code;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
 use command::{config, exit, log, machine, mounted, notify, output, recording, signals};
+
+/// Sub-commands of `homenode-fs`.
+const OF_FS: [&str; 6] = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs"];
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -17,11 +20,21 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return exit::usage(&error, usage_code(&arguments)),
+        Err(error) => return exit::usage(&elsewhere(error), exit::Exit::Usage.code()),
     };
     // The live view owns the terminal: nothing is logged over it.
     if !matches!(&cli.command, cli::Command::Top(top) if !top.once) {
         log::init(&cli.global);
     }
     exit::end(commands::dispatch(&cli), cli.global.json)
+}
+
+/// What another program does is an unknown sub-command here; the error says which program.
+fn elsewhere(error: clap::Error) -> clap::Error {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) if OF_FS.contains(&name.as_str()) => {
+            cli::Cli::command().error(ErrorKind::InvalidSubcommand, format!("`homenode-fs {name}` does that"))
+        }
+        _ => error,
+    }
 }

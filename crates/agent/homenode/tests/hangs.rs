@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
 
-use common::{Ends, blind, command, trial};
+use common::{Ends, blind, command, homenode_fs, trial};
 use hung::{Crowd, Hung, Silent};
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
@@ -438,12 +438,12 @@ fn the_loop_answers_systemds_watchdog() {
 fn volume(dir: &Path) -> [String; 3] {
     let [region, mount, state] = ["region", "mounted", "states"].map(|n| dir.join(n).to_str().unwrap().to_owned());
     fs::create_dir(&mount).unwrap();
-    assert!(command(&["mkfs", "--size", "8M", &format!("{region}@0")]).output().unwrap().status.success());
+    assert!(homenode_fs(&["mkfs", "--size", "8M", &format!("{region}@0")]).output().unwrap().status.success());
     [region, mount, state]
 }
 
 fn serve([region, mount, state]: &[String; 3], output: std::io::PipeWriter) -> Ends {
-    let mut server = command(&["mount", "--foreground", "--emulate-nodes", "1", "--policy", "nthread"]);
+    let mut server = homenode_fs(&["mount", "--foreground", "--emulate-nodes", "1", "--policy", "nthread"]);
     server.args(["--window", "0.02", "--state-dir", state, region, mount]);
     let server = Ends(server.stdout(output.try_clone().unwrap()).stderr(output).spawn().unwrap());
     let point = format!(" {mount} ");

@@ -20,7 +20,7 @@ use linux::threads::Threads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use common::{Ends, blind, command, homenode, json, text, trial};
+use common::{Ends, blind, command, homenode, homenode_fs, json, text, trial};
 
 type Test = (&'static str, fn());
 
@@ -1064,15 +1064,17 @@ fn without_btf() {
 fn completions(shell: &str, check_only: &str) {
     let place = Place::new();
     let file = place.path("completions");
-    fs::write(&file, homenode(&["completions", shell]).stdout).unwrap();
-    let output = Command::new(shell).args([check_only, &file]).output().unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    for program in [command, homenode_fs] {
+        fs::write(&file, program(&["completions", shell]).output().unwrap().stdout).unwrap();
+        let output = Command::new(shell).args([check_only, &file]).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    }
 }
 
 fn manual_pages() {
     let place = Place::new();
     let pages = place.path("man");
-    assert!(homenode(&["man", &pages]).status.success());
+    assert!([command, homenode_fs].iter().all(|program| program(&["man", &pages]).status().unwrap().success()));
     for page in fs::read_dir(&pages).unwrap() {
         let page = page.unwrap().path();
         let output =
@@ -1081,8 +1083,8 @@ fn manual_pages() {
         assert!(output.status.success() && warned.is_empty(), "{}: {warned}", page.display());
         assert!(shown.contains("NAME") && shown.contains("SYNOPSIS"), "{}: {shown}", page.display());
         // Examples and exit codes keep their lines.
-        let line = shown.lines().any(|l| l.trim_start().starts_with("sudo homenode ") || l.trim() == "0  done");
-        let plain = shown.lines().any(|l| l.trim_start().starts_with("homenode ") && l.len() < 100);
+        let line = shown.lines().any(|l| l.trim_start().starts_with("sudo homenode") || l.trim() == "0  done");
+        let plain = shown.lines().any(|l| l.trim_start().starts_with("homenode") && l.len() < 100);
         assert!(line || plain, "{}: {shown}", page.display());
     }
 }

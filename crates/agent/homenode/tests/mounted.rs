@@ -16,7 +16,7 @@ use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use common::{blind, homenode, trial};
+use common::{blind, homenode, homenode_fs, trial};
 
 const TESTS: &[(&str, fn())] = &[
     ("a_thread_and_its_journal_and_the_end", a_thread_and_its_journal_and_the_end),
@@ -65,6 +65,10 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+fn volume(args: &[&str]) -> Output {
+    homenode_fs(args).output().unwrap()
+}
+
 /// A volume with a file on each node, and a place to mount it.
 struct Place {
     dir: tempfile::TempDir,
@@ -75,14 +79,14 @@ impl Place {
         let place = Self { dir: tempfile::tempdir_in("/dev/shm").unwrap() };
         std::fs::create_dir(place.path("mount")).unwrap();
         let at = |node: u32| format!("{}@{node}", place.region(node));
-        let made = homenode(&["mkfs", "--size", "32M", &at(0), &at(1)]);
+        let made = volume(&["mkfs", "--size", "32M", &at(0), &at(1)]);
         assert!(made.status.success(), "{made:?}");
         std::fs::write(place.path("data"), vec![7; 4 << 20]).unwrap();
         for node in [0, 1] {
             let (name, region) = (format!("/file{node}"), place.region(0));
-            let put = homenode(&["fs", "put", &region, text(&place.path("data")), &name]);
+            let put = volume(&["fs", "put", &region, text(&place.path("data")), &name]);
             assert!(put.status.success(), "{put:?}");
-            let moved = homenode(&["fs", "migrate", &region, &name, "--to", &node.to_string()]);
+            let moved = volume(&["fs", "migrate", &region, &name, "--to", &node.to_string()]);
             assert!(moved.status.success(), "{moved:?}");
         }
         place
@@ -97,8 +101,7 @@ impl Place {
     }
 
     fn mount(&self, options: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_homenode"))
-            .args(["mount", "--foreground", "--json", "--emulate-nodes", "2", "--window", "0.2"])
+        let mut child = homenode_fs(&["mount", "--foreground", "--json", "--emulate-nodes", "2", "--window", "0.2"])
             .args(["--margin", "1B/s", "--min-bytes", "1", "--state-dir", text(&self.path("state"))])
             .args(options)
             .args([&self.region(0), text(&self.path("mount"))])
@@ -234,10 +237,10 @@ fn a_thread_and_its_journal_and_the_end() {
     let status = server.child.wait().unwrap();
     assert!(status.success(), "{status}");
     // The file is where it was, and the volume is sound.
-    let is = homenode(&["--json", "fs", "where", &place.region(0), "/file1"]);
+    let is = volume(&["--json", "fs", "where", &place.region(0), "/file1"]);
     let is: Value = serde_json::from_slice(&is.stdout).unwrap();
     assert!(is.to_string().contains("4194304"), "{is}");
-    assert!(homenode(&["fsck", &place.region(0)]).status.success());
+    assert!(volume(&["fsck", &place.region(0)]).status.success());
 }
 
 fn top_and_explain_show_a_volume_beside_the_host() {
@@ -298,7 +301,7 @@ fn the_next_mount_undoes_what_a_killed_server_left() {
         drop(server);
         assert_eq!(mask(tid), cpus_of(&all, 0), "a killed server cannot put anything back");
         let (state, mount) = (place.path("state"), place.path("mount"));
-        let again = homenode(&["mount", "--state-dir", text(&state), &place.region(0), text(&mount)]);
+        let again = volume(&["mount", "--state-dir", text(&state), &place.region(0), text(&mount)]);
         assert!(again.status.success(), "{again:?}");
         assert_eq!(mask(tid), all);
     });
@@ -326,9 +329,9 @@ fn what_can_fail_fails_before_the_mount() {
     let (config, state, mount) = (place.path("config"), place.path("data/state"), place.path("mount"));
     for options in [["--record", "/nowhere/windows"], ["--config", text(&config)], ["--state-dir", text(&state)]] {
         let common = ["mount", "--foreground", "--policy", "nthread", &place.region(0), text(&mount)];
-        let refused = homenode(&[&common[..], &options].concat());
+        let refused = volume(&[&common[..], &options].concat());
         assert!(!refused.status.success(), "{refused:?}");
-        assert!(homenode(&["fsck", &place.region(0)]).status.success());
+        assert!(volume(&["fsck", &place.region(0)]).status.success());
         assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(text(&mount)));
     }
 }
@@ -341,7 +344,7 @@ fn a_dry_run_writes_to_no_directory_of_another_user() {
     std::fs::create_dir(&state).unwrap();
     std::os::unix::fs::chown(&state, Some(65534), None).unwrap();
     let common = ["mount", "--foreground", "--policy", "nthread", "--dry-run", "--state-dir", text(&state)];
-    let refused = homenode(&[&common[..], &[&place.region(0), text(&mount)]].concat());
+    let refused = volume(&[&common[..], &[&place.region(0), text(&mount)]].concat());
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains(text(&state)), "{refused:?}");
     assert!(std::fs::read_dir(&state).unwrap().next().is_none());
@@ -379,7 +382,7 @@ fn a_volume_without_the_nodes_is_refused() {
     let place = Place::new();
     let mount = place.path("mount");
     let options = ["--emulate-nodes", "3", &place.region(0), text(&mount)];
-    let refused = homenode(&[&["mount", "--foreground"], &options[..]].concat());
+    let refused = volume(&[&["mount", "--foreground"], &options[..]].concat());
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("no region on node 2"), "{refused:?}");
 }

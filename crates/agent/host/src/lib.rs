@@ -5,7 +5,6 @@ mod facts;
 mod observer;
 mod perf;
 mod plane;
-pub mod processor;
 mod reclaim;
 mod settings;
 mod thrift;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::FromRawFd;
 
 /// The first version of `struct perf_event_attr` (include/uapi/linux/perf_event.h), which every
 /// kernel takes.
@@ -25,8 +25,6 @@ struct PerfEventAttr {
 const TIMES: u64 = 3;
 /// PERF_FLAG_FD_CLOEXEC.
 const CLOEXEC: libc::c_ulong = 8;
-/// PERF_FLAG_PID_CGROUP.
-const CGROUP: libc::c_ulong = 4;
 
 /// An event that a PMU counts: its type and its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,18 +33,14 @@ pub struct Event {
     pub config: u64,
 }
 
-/// Opens a counter of this event on one CPU: of all processes, or of those in a control group,
-/// which is an open directory. It counts when `leader` does, and not at other times.
-pub fn open(event: Event, cpu: u32, group: Option<i32>, leader: Option<&Counter>) -> io::Result<Counter> {
+/// Opens a counter of this event on one CPU, of all processes.
+pub fn open(event: Event, cpu: u32) -> io::Result<Counter> {
     let size = size_of::<PerfEventAttr>() as u32;
     let Event { kind, config } = event;
     let attr = PerfEventAttr { kind, size, config, read_format: TIMES, ..PerfEventAttr::default() };
-    let flags = if group.is_some() { CLOEXEC | CGROUP } else { CLOEXEC };
-    let whose = group.unwrap_or(-1);
-    let leader = leader.map_or(-1, |leader| leader.file.as_raw_fd());
-    // SAFETY: the structure is as long as it says and outlives the call; `whose` is -1 (all
-    // processes) or a descriptor of the caller, `leader` -1 (none) or a descriptor of a counter.
-    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, whose, cpu, leader, flags) };
+    // SAFETY: the structure is as long as it says and outlives the call; -1 stands for all
+    // processes, and for no group of events.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu, -1, CLOEXEC) };
     match i32::try_from(fd) {
         // SAFETY: a new descriptor that nothing else owns.
         Ok(fd) if fd >= 0 => Ok(Counter::new(unsafe { File::from_raw_fd(fd) })),
@@ -85,7 +79,7 @@ impl Counter {
 /// Events between two readings, as if the counter had run all the time.
 fn scaled(last: [u64; 3], now: [u64; 3]) -> Option<f64> {
     match [0, 1, 2].map(|i| now[i].wrapping_sub(last[i]) as f64) {
-        // None of the control group ran on this CPU.
+        // No time has passed.
         [_, 0.0, _] => Some(0.0),
         [_, _, 0.0] => None,
         [count, enabled, running] => Some(count * (enabled / running).max(1.0)),
@@ -93,13 +87,13 @@ fn scaled(last: [u64; 3], now: [u64; 3]) -> Option<f64> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use std::io::{Seek, Write};
 
     use super::*;
 
     /// A counter that gives these readings one after the other.
-    pub fn readings(of: &[[u64; 3]]) -> Counter {
+    fn readings(of: &[[u64; 3]]) -> Counter {
         let mut file = tempfile::tempfile().unwrap();
         of.iter().flatten().for_each(|word| file.write_all(&word.to_ne_bytes()).unwrap());
         file.rewind().unwrap();

@@ -76,7 +76,6 @@ mod programs;
 mod records;
 mod scope;
 mod slices;
-pub mod times;
 mod types;
 mod weights;
 pub mod who;

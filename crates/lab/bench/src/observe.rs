@@ -20,8 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use observe::times::ReadTimes;
-use observe::{Observer, Scope, Settings};
+use observe::{Observer, Settings};
 use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
@@ -295,14 +294,9 @@ fn bursts(directory: &Path, lengths: &[(f64, usize)]) -> Result<Value> {
     Ok(rows.into())
 }
 
-/// What a read takes under an observer, and with read times (`trial --read-times`) where the kernel
-/// takes their programs.
+/// What a read takes under an observer.
 fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
-    let timed = ReadTimes::open(&Scope::All).map(drop);
-    let mut ratios = vec![("sampled", Vec::new()), ("exact", Vec::new())];
-    if timed.is_ok() {
-        ratios.push(("read times", Vec::new()));
-    }
+    let mut ratios = [("sampled", Vec::new()), ("exact", Vec::new())];
     let mut alone = Vec::new();
     on_one_cpu(directory, |file, all| {
         for round in 0..rounds {
@@ -310,16 +304,8 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
                 // An unobserved measurement before and after each observed one, so that other work
                 // on the machine is in both.
                 let before = warm_ns(file)?;
-                let with = match *way {
-                    "read times" => {
-                        let _timed = ReadTimes::open(&Scope::All)?;
-                        settled_ns(file)?
-                    }
-                    way => {
-                        let settings = Settings { exact: way == "exact", ..Settings::default() };
-                        observed_ns(&settings, all, || settled_ns(file))?
-                    }
-                };
+                let settings = Settings { exact: *way == "exact", ..Settings::default() };
+                let with = observed_ns(&settings, all, || settled_ns(file))?;
                 let after = warm_ns(file)?;
                 alone.push((before + after) / 2.0);
                 ratios.push(with / ((before + after) / 2.0));
@@ -337,10 +323,7 @@ fn overhead(directory: &Path, rounds: usize) -> Result<Value> {
     for (way, ratios) in ratios {
         let [low, median, high] = quartiles(ratios);
         println!("  {:<22} {median:>7.3}   {low:.3} to {high:.3}", format!("{way}, ratio"));
-        json.insert(format!("{}_ratio", way.replace(' ', "_")), json!([low, median, high]));
-    }
-    if let Err(why) = timed {
-        println!("  read times are left out: {why}");
+        json.insert(format!("{way}_ratio"), json!([low, median, high]));
     }
     Ok(json.into())
 }

@@ -1,14 +1,12 @@
-//! `homenode-lab`: what homenode would do on machines that are not there, and pictures.
+//! `homenode-lab`: what homenode would do on machines that are not there.
 
 mod bars;
 mod changes;
-mod heat_map;
 mod kept;
 mod page;
 mod regret;
 mod run;
 
-use std::io::{Read, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -39,9 +37,6 @@ enum Command {
     /// The best placement is searched for by running placements, not by equations of a policy.
     /// Programs read and write files in the page cache or the ARC of a host, in virtual time.
     Regret(regret::RegretArgs),
-    /// Draw the heat map that `homenode hot` describes on stdin, as a PNG file on stdout
-    #[command(hide = true)]
-    DrawHeatMap,
 }
 
 fn main() -> ExitCode {
@@ -56,19 +51,6 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
-        Command::DrawHeatMap => draw_heat_map(),
     };
     exit::end(result, cli.global.json)
-}
-
-fn draw_heat_map() -> Result<Exit, Failure> {
-    let cannot = |cause: &(dyn std::error::Error + 'static)| {
-        Failure::from_error(Exit::Partly, "cannot draw the heat map", cause)
-    };
-    let mut text = String::new();
-    std::io::stdin().lock().read_to_string(&mut text).map_err(|e| cannot(&e))?;
-    let map = serde_json::from_str(&text).map_err(|e| cannot(&e))?;
-    let png = heat_map::draw(&map).map_err(|e| cannot(&e))?;
-    std::io::stdout().lock().write_all(&png).map_err(|e| cannot(&e))?;
-    Ok(Exit::Done)
 }

@@ -2,9 +2,9 @@
 //! blocks are near the thread. A second run goes on where the first one ended.
 //!
 //! ```text
-//! truncate -s 64M /dev/shm/region && homenode mkfs /dev/shm/region
+//! truncate -s 64M /dev/shm/region && homenode-fs mkfs /dev/shm/region
 //! cargo run --release -p homenode-fs --example records -- /dev/shm/region
-//! homenode fs ls /dev/shm/region /records
+//! homenode-fs fs ls /dev/shm/region /records
 //! ```
 
 use std::error::Error;

@@ -45,7 +45,7 @@
 //!     regions.push(RegionFile { file, bind: None });
 //! }
 //!
-//! // A volume with a region on node 0 and one on node 1, as by `homenode mkfs`.
+//! // A volume with a region on node 0 and one on node 1, as by `homenode-fs mkfs`.
 //! let layout = Layout {
 //!     volume: *b"a random number.",
 //!     nodes: vec![Some(0), Some(1)],

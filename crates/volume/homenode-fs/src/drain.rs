@@ -1,4 +1,4 @@
-//! `homenode drain`: empties a region, of a mounted volume or one that is not.
+//! `homenode-fs drain`: empties a region, of a mounted volume or one that is not.
 
 use std::fs::File;
 use std::io;
@@ -9,12 +9,12 @@ use linux::volume::{self, Drain, State};
 use serde_json::json;
 
 use super::fs_volume::{failure, with_volume};
+use crate::args::DrainArgs;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::output::units::{count, size};
 use command::output::{self, progress};
 use command::signals::Stop;
-use command::volume_args::DrainArgs;
 
 const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
 const BAR: &str = "{wide_bar} {bytes} of {total_bytes}  {eta} left";

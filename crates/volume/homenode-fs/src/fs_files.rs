@@ -1,4 +1,4 @@
-//! `homenode fs`: a volume's space and files, without mounting it for others. Where a file is, and
+//! `homenode-fs fs`: a volume's space and files, without mounting it for others. Where a file is, and
 //! moving it, works on a mount, too.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use topology::NodeId;
 
 use super::fs_volume::{failure, map_to_look, with_look, with_volume};
 use super::scrub;
+use crate::args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::mounted;
@@ -23,14 +24,13 @@ use command::output::table::Table;
 use command::output::units::size;
 use command::output::{self, progress};
 use command::signals::Stop;
-use command::volume_args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 
 const CHUNK: usize = 1 << 20;
 /// What a bar of bytes shows.
 const OF_BYTES: &str = "{wide_bar} {bytes} of {total_bytes}  {eta} left";
 const BLOCK: u64 = ::fs::format::BLOCK_BYTES;
 
-/// Runs a sub-command of `homenode fs`.
+/// Runs a sub-command of `homenode-fs fs`.
 pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
     match command {
         FsCommand::Info(args) => with_look(global, args, |volume, mapped| info(global, volume, mapped)),

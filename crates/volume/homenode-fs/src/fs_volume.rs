@@ -1,4 +1,4 @@
-//! `homenode mkfs` and `homenode fsck`, and what the sub-commands of `homenode fs` share.
+//! `homenode-fs mkfs` and `homenode-fs fsck`, and what the sub-commands of `homenode-fs fs` share.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -16,6 +16,7 @@ use linux::locks;
 use serde_json::json;
 
 use super::content;
+use crate::args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 use command::args::Global;
 use command::config::Config;
 use command::exit::{Exit, Failure};
@@ -23,7 +24,6 @@ use command::machine;
 use command::output::units::{count, size};
 use command::output::{self, progress};
 use command::signals::Stop;
-use command::volume_args::{FSCK_FAILED, FsckArgs, MkfsArgs, VolumeArgs};
 
 /// Smallest `--size`. What is below it was probably meant to have a unit.
 const SMALLEST: u64 = 1 << 18;
@@ -360,7 +360,7 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
         let path = args.volume.display().to_string();
         output::complain(&format!(
             "homenode: {}: this volume was mounted when its regions were copied or moved here: a copy of a mounted \
-             volume mixes moments, and what was written meanwhile may be lost or damaged; homenode fsck checks it\n",
+             volume mixes moments, and what was written meanwhile may be lost or damaged; homenode-fs fsck checks it\n",
             output::escape(&path)
         ));
     }
@@ -381,7 +381,7 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
     }
 }
 
-/// The process that has a region: `process 4121 (homenode mount /srv/a /data)`.
+/// The process that has a region: `process 4121 (homenode-fs mount /srv/a /data)`.
 fn holder(region: &Path) -> Option<String> {
     let stat = rustix::fs::stat(region).ok()?;
     let dev = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
@@ -451,7 +451,7 @@ pub fn damage_lines(volume: &Volume, path: &Path) -> Vec<String> {
         let faults = count(damage.len(), "fault");
         lines.push(format!(
             "{path}: {faults}{more}: what is damaged is out of reach (EUCLEAN), and for changes no block is free that it may own; \
-             homenode fsck --repair mends that"
+             homenode-fs fsck --repair mends that"
         ));
     }
     lines

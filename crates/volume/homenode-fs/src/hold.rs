@@ -25,11 +25,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::args::UpgradeArgs;
 use ::mount::Held;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::signals::is_ignored;
-use command::volume_args::UpgradeArgs;
 use command::{notify, output};
 use linux::volume;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -137,8 +137,8 @@ impl Holder {
             None => "/proc/self/exe".to_owned(),
         };
         let child = Command::new(program)
-            .arg0("homenode")
-            .args(command::volume_args::command_line(std::env::args_os()).into_iter().skip(1))
+            .arg0("homenode-fs")
+            .args(crate::args::command_line(std::env::args_os()).into_iter().skip(1))
             .env(HELD, format!("{},{}", self.works.1.as_raw_fd(), self.held.told()))
             .env_remove("NOTIFY_SOCKET")
             .current_dir(format!("/proc/self/fd/{}", self.cwd.as_raw_fd()))

@@ -1,7 +1,7 @@
-//! `homenode-fs`: makes, checks and mounts volumes, and looks into them. `homenode mkfs`, `fsck`,
-//! `mount` and `fs` start it; `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of
-//! it.
+//! `homenode-fs`: makes, checks and mounts volumes, and looks into them. `mkfs.homenode`,
+//! `fsck.homenode` and `mount.homenode` are names of it.
 
+mod args;
 mod content;
 mod drain;
 mod fs_files;
@@ -16,22 +16,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
-use command::args::Global;
-use command::volume_args::{VolumeCommand, command_line, usage_code};
-use command::{exit, log};
+use clap::{CommandFactory, FromArgMatches};
+use command::{exit, log, pages};
 
-/// Make, check and mount volumes: file systems over the memory of several nodes.
-///
-/// `homenode mkfs`, `homenode fsck`, `homenode mount` and `homenode fs` are the same commands.
-#[derive(Debug, Parser)]
-#[command(name = "homenode-fs", version, max_term_width = 100)]
-struct Cli {
-    #[command(flatten)]
-    global: Global,
-    #[command(subcommand)]
-    command: VolumeCommand,
-}
+use args::{Cli, Command, command_line, usage_code};
 
 /// Sub-commands that are programs of their own by the name of a link, and what users of that give.
 const NAMES: &[(&str, &str)] = &[
@@ -63,12 +51,14 @@ fn main() -> ExitCode {
     };
     log::init(&global);
     let result = match &command {
-        VolumeCommand::Mkfs(args) => fs_volume::mkfs(&global, args),
-        VolumeCommand::Fsck(args) => fs_volume::fsck(&global, args),
-        VolumeCommand::Mount(args) => mount::run(&global, args),
-        VolumeCommand::Upgrade(args) => hold::upgrade(&global, args),
-        VolumeCommand::Drain(args) => drain::run(&global, args),
-        VolumeCommand::Fs(command) => fs_files::run(&global, command),
+        Command::Mkfs(args) => fs_volume::mkfs(&global, args),
+        Command::Fsck(args) => fs_volume::fsck(&global, args),
+        Command::Mount(args) => mount::run(&global, args),
+        Command::Upgrade(args) => hold::upgrade(&global, args),
+        Command::Drain(args) => drain::run(&global, args),
+        Command::Fs(command) => fs_files::run(&global, command),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
     };
     exit::end(result, global.json)
 }

@@ -1,4 +1,4 @@
-//! `homenode mount`: a volume for all programs.
+//! `homenode-fs mount`: a volume for all programs.
 //!
 //! **Problem.** A user who mounts must learn at once whether it worked, and the server goes on
 //! afterwards.
@@ -19,11 +19,11 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use ::mount::{Cache, Error, Flags, Options, Unmounted};
-use clap::ValueEnum;
-use command::volume_args::{
+use crate::args::{
     CacheArg, HELPER_USAGE, MountArgs, NodesArgs, PlacementArg, VolumeArgs, command_line, parse_placement,
 };
+use ::mount::{Cache, Error, Flags, Options, Unmounted};
+use clap::ValueEnum;
 
 use crate::fs_volume::{self, map, map_to_look, unmount};
 use crate::hold;
@@ -233,7 +233,7 @@ impl Wanted {
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
                 _ => match nodes.take(name, value) {
                     Some(taken) => taken.map_err(|why| usage(option, &why))?,
-                    None => return Err(usage(option, "unknown").hint("homenode mount --help lists them at -o")),
+                    None => return Err(usage(option, "unknown").hint("homenode-fs mount --help lists them at -o")),
                 },
             }
         }
@@ -399,7 +399,7 @@ fn serve(
         let damaged = matches!(e, ::fs::Error::Damaged(_));
         let failure = fs_volume::failure(wanted.volume.volume.display().to_string(), e);
         if damaged {
-            failure.hint("-o ro reaches what is whole; homenode fsck lists the damage, and with --repair mends it")
+            failure.hint("-o ro reaches what is whole; homenode-fs fsck lists the damage, and with --repair mends it")
         } else {
             failure
         }

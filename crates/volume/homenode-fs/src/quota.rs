@@ -1,4 +1,4 @@
-//! `homenode fs quota`: what users and projects use of a mounted volume, and limits.
+//! `homenode-fs fs quota`: what users and projects use of a mounted volume, and limits.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,13 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use crate::args::QuotaArgs;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::output::table::Table;
 use command::output::units::size;
 use command::output::{self};
 use command::signals::Stop;
-use command::volume_args::QuotaArgs;
 use linux::quota::{self, Limit, Quota, Quotas, Subject};
 
 /// How long to wait for the server to count, between two looks.

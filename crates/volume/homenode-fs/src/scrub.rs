@@ -1,20 +1,21 @@
-//! `homenode fs scrub`: has the server of a mount read the whole volume, and says what is damaged.
+//! `homenode-fs fs scrub`: has the server of a mount read the whole volume, and says what is
+//! damaged.
 
 use std::fs::File;
 use std::io;
 
+use crate::args::ScrubArgs;
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::output::units::{count, size};
 use command::output::{self, progress};
 use command::signals::Stop;
-use command::volume_args::ScrubArgs;
 use linux::volume::{self, Scrub, ScrubFault, ScrubOrder, State};
 
 /// Exit code for damage, as fsck(8) has it.
 const DAMAGED: u8 = 4;
 const HINT: &str = "file data has one copy: restore these files from a backup, or remove them; what is no data \
-    homenode fsck --repair mends, once the volume is unmounted";
+    homenode-fs fsck --repair mends, once the volume is unmounted";
 
 /// Starts, follows or stops a scrub.
 pub fn run(global: &Global, args: &ScrubArgs) -> Result<Exit, Failure> {
@@ -57,7 +58,7 @@ fn refusal(name: &str, error: &io::Error) -> Failure {
         Some(libc::EPERM) => failure(Exit::Unsupported, "a scrub of a mounted volume takes CAP_SYS_ADMIN")
             .hint("this needs root: try sudo"),
         Some(libc::EOPNOTSUPP) => failure(Exit::Usage, "is not on a mounted volume")
-            .hint("homenode fsck checks a volume that is not mounted, and all of its data"),
+            .hint("homenode-fs fsck checks a volume that is not mounted, and all of its data"),
         _ => Failure::from_error(Exit::Io, name, error),
     }
 }

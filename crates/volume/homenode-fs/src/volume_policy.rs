@@ -15,13 +15,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::args::NodesArgs;
 use command::args::{Global, PolicyArgs, STATE_DIR};
 use command::config::Config;
 use command::exit::{Exit, Failure};
 use command::machine;
 use command::output::{self, limits::Limits};
 use command::recording::Writer;
-use command::volume_args::NodesArgs;
 use engine::{Engine, StateDir};
 use fs::medium::{Emulated, Mapped, Medium, Monotonic, Profile};
 use fs::{Placement, Volume};
@@ -73,7 +73,7 @@ impl Nodes {
                 false => format!("--emulate-memory-nodes {more}"),
             };
             return Err(Failure::new(Exit::Usage, option, why)
-                .hint("homenode mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
+                .hint("homenode-fs mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
         // In a container, or started by taskset, only these CPUs are there for the mount's users,

@@ -1,4 +1,4 @@
-//! `homenode mount`, as people and mount(8) call it: what it returns, says and leaves behind.
+//! `homenode-fs mount`, as people and mount(8) call it: what it returns, says and leaves behind.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -188,7 +188,7 @@ fn it_returns_when_the_mount_works() {
     assert!(line.contains(" fuse.homenode rw,nosuid,") && line.starts_with(&place.volume), "{line}");
     let (code, said) = place.mount(&[]);
     assert!(
-        code == 4 && said.contains("(homenode mount ") && said.lines().count() == 2,
+        code == 4 && said.contains("(homenode-fs mount ") && said.lines().count() == 2,
         "a second mount: {code}, {said}"
     );
     place.unmount();

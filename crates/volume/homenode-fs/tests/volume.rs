@@ -479,7 +479,7 @@ fn damaged_file_data_is_named_with_its_file_and_what_to_do() {
     assert_eq!(code(&["fsck", &path("a")]), 0);
 }
 
-/// `Usage: fsck.homenode fsck`.
+/// `Usage: fsck.homenode-fs fsck`.
 #[test]
 fn links_of_the_program_are_used_by_their_own_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -598,4 +598,43 @@ fn a_region_is_emptied_and_then_its_loss_costs_nothing() {
     fs::remove_file(path("b")).unwrap();
     stdout(&["fs", "get", &path("a"), "/f", &path("got")]);
     assert!(fs::read(path("got")).unwrap() == fs::read(path("file")).unwrap());
+}
+
+#[test]
+fn completions_for_every_shell() {
+    for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef homenode-fs"), ("fish", "complete -c homenode-fs")]
+    {
+        let script = stdout(&["completions", shell]);
+        assert!(script.contains(mark) && script.contains("no-data-checksums"), "{shell}");
+    }
+}
+
+#[test]
+fn a_manual_page_for_every_sub_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = dir.path().join("man1");
+    assert_eq!(stdout(&["man", man.to_str().unwrap()]), "");
+    let mut pages: Vec<_> =
+        fs::read_dir(&man).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    pages.sort();
+    let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"];
+    let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];
+    let mut expected: Vec<_> = of.iter().map(|name| format!("homenode-fs-{name}.1")).collect();
+    expected.extend(of_fs.iter().map(|name| format!("homenode-fs-fs-{name}.1")));
+    expected.push("homenode-fs.1".to_owned());
+    expected.sort();
+    assert_eq!(pages, expected);
+    // Each page that a page refers to is there.
+    let mut references = 0;
+    for page in &pages {
+        let text = fs::read_to_string(man.join(page)).unwrap().replace("\\-", "-");
+        for word in text.split_whitespace().filter(|word| word.starts_with("homenode-") && word.ends_with("(1)")) {
+            references += 1;
+            assert!(pages.contains(&word.replace("(1)", ".1")), "{page}: {word}");
+        }
+    }
+    assert!(references >= of.len() + of_fs.len(), "{references}");
+    let mkfs = fs::read_to_string(man.join("homenode-fs-mkfs.1")).unwrap();
+    assert!(mkfs.contains(".TH") && mkfs.contains("no\\-data\\-checksums") && mkfs.contains("EXAMPLES"), "{mkfs}");
+    assert_eq!(stdout(&["man"]), fs::read_to_string(man.join("homenode-fs.1")).unwrap());
 }

@@ -47,7 +47,7 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         // What is below /run is gone after a boot.
         let since = if global.state_dir.starts_with("/run") { " since boot" } else { "" };
         return Err(failure.hint(format!(
-            "`homenode run` and `homenode mount --policy` write it; none has run with this state directory{since}"
+            "`homenode run` and `homenode-fs mount --policy` write it; none has run with this state directory{since}"
         )));
     }
     if global.json {

@@ -1,11 +1,9 @@
 //! The sub-commands, one module each.
 
-mod completions;
 mod doctor;
 mod explain;
 pub mod export;
 mod hot;
-mod man;
 mod map;
 pub mod r#move;
 mod nodes;
@@ -25,8 +23,8 @@ mod trial;
 pub mod warm;
 mod where_;
 
-use command::sibling;
-use command::volume_args::{FSCK_FAILED, VolumeCommand};
+use clap::CommandFactory;
+use command::pages;
 
 use crate::child;
 use crate::cli::{Cli, Command};
@@ -53,13 +51,8 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Report(args) => report::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
-        // fsck(8) has codes of its own.
-        Command::Volume(VolumeCommand::Fsck(_)) => {
-            Err(sibling::become_program(sibling::FS).exiting(Exit::Command(FSCK_FAILED)))
-        }
-        Command::Volume(_) => Err(sibling::become_program(sibling::FS)),
-        Command::Completions(args) => completions::run(args),
-        Command::Man(args) => man::run(args),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }

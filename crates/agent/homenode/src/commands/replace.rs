@@ -1,21 +1,17 @@
 //! Writes a file as a whole: it takes the place of an older one once it is complete.
 //!
 //! **Limits.** What is there and is no regular file (a device, a pipe, a symbolic link) is refused,
-//! and stays. What is begun keeps a thread that may write anywhere ([`begin`]).
+//! and stays.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
+use std::path::Path;
 
-use linux::privileges;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
-use rustix::thread::CapabilitySet;
 
 use crate::exit::{Exit, Failure};
 
@@ -108,98 +104,6 @@ impl Drop for Draft {
     }
 }
 
-/// What is to be done with a file that was begun.
-enum Do {
-    /// Put the first text in the place of the old file.
-    Publish,
-    /// Put this text there.
-    Write(String),
-}
-
-/// A file that gets a text now, and another one later.
-pub struct Begun {
-    path: PathBuf,
-    /// Dropped before the thread is waited for.
-    ask: Option<Sender<Do>>,
-    answer: Receiver<io::Result<()>>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-/// Begins a file with this text, beside an older one, which stays until [`Begun::publish`]. So it
-/// is known at once whether the file can be written. A thread of its own writes it: it keeps the
-/// right to write in a directory of somebody else, when the calling thread gives up its own.
-pub fn begin(path: &Path, text: String, mode: u32) -> Result<Begun, Failure> {
-    replaceable(path)?;
-    let (ask, asked) = mpsc::channel();
-    let (tell, answer) = mpsc::channel();
-    let to = path.to_owned();
-    let write = move || {
-        // An unprivileged user has none to give up.
-        let kept = privileges::keep_only(CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER);
-        let begun = kept.and_then(|()| {
-            let place = Place::of(&to)?;
-            Ok((place.filled(&text, mode)?, place))
-        });
-        // Nobody waits any more where this fails.
-        let (mut left, place) = match begun {
-            Ok((draft, place)) => (Some(draft), place),
-            Err(error) => {
-                let _ = tell.send(Err(error));
-                return;
-            }
-        };
-        let _ = tell.send(Ok(()));
-        while let Ok(what) = asked.recv() {
-            let done = match what {
-                Do::Publish => left.take().map_or(Ok(()), Draft::publish),
-                Do::Write(text) => place.write(&text, mode),
-            };
-            let _ = tell.send(done);
-        }
-    };
-    let thread = thread::Builder::new().name("page".to_owned()).spawn(write);
-    let thread = thread.map_err(|e| Failure::io("write", path, &e))?;
-    let begun = Begun { path: path.to_owned(), ask: Some(ask), answer, thread: Some(thread) };
-    begun.answered()?;
-    Ok(begun)
-}
-
-impl Begun {
-    /// Puts the first text in the place of the old file.
-    pub fn publish(&self) -> Result<(), Failure> {
-        self.done(Do::Publish)
-    }
-
-    /// Puts this text there. If that fails, what is there stays.
-    pub fn end(&self, text: String) -> Result<(), Failure> {
-        self.done(Do::Write(text))
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn done(&self, what: Do) -> Result<(), Failure> {
-        // Where the thread has gone, there is no answer either.
-        let _ = self.ask.as_ref().map(|ask| ask.send(what));
-        self.answered()
-    }
-
-    fn answered(&self) -> Result<(), Failure> {
-        let answer =
-            self.answer.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has ended")));
-        answer.map_err(|e| Failure::io("write", &self.path, &e))
-    }
-}
-
-impl Drop for Begun {
-    fn drop(&mut self) {
-        self.ask = None;
-        let _ = self.thread.take().map(thread::JoinHandle::join);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,54 +118,8 @@ mod tests {
         for path in [at("link"), at("pipe"), dir.path().into(), "/dev/null".into(), "/dev/stdout".into(), "-".into()] {
             let failure = write(&path, "new", 0o600).unwrap_err();
             assert!(failure.line().contains("this is "), "{}", failure.line());
-            assert!(begin(&path, "new".to_owned(), 0o600).is_err(), "{}", path.display());
         }
         assert_eq!(fs::read_to_string(at("link")).unwrap(), "old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
-    }
-
-    #[test]
-    fn the_old_file_stays_until_the_new_one_is_published() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("page");
-        let read = || fs::read_to_string(&path).unwrap();
-        fs::write(&path, "old").unwrap();
-        drop(begin(&path, "begun".to_owned(), 0o600).unwrap());
-        assert_eq!((read(), fs::read_dir(dir.path()).unwrap().count()), ("old".to_owned(), 1));
-        let begun = begin(&path, "begun".to_owned(), 0o640).unwrap();
-        assert_eq!(read(), "old");
-        begun.publish().unwrap();
-        assert_eq!(read(), "begun");
-        // Whoever has it open keeps it as it was.
-        let open = fs::File::open(&path).unwrap();
-        begun.end("ended".to_owned()).unwrap();
-        assert_eq!((read(), io::read_to_string(open).unwrap()), ("ended".to_owned(), "begun".to_owned()));
-        drop(begun);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
-
-    /// Half an hour later, root's page was renamed to where the path led then.
-    #[test]
-    fn what_was_begun_stays_in_its_directory() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        [at("mine"), at("theirs")].iter().for_each(|dir| fs::create_dir(dir).unwrap());
-        let begun = begin(&at("mine/page"), "begun".to_owned(), 0o600).unwrap();
-        fs::rename(at("mine"), at("moved")).unwrap();
-        std::os::unix::fs::symlink(at("theirs"), at("mine")).unwrap();
-        begun.publish().unwrap();
-        begun.end("ended".to_owned()).unwrap();
-        drop(begun);
-        assert_eq!(fs::read_to_string(at("moved/page")).unwrap(), "ended");
-        assert_eq!(fs::read_dir(at("moved")).unwrap().count(), 1);
-        assert_eq!(fs::read_dir(at("theirs")).unwrap().count(), 0);
-    }
-
-    /// A trial of half an hour would end without its page.
-    #[test]
-    fn what_cannot_be_written_is_said_at_once_by_name() {
-        let error = begin(Path::new("/nowhere/page.html"), String::new(), 0o600).err().unwrap().line();
-        assert!(error.contains("/nowhere/page.html") && error.contains("ENOENT"), "{error}");
     }
 }

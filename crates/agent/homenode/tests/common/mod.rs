@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use libtest_mimic::{Completion, Failed, Trial};
@@ -36,6 +37,13 @@ pub fn command(args: &[&str]) -> Command {
 
 pub fn homenode(args: &[&str]) -> Output {
     command(args).output().unwrap()
+}
+
+/// The program `homenode-fs`, which is built beside.
+pub fn homenode_fs(args: &[&str]) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_homenode")).with_file_name("homenode-fs"));
+    command.args(args).env_remove("HOMENODE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
 }
 
 pub fn text(bytes: &[u8]) -> String {

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -76,20 +76,15 @@ fn slowed(bench: &Bench, file: &Path, slow: u32, factor: f64) -> Result<Ends> {
     play("slowed", [file.as_os_str(), begin.as_ref(), slow.as_ref(), factor.to_string().as_ref()])
 }
 
-/// `homenode trial --json` with short periods, for one process; with a page.
+/// `homenode trial --json` with short periods, for one process.
 fn trial(bench: &Bench, pid: u32, rounds: u32) -> Command {
     let mut command = Command::new(homenode());
     command.args(["trial", "--json", "--steady", "--margin", "2MB/s", "--min-bytes", "1MB", "--window", "0.5"]);
     let minutes = f64::from(rounds) * 2.0 * 2.0 / 60.0;
     command.args(["--period", "2", "--wash-out", "1", "--minutes", &minutes.to_string()]);
-    command.arg("--read-times").arg("--html").arg(page(bench));
     command.args(["--pid", &pid.to_string(), "--config"]).arg(vm_config()).arg("--state-dir").arg(bench.state_dir());
     command.stdout(Stdio::piped()).stderr(Stdio::inherit());
     command
-}
-
-fn page(bench: &Bench) -> PathBuf {
-    bench.state_dir().with_extension("html")
 }
 
 fn lines(text: &str) -> Result<Vec<Value>> {
@@ -136,15 +131,6 @@ fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
     ensure!(2 * moved > on.len(), "moves in few periods:\n{}", shown());
     ensure!(periods.iter().all(|period| period.get("stayed") == Some(&Value::Null)), "something stayed");
     ensure!(masks(reader.0.id()) == before, "affinities before {before:?}, after {:?}", masks(reader.0.id()));
-    for period in &periods {
-        let of = |key: &str| period.get(key).and_then(Value::as_f64).with_context(|| format!("no {key}: {period}"));
-        let (median, slowest) = (of("read_p50_s")?, of("read_p99_s")?);
-        ensure!(0.0 < median && median <= slowest, "reads took {median} s, the slowest {slowest} s");
-    }
-    let page = std::fs::read_to_string(page(&bench))?;
-    let (marks, named) = (page.matches("<title>round ").count(), file.to_string_lossy());
-    ensure!(marks == periods.len(), "{marks} marks of {} periods", periods.len());
-    ensure!(page.ends_with("</html>\n") && !page.contains(&*named), "the page is cut, or has a name");
     say!("{} rounds: {result}", on.len());
     Ok(Said { periods, result })
 }

@@ -376,7 +376,7 @@ fn placed(format: &str, mut code: u64) -> Option<u64> {
 }
 
 fn open(spec: &Spec) -> io::Result<perf::Counter> {
-    perf::open(Event { kind: spec.kind, config: spec.config }, spec.cpu, None, None)
+    perf::open(Event { kind: spec.kind, config: spec.config }, spec.cpu)
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ mod paths;
 mod programs;
 mod scopes;
 mod threads;
-mod times;
 
 use common::*;
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -100,7 +99,6 @@ fn main() {
             descendants::CASES,
             programs::CASES,
             facts::CASES,
-            times::CASES,
         ];
         for case in cases.into_iter().flatten().filter(|case| case.varies.runs_in(leg.as_deref(), hooks)) {
             let need = case.needs.filter(|program| !has(program)).map(|program| format!("{program} is not installed"));

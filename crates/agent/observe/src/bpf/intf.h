@@ -198,18 +198,4 @@ struct mapping_record {
 #define MAPPING_BYTES 40
 _Static_assert(sizeof(struct mapping_record) == MAPPING_BYTES, "struct mapping_record");
 
-/* Key of the table of how long reads take (times.bpf.c). */
-struct time_key {
-	u32 pid;
-	u32 bucket;
-};
-#define TIME_BITS 4
-#define TIMES_ENTRIES 32768
-/* A power of two. */
-#define READS_PER_TIMED 16
-/* Whose reads are timed. */
-#define TIMES_OF_ALL 0
-#define TIMES_OF_PIDS 1
-#define TIMES_OF_CGROUP 2
-
 #endif

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use command::args::Global;
-use command::heat_map::{Band, CELLS, HeatMap};
 use observe::inode::Inodes;
 use placement::{RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
@@ -27,7 +26,7 @@ use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
-use crate::output::units::{count, seconds, size};
+use crate::output::units::{seconds, size};
 use crate::output::{self, escape, progress};
 use crate::signals::Stop;
 
@@ -174,12 +173,6 @@ pub(in crate::commands) fn watch(
 pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let mut files = Named::all(&args.files)?;
     let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
-    if let Some(plot) = &args.plot {
-        let name = |file: &Named| format!("{}   {}", escape(&linux::shown(file.path.as_os_str())), size(file.bytes));
-        let bands = files.iter().map(|file| Band { name: name(file), cells: file.cells(CELLS) }).collect();
-        let title = format!("{}: reads in {}", count(files.len(), "file"), seconds(took_s));
-        super::plot(plot, HeatMap { title, bands })?;
-    }
     let all: Vec<Value> = files.iter().map(Named::json).collect();
     output::tell(global.json, &json!({"seconds": took_s, "files": all, "notes": notes}), || {
         let style = Style::of_stdout();

@@ -22,8 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use command::args::Global;
-use command::heat_map::HeatMap;
-use command::{machine, sibling};
+use command::machine;
 use linux::threads::Threads;
 use observe::ObserveError;
 use observe::mapped::{Mapped, Region};
@@ -82,10 +81,6 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let stop = Stop::or_killed()?;
     let seen = watched(global, args, pid, topology, &stop)?;
     let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
-    if let Some(file) = &args.plot {
-        let title = format!("{process}: {} samples in {:.1} s", seen.samples, seen.took_s);
-        plot(file, HeatMap { title, bands: view::bands(&seen.views) })?;
-    }
     let told = json!({
         "pid": pid,
         "samples": seen.samples,
@@ -98,12 +93,6 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
         map::text(&process, &seen.views, seen.samples, seen.took_s, style) + &output::notes(&seen.notes)
     })?;
     Ok(Exit::Done)
-}
-
-/// Draws a picture to a file.
-fn plot(file: &Path, map: HeatMap) -> Result<(), Failure> {
-    let png = sibling::ask(sibling::LAB, &["draw-heat-map"], json!(map).to_string().as_bytes())?;
-    fs::write(file, png).map_err(|e| Failure::io("write", file, &e))
 }
 
 fn name_of(pid: u32) -> String {

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 
-pub use command::heat_map::CELLS;
-use command::heat_map::{Band, MOST};
 use observe::mapped::{Region, Row, Rule, Sums};
 use serde_json::{Value, json};
 use topology::NodeId;
 
-use crate::output::escape;
+/// Cells of a mapping: a multiple of the widths that terminals get.
+pub const CELLS: usize = 1440;
 
 /// Some neighbouring addresses of a mapping.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -107,19 +106,6 @@ impl View {
         json!({"start": self.start, "end": self.end, "path": self.path, "samples": self.samples,
             "cleared": self.cleared, "nodes": nodes})
     }
-}
-
-/// The largest mappings as bands of a picture, by address.
-pub fn bands(views: &[View]) -> Vec<Band> {
-    let mut largest: Vec<&View> = views.iter().collect();
-    largest.sort_by_key(|view| std::cmp::Reverse(view.end - view.start));
-    largest.truncate(MOST);
-    largest.sort_by_key(|view| view.start);
-    let band = |view: &View| Band {
-        name: format!("{}   {:.1} MiB", escape(&view.path), (view.end - view.start) as f64 / 1_048_576.0),
-        cells: view.cells.iter().map(|cell| cell.node().zip(cell.heat(view.samples))).collect(),
-    };
-    largest.into_iter().map(band).collect()
 }
 
 /// Hot is accessed in at least half of the samples, and more than once.

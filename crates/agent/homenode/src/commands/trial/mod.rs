@@ -14,10 +14,7 @@
 //! threads that touched file data in a window.
 
 mod back;
-mod chart;
 mod design;
-mod html;
-mod instruments;
 pub mod last;
 mod metric;
 mod outcome;
@@ -36,14 +33,12 @@ use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
-use self::instruments::Instruments;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
 use crate::cli::TrialArgs;
 use crate::commands::off::Off;
-use crate::commands::replace::Begun;
-use crate::commands::{plane, replace, report as machine_report};
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
@@ -83,16 +78,12 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         let child = child.as_ref().map(Child::pid);
         plane::open(&config, &args.observe, child, traits, moves_data)?
     };
-    let scope = plane::scope(&args.observe.scope, child.as_ref().map(Child::pid));
-    let instruments = Instruments::open(&plane, &scope, args.read_times)?;
     let recovered = engine::recover(&mut plane, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
-    // While files may still be made anywhere, and so that half an hour is not for nothing.
-    let page = args.html.as_deref().map(|path| replace::begin(path, html::unfinished(), 0o600)).transpose()?;
     plane::move_only(traits, child.is_some())?;
-    let mut report = Report::new(global.json, &design, &instruments.outcomes());
-    report.start(&plane, &recovered, &interference, instruments.gap().as_deref())?;
+    let mut report = Report::new(global.json, &design);
+    report.start(&plane, &recovered, &interference)?;
     // Before CMD has begun, a number about it may not be there.
     if let Some(metric) = design.metric.as_deref().filter(|_| child.is_none() && !stop.requested()) {
         match metric::ask(metric, &|| stop.requested()) {
@@ -100,8 +91,6 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
             _ => {}
         }
     }
-    // Now that the trial begins, and not before: there may be a page of another one.
-    page.as_ref().map_or(Ok(()), Begun::publish)?;
     if let Some(child) = child.as_mut().filter(|_| !stop.requested()) {
         output::background::OUT.settle()?;
         child.go()?;
@@ -111,7 +100,6 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         design: &design,
         settings: &settings,
         plane: &mut plane,
-        instruments,
         state: &state,
         stop: &stop,
         harms: vec![Harm::new(&design.statistics()); design.policies.len()],
@@ -129,14 +117,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     if let Err(failure) = report.last(&judged, &finished, stop.requested()).save(state.path()) {
         tracing::warn!("{}: `homenode report` does not have this trial", failure.line());
     }
-    let written = page.map_or(Ok(()), |page| {
-        let facts = html::Facts::new(args, machine_report::head(Some(nodes)), interference, stop.requested());
-        page.end(html::page(&report, &judged, &finished, &facts))?;
-        let said = if args.names { "it has names and paths" } else { "without names and paths" };
-        output::complain(&format!("wrote {}: {said}; look at it before you send it\n", page.path().display()));
-        Ok(())
-    });
-    ran.and(told).and(written).and(ended)?;
+    ran.and(told).and(ended)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })
 }
@@ -160,7 +141,6 @@ struct Trial<'a> {
     design: &'a Design,
     settings: &'a engine::Settings,
     plane: &'a mut HostPlane,
-    instruments: Instruments,
     state: &'a StateDir,
     stop: &'a Stop,
     /// One for each policy.
@@ -211,7 +191,7 @@ impl Trial<'_> {
 
     /// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
     fn period(&mut self, policy: Box<dyn Policy>, over: &mut dyn FnMut() -> bool) -> Result<Option<Period>, Failure> {
-        let Self { design, settings, plane, instruments, state, stop, .. } = self;
+        let Self { design, settings, plane, state, stop, .. } = self;
         let mut sums = Sums::new(design.wash_out_s, design.period_s, design.window_s);
         let mut moves = 0;
         let mut back = Back::default();
@@ -221,14 +201,12 @@ impl Trial<'_> {
         // What was between the periods is in none: a window has everything since the last one
         // ended.
         let mut ran = engine.plane_mut().observe(Duration::ZERO).map(drop).map_err(|e| cannot(&e));
-        ran = ran.and(instruments.take().map(drop));
         while ran.is_ok() && !sums.over() && !over() {
-            ran = engine.step().map_err(|e| cannot(&e)).and_then(|report| {
+            ran = engine.step().map_err(|e| cannot(&e)).map(|report| {
                 back.note(&report);
                 moves += report.outcomes.iter().filter(|outcome| outcome::was_made(&outcome.result)).count();
                 notify::alive();
-                sums.add(&report.snapshot, &instruments.take()?);
-                Ok(())
+                sums.add(&report.snapshot);
             });
         }
         // The number belongs to what the policy did, and not to what comes after.

@@ -1,17 +1,12 @@
 //! What a period did.
 
-use std::collections::BTreeSet;
-
 use engine::{Finished, MoveEvent};
-use host::processor::Counted;
-use observe::times::Times;
 use placement::Snapshot;
 use serde_json::{Map, Value, json};
 use trial::Better;
 
-use super::instruments::Seen;
 use super::metric;
-use crate::output::units::{digits, number, percent, rate, rate_within, short_time, short_time_within};
+use crate::output::units::{number, percent, rate};
 use crate::signals::Stop;
 
 /// What is measured of each period.
@@ -29,7 +24,6 @@ pub struct Outcome {
 enum Form {
     Rate,
     Share,
-    Time,
     Number,
 }
 
@@ -54,34 +48,9 @@ const OTHERS: [Outcome; 3] = [
     },
 ];
 
-/// With `--read-times`, and the share of the reads that took no longer.
-pub const READ_TIMES: [(Outcome, f64); 2] = [
-    (Outcome { key: "read_p50_s", name: "time of a read, median", better: Better::Lower, form: Form::Time }, 0.5),
-    (
-        Outcome { key: "read_p99_s", name: "time of a read, 99th percentile", better: Better::Lower, form: Form::Time },
-        0.99,
-    ),
-];
-
-/// Of a control group, where the processors count it.
-pub const IPC: Outcome = Outcome {
-    key: "instructions_per_cycle",
-    name: "instructions per cycle",
-    better: Better::Higher,
-    form: Form::Number,
-};
-
-/// Of a control group, where the processors count it.
-pub const REMOTE_LOADS: Outcome = Outcome {
-    key: "remote_loads_per_1000_instructions",
-    name: "loads from other nodes' memory, per 1,000 instructions",
-    better: Better::Lower,
-    form: Form::Number,
-};
-
-/// All of a trial, with those that there are here; the first is what the verdict is about.
-pub fn all(primary: Outcome, here: &[Outcome]) -> Vec<Outcome> {
-    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS).chain(here.iter().copied());
+/// All of a trial; the first is what the verdict is about.
+pub fn all(primary: Outcome) -> Vec<Outcome> {
+    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS);
     std::iter::once(primary).chain(rest.filter(|outcome| *outcome != primary)).collect()
 }
 
@@ -97,38 +66,18 @@ impl Outcome {
             _ if !value.is_finite() => "unknown".to_owned(),
             Form::Rate => rate(value),
             Form::Share => percent(value),
-            Form::Time => short_time(value),
             Form::Number => number(value),
-        }
-    }
-
-    /// A value for people, with the digits that tell it from one that is `step` away.
-    pub fn shown_within(&self, value: f64, step: f64) -> String {
-        match self.form {
-            _ if !value.is_finite() => "unknown".to_owned(),
-            Form::Rate => rate_within(value, step),
-            Form::Share => format!("{:.*} %", digits(100.0 * step), 100.0 * value),
-            Form::Time => short_time_within(value, step),
-            Form::Number => format!("{value:.*}", digits(step)),
         }
     }
 
     /// A change for people, with its sign.
     pub fn signed(&self, change: f64) -> String {
-        format!("{}{}", sign(change), self.shown(change.abs()))
-    }
-
-    /// The same, with the digits of [`Self::shown_within`].
-    pub fn signed_within(&self, change: f64, step: f64) -> String {
-        format!("{}{}", sign(change), self.shown_within(change.abs(), step))
-    }
-}
-
-fn sign(change: f64) -> &'static str {
-    match change {
-        0.0 => "",
-        _ if change < 0.0 => "-",
-        _ => "+",
+        let sign = match change {
+            0.0 => "",
+            _ if change < 0.0 => "-",
+            _ => "+",
+        };
+        format!("{sign}{}", self.shown(change.abs()))
     }
 }
 
@@ -171,12 +120,6 @@ pub struct Sums {
     remote: f64,
     cpu_s: f64,
     wait_s: f64,
-    /// If reads are timed.
-    times: Option<Times>,
-    /// Whether some are missing.
-    lost: bool,
-    /// Cycles, instructions, loads from other nodes.
-    counted: [f64; 3],
     metric: Option<f64>,
 }
 
@@ -188,7 +131,7 @@ impl Sums {
 
     /// A window counts if it began after the wash-out, or so little before that rounding may be
     /// why. CPU time counts of threads that touched file data: not that of homenode itself.
-    pub fn add(&mut self, snapshot: &Snapshot, seen: &Seen) {
+    pub fn add(&mut self, snapshot: &Snapshot) {
         let counts = self.elapsed_s >= self.wash_out_s - self.tolerance_s.min(0.1 * self.wash_out_s);
         self.elapsed_s += snapshot.window_s;
         if !counts {
@@ -200,17 +143,6 @@ impl Sums {
             self.remote += thread.remote_bytes() as f64;
             self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
-        }
-        self.lost |= seen.lost;
-        if let Some(times) = &seen.times {
-            let sum = self.times.get_or_insert_default();
-            let processes: BTreeSet<u32> = snapshot.threads.iter().map(|thread| thread.pid).collect();
-            processes.iter().filter_map(|pid| times.get(pid)).for_each(|of| sum.add(of));
-        }
-        let Counted { cycles, instructions, remote_loads } = seen.counted;
-        for (sum, events) in self.counted.iter_mut().zip([cycles, instructions, remote_loads]) {
-            // One window without them, and the sum is not known.
-            *sum += events.unwrap_or(f64::NAN);
         }
     }
 
@@ -236,13 +168,6 @@ impl Sums {
             ("remote_share", self.remote / self.read),
             ("wait_share", self.wait_s / self.seconds),
         ];
-        if let Some(times) = &self.times {
-            // The slowest are lost first: what is left would be too fast.
-            let of = |share| times.quantile(share).filter(|_| !self.lost).unwrap_or(f64::NAN);
-            values.extend(READ_TIMES.map(|(outcome, share)| (outcome.key, of(share))));
-        }
-        let [cycles, instructions, remote_loads] = self.counted;
-        values.extend([(IPC.key, instructions / cycles), (REMOTE_LOADS.key, 1000.0 * remote_loads / instructions)]);
         values.extend(self.metric.map(|metric| (METRIC.key, metric)));
         Values(values)
     }
@@ -270,8 +195,6 @@ pub fn add(all: &mut Finished, one: Finished) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use placement::{NodeBytes, Thread};
     use topology::NodeId;
@@ -291,10 +214,10 @@ mod tests {
     fn the_wash_out_does_not_count() {
         let mut sums = Sums::new(2.0, 4.0, 1.0);
         for (read, remote) in [(1000, 1000), (1000, 0), (300, 100)] {
-            sums.add(&window(read, remote), &Seen::default());
+            sums.add(&window(read, remote));
             assert!(!sums.over());
         }
-        sums.add(&window(100, 100), &Seen::default());
+        sums.add(&window(100, 100));
         assert!(sums.over());
         let values = sums.values();
         let of = |key| values.get(key);
@@ -303,7 +226,7 @@ mod tests {
         assert!(of("metric").is_nan());
         // Nothing read: what follows from it is unknown, not zero.
         let mut idle = Sums::new(0.0, 1.0, 1.0);
-        idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() }, &Seen::default());
+        idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() });
         assert!(idle.over() && idle.values().get("remote_share").is_nan());
         assert_eq!(idle.values().json()["remote_share"], Value::Null);
     }
@@ -312,12 +235,12 @@ mod tests {
     fn a_long_window_at_the_begin_does_not_count() {
         // A tenth of the window is longer than the wash-out.
         let mut sums = Sums::new(0.5, 20.0, 10.0);
-        sums.add(&Snapshot { window_s: 10.0, ..window(1000, 1000) }, &Seen::default());
+        sums.add(&Snapshot { window_s: 10.0, ..window(1000, 1000) });
         assert!(!sums.over() && sums.values().get("remote_share").is_nan());
         // Nor does a long one widen the tolerance.
         let mut sums = Sums::new(1.0, 5.0, 1.0);
         for window_s in [4.0, 0.5] {
-            sums.add(&Snapshot { window_s, ..window(1000, 0) }, &Seen::default());
+            sums.add(&Snapshot { window_s, ..window(1000, 0) });
         }
         assert!(!sums.over());
     }
@@ -327,51 +250,8 @@ mod tests {
         let mut sums = Sums::new(0.0, 1.0, 1.0);
         let mut both = window(100, 0);
         both.threads.push(Thread { cpu_s: 2.0, ..Thread::default() });
-        sums.add(&both, &Seen::default());
+        sums.add(&both);
         assert_eq!(sums.values().get("read_bytes_per_cpu_s"), 200.0);
-    }
-
-    #[test]
-    fn reads_of_other_processes_and_of_the_wash_out_are_not_timed() {
-        let mut sums = Sums::new(1.0, 2.0, 1.0);
-        let of = |ns: u32| Times::from_iter([(ns, 10)]);
-        let seen = |times| Seen { times: Some(times), ..Seen::default() };
-        // Thread 0 of process 0 is in scope.
-        sums.add(&window(100, 0), &seen([(0, of(8))].into()));
-        sums.add(&window(100, 0), &seen([(0, of(4)), (7, of(2))].into()));
-        assert_eq!(sums.values().get("read_p50_s"), 4.5e-9);
-        assert_eq!(READ_TIMES[0].0.shown(1.25e-6), "1.2 µs");
-        // Some are missing in a window that counts: unknown.
-        let lost = |wash_out_s, windows: [bool; 2]| {
-            let mut sums = Sums::new(wash_out_s, 2.0, 1.0);
-            windows.iter().for_each(|lost| {
-                sums.add(&window(100, 0), &Seen { lost: *lost, ..seen([(0, of(4))].into()) });
-            });
-            sums.values().json()["read_p99_s"].is_null()
-        };
-        assert!(lost(0.0, [true, false]) && lost(1.0, [false, true]) && !lost(1.0, [true, false]));
-        // Timed, but nothing was read: unknown.
-        let mut sums = Sums::new(0.0, 1.0, 1.0);
-        sums.add(&window(0, 0), &seen(BTreeMap::new()));
-        assert!(sums.values().get("read_p99_s").is_nan() && sums.values().json().contains_key("read_p99_s"));
-    }
-
-    #[test]
-    fn what_one_window_lacks_the_period_lacks() {
-        let seen = |cycles, remote_loads| {
-            let counted = Counted { cycles: Some(cycles), instructions: Some(1000.0), remote_loads };
-            Seen { counted, ..Seen::default() }
-        };
-        let mut sums = Sums::new(1.0, 3.0, 1.0);
-        // The first is the wash-out.
-        for seen in [seen(1.0, Some(9.0)), seen(500.0, Some(4.0)), seen(1500.0, Some(6.0))] {
-            sums.add(&window(100, 0), &seen);
-        }
-        let values = sums.values();
-        assert_eq!((values.get(IPC.key), values.get(REMOTE_LOADS.key)), (1.0, 5.0));
-        sums.add(&window(100, 0), &seen(100.0, None));
-        assert!(sums.values().get(IPC.key).is_finite() && sums.values().get(REMOTE_LOADS.key).is_nan());
-        assert_eq!(all(METRIC, &[IPC]).iter().filter(|outcome| **outcome == IPC).count(), 1);
     }
 
     #[test]

@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 use session::report as put_back;
 use trial::{Arm, Effect, Harm, Verdict, judge};
 
-use super::chart;
 use super::design::Design;
-use super::last::{self, Last};
+use super::last::Last;
 use super::outcome::{self, Outcome, Period};
 use crate::exit::Failure;
 use crate::output::table::Table;
@@ -19,10 +18,10 @@ use crate::output::{self, escape, words};
 /// Prints, and keeps the rounds.
 pub struct Report<'a> {
     json: bool,
-    pub(super) design: &'a Design,
-    pub(super) outcomes: Vec<Outcome>,
+    design: &'a Design,
+    outcomes: Vec<Outcome>,
     /// All whole rounds, also those that do not count.
-    pub(super) rounds: Vec<Vec<(Arm, Period)>>,
+    rounds: Vec<Vec<(Arm, Period)>>,
     /// How it began, as JSON.
     begun: Value,
 }
@@ -39,16 +38,16 @@ const DATA_STAYED: &str =
 
 /// The verdict about a policy.
 pub struct Judged {
-    pub(super) policy: String,
+    policy: String,
     verdict: Verdict,
     /// Why there is no verdict.
     why: Option<&'static str>,
     /// It clearly hurt before the trial was over.
-    pub(super) stopped: bool,
+    stopped: bool,
     /// Rounds in which what counts was unknown.
     unknown: usize,
     /// For each outcome; the first is what the verdict is about.
-    pub(super) effects: Vec<(Outcome, Effect)>,
+    effects: Vec<(Outcome, Effect)>,
 }
 
 impl Judged {
@@ -58,7 +57,7 @@ impl Judged {
     }
 
     /// The verdict in words.
-    pub(super) fn said(&self) -> String {
+    fn said(&self) -> String {
         match self.verdict {
             Verdict::Helps => "helps".to_owned(),
             Verdict::Hurts if self.stopped => "hurts, and was stopped early".to_owned(),
@@ -73,19 +72,11 @@ impl Judged {
 }
 
 impl<'a> Report<'a> {
-    /// `here`: the outcomes that this machine adds.
-    pub fn new(json: bool, design: &'a Design, here: &[Outcome]) -> Self {
-        Self { json, design, outcomes: outcome::all(design.primary(), here), rounds: Vec::new(), begun: Value::Null }
+    pub fn new(json: bool, design: &'a Design) -> Self {
+        Self { json, design, outcomes: outcome::all(design.primary()), rounds: Vec::new(), begun: Value::Null }
     }
 
-    /// `gap`: what the processors do not count, and why.
-    pub fn start(
-        &mut self,
-        plane: &HostPlane,
-        recovered: &Finished,
-        found: &[Interference],
-        gap: Option<&str>,
-    ) -> Result<(), Failure> {
+    pub fn start(&mut self, plane: &HostPlane, recovered: &Finished, found: &[Interference]) -> Result<(), Failure> {
         let Design { policies, rounds, period_s, wash_out_s, window_s, seed, .. } = self.design;
         let nodes = plane.topology().nodes.len();
         self.begun = json!({
@@ -101,7 +92,6 @@ impl<'a> Report<'a> {
                 "nodes": nodes,
                 "interference": found,
                 "recovered": recovered,
-                "not_counted": gap,
         });
         if self.json {
             return Ok(output::print_json_line(&self.begun)?);
@@ -115,7 +105,6 @@ impl<'a> Report<'a> {
             seconds(*wash_out_s),
         );
         text.push_str(&output::notes(found.iter().map(words::interference)));
-        text.push_str(&output::notes(gap.map(|gap| format!("not known: {gap}"))));
         if *recovered != Finished::default() {
             text.push_str(&format!("after a crash: {}", put_back::finished(recovered)));
         }
@@ -150,7 +139,7 @@ impl<'a> Report<'a> {
         Ok(output::print(&(text + "\n"))?)
     }
 
-    pub(super) fn period_json(&self, round: usize, arm: Arm, period: &Period) -> Value {
+    fn period_json(&self, round: usize, arm: Arm, period: &Period) -> Value {
         let mut value = json!({
             "kind": "period",
             "round": round + 1,
@@ -166,12 +155,7 @@ impl<'a> Report<'a> {
         value
     }
 
-    /// How it began, without what names processes or files.
-    pub(super) fn begun_without_names(&self) -> Value {
-        last::without_names(&self.begun)
-    }
-
-    pub(super) fn name(&self, arm: Arm) -> &str {
+    fn name(&self, arm: Arm) -> &str {
         match arm {
             Arm::Off => "off",
             Arm::On(n) => self.design.policies.get(n).map_or("?", String::as_str),
@@ -198,12 +182,12 @@ impl<'a> Report<'a> {
     }
 
     /// Whether nothing has stayed where this round had moved it.
-    pub(super) fn counts(round: &[(Arm, Period)]) -> bool {
+    fn counts(round: &[(Arm, Period)]) -> bool {
         round.iter().all(|(_, period)| period.stayed.is_none())
     }
 
     /// Rounds that do not count.
-    pub(super) fn dropped(&self) -> usize {
+    fn dropped(&self) -> usize {
         self.rounds.iter().filter(|round| !Self::counts(round)).count()
     }
 
@@ -289,7 +273,7 @@ impl<'a> Report<'a> {
         Last::new(self.begun.clone(), self.end_json(judged, finished, stopped))
     }
 
-    pub(super) fn result(&self, judged: &Judged) -> Value {
+    fn result(&self, judged: &Judged) -> Value {
         let outcomes: serde_json::Map<String, Value> = judged
             .effects
             .iter()
@@ -327,7 +311,7 @@ impl<'a> Report<'a> {
         let mut table = Table::new(&["", ">off", ">change", ">95 % interval", ">smallest that shows", PLOT]);
         for (outcome, effect) in &judged.effects {
             let plot = match (effect.mean, effect.low, effect.high) {
-                (Some(mean), Some(low), Some(high)) => chart::strip(mean, low, high, PLOT.chars().count()),
+                (Some(mean), Some(low), Some(high)) => strip(mean, low, high, PLOT.chars().count()),
                 _ => String::new(),
             };
             let [off, change, interval, smallest] = figures(outcome, effect);
@@ -357,16 +341,16 @@ fn too_many(lost: usize, all: usize) -> bool {
 
 /// A change: relative to the value with homenode off, or as it is where that is zero.
 fn signed(outcome: &Outcome, effect: &Effect, value: f64) -> String {
-    effect.relative(value).map_or_else(|| outcome.signed(value), |relative| changed(relative, 1))
+    effect.relative(value).map_or_else(|| outcome.signed(value), changed)
 }
 
 /// The same of what may be unknown.
-pub(super) fn change(outcome: &Outcome, effect: &Effect, value: Option<f64>) -> String {
+fn change(outcome: &Outcome, effect: &Effect, value: Option<f64>) -> String {
     value.map_or("unknown".to_owned(), |value| signed(outcome, effect, value))
 }
 
 /// The ends of its interval.
-pub(super) fn interval(outcome: &Outcome, effect: &Effect) -> String {
+fn interval(outcome: &Outcome, effect: &Effect) -> String {
     match (effect.low, effect.high) {
         (Some(low), Some(high)) => format!("{} to {}", signed(outcome, effect, low), signed(outcome, effect, high)),
         _ => "unknown".to_owned(),
@@ -374,13 +358,34 @@ pub(super) fn interval(outcome: &Outcome, effect: &Effect) -> String {
 }
 
 /// The value with homenode off, the change, its interval, and the smallest that shows.
-pub(super) fn figures(outcome: &Outcome, effect: &Effect) -> [String; 4] {
+fn figures(outcome: &Outcome, effect: &Effect) -> [String; 4] {
     let off = outcome.shown(effect.off.unwrap_or(f64::NAN));
     [off, change(outcome, effect, effect.mean), interval(outcome, effect), smallest(outcome, effect)]
 }
 
+/// An interval, its mean, and zero, in this many characters. Zero is in the middle, so that rows
+/// under each other can be compared.
+fn strip(mean: f64, low: f64, high: f64, columns: usize) -> String {
+    let most = [mean, low, high].into_iter().map(f64::abs).fold(0.0, f64::max);
+    let half = (columns.saturating_sub(1) / 2) as f64;
+    let place = |value: f64| if most > 0.0 { (half + half * value / most).round() as usize } else { half as usize };
+    let (mean, low, high, zero) = (place(mean), place(low), place(high), place(0.0));
+    let cell = |at: usize| match at {
+        _ if at == mean => '●',
+        _ if at == zero && at == low => '├',
+        _ if at == zero && at == high => '┤',
+        _ if at == zero && low < at && at < high => '┼',
+        _ if at == zero => '│',
+        _ if at == low => '├',
+        _ if at == high => '┤',
+        _ if low < at && at < high => '─',
+        _ => ' ',
+    };
+    (0..=2 * half as usize).map(cell).collect()
+}
+
 /// The smallest effect that shows, without a sign.
-pub(super) fn smallest(outcome: &Outcome, effect: &Effect) -> String {
+fn smallest(outcome: &Outcome, effect: &Effect) -> String {
     change(outcome, effect, effect.smallest).trim_start_matches('+').to_owned()
 }
 
@@ -404,7 +409,7 @@ mod tests {
     /// The verdict after these values with homenode off and with the policy.
     fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
         let design = design(planned);
-        let mut report = Report::new(true, &design, &[]);
+        let mut report = Report::new(true, &design);
         let mut harm = Harm::new(&design.statistics());
         for (off, on) in values {
             let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
@@ -420,7 +425,7 @@ mod tests {
         let cut = judged(15, &helps);
         assert_eq!((cut.verdict, cut.why, cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
         assert!(cut.effects[0].1.low.is_some());
-        let text = Report::new(false, &design(15), &[]).text(&cut);
+        let text = Report::new(false, &design(15)).text(&cut);
         assert!(text.contains("no verdict: the trial was cut short"), "{text}");
         // An early stop is valid whenever it comes.
         let hurts = judged(15, &[(2.0, 1.0); 9]);
@@ -436,7 +441,7 @@ mod tests {
         assert_eq!((off.verdict, off.unknown), (Verdict::Helps, 1));
         let on = with(&[(1.0, f64::NAN)]);
         assert_eq!((on.verdict, on.why, on.unknown), (Verdict::NoVerdict, Some(LOST), 1));
-        let text = Report::new(false, &design(13), &[]).text(&on);
+        let text = Report::new(false, &design(13)).text(&on);
         assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
         // More than a quarter.
         let many = with(&[(f64::NAN, 2.0); 5]);
@@ -447,7 +452,7 @@ mod tests {
     #[test]
     fn a_trial_ends_when_its_rounds_cannot_tell_any_more() {
         let design = design(12);
-        let mut report = Report::new(false, &design, &[]);
+        let mut report = Report::new(false, &design);
         let harms = [Harm::new(&design.statistics())];
         for round in 0..4 {
             assert!(report.can_tell(&harms), "{round}");
@@ -463,5 +468,17 @@ mod tests {
         let metric = &json["outcomes"]["metric"];
         assert_eq!((&metric["rounds"], &metric["off"], &metric["mean"]), (&0.into(), &Value::Null, &Value::Null));
         assert_eq!((&metric["p"], &metric["relative"]), (&Value::Null, &Value::Null));
+    }
+    #[test]
+    fn a_strip_has_zero_in_the_middle() {
+        for (mean, low, high, strip) in [
+            (5.0, 2.5, 10.0, "          │  ├─●────┤"),
+            (-5.0, -10.0, 10.0, "├────●────┼─────────┤"),
+            (-8.0, -10.0, -6.0, "├─●─┤     │          "),
+            (4.0, 0.0, 10.0, "          ├───●─────┤"),
+            (0.0, 0.0, 0.0, "          ●          "),
+        ] {
+            assert_eq!(super::strip(mean, low, high, 21), strip);
+        }
     }
 }

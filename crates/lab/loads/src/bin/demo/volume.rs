@@ -144,10 +144,15 @@ impl<'a> Volume<'a> {
         self.mountpoint.join(format!("file{reader}"))
     }
 
-    /// Runs homenode to its end.
+    /// The program of the file system, beside homenode.
+    fn program(&self) -> PathBuf {
+        self.args.homenode.with_file_name("homenode-fs")
+    }
+
+    /// Runs it to its end.
     fn homenode<'b>(&self, args: impl IntoIterator<Item = &'b str>) -> Result<()> {
-        let mut command = Command::new(&self.args.homenode);
-        let out = command.args(args).output().context("homenode could not be started")?;
+        let mut command = Command::new(self.program());
+        let out = command.args(args).output().context("homenode-fs could not be started")?;
         ensure!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr).trim());
         Ok(())
     }
@@ -156,7 +161,7 @@ impl<'a> Volume<'a> {
     fn phase(&self, policy: &str) -> Result<Phase> {
         println!("\npolicy {policy}");
         let state = self.memory.path().join("state");
-        let mut command = Command::new(&self.args.homenode);
+        let mut command = Command::new(self.program());
         command.arg("--state-dir").arg(state).arg("mount").arg(self.region(0)).arg(&self.mountpoint);
         let nodes = NODES.to_string();
         command.args(["--foreground", "--cache", "direct", "--emulate-nodes", &nodes, "--policy", policy]);

@@ -1,20 +1,45 @@
-//! `homenode man`: manual pages made from the same definitions as `--help`.
+//! Manual pages and shell completions, made from the same definitions as `--help`.
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
+use clap::{Args, Command};
 use clap_mangen::Man;
 use roff::{Roff, roman};
 
-use crate::cli::{Cli, ManArgs};
 use crate::exit::{Exit, Failure};
 use crate::output;
 
-/// Prints homenode(1), or writes it and one page per sub-command, however deep, to a directory.
-pub fn run(args: &ManArgs) -> Result<Exit, Failure> {
-    let mut command = Cli::command().disable_help_subcommand(true);
+/// Options of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// Shell to complete for
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Options of `man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Directory for one page per sub-command
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// Prints a program's script. It is made in memory first: clap_complete panics when stdout is
+/// closed early.
+pub fn completions(mut program: Command, args: &CompletionsArgs) -> Result<Exit, Failure> {
+    let (mut script, name) = (Vec::new(), program.get_name().to_owned());
+    clap_complete::generate(args.shell, &mut program, name, &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Done)
+}
+
+/// Prints a program's page, or writes it and one page per sub-command, however deep, to a
+/// directory.
+pub fn man(program: Command, args: &ManArgs) -> Result<Exit, Failure> {
+    let mut command = program.disable_help_subcommand(true);
     command.build();
     match &args.dir {
         Some(dir) => {
@@ -26,7 +51,7 @@ pub fn run(args: &ManArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn write(command: &clap::Command, dir: &Path) -> Result<(), Failure> {
+fn write(command: &Command, dir: &Path) -> Result<(), Failure> {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
         write(sub, dir)?;
     }
@@ -36,7 +61,7 @@ fn write(command: &clap::Command, dir: &Path) -> Result<(), Failure> {
 
 /// One page. What follows the options in `--help` ("Examples:", "Exit codes:") has lines of its
 /// own, which clap_mangen would fill into a paragraph.
-fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
+fn page(command: &Command) -> io::Result<Vec<u8>> {
     let man =
         Man::new(command.clone()).source(format!("homenode {}", env!("CARGO_PKG_VERSION"))).manual("homenode manual");
     let mut page = Vec::new();

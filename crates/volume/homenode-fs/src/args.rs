@@ -1,24 +1,37 @@
-//! Arguments of `homenode mkfs`, `homenode fsck`, `homenode mount` and `homenode fs`.
+//! The command line. The doc comments are the manual, both `--help` and the man pages.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use command::args::{Global, is_program, or_program, seconds};
+use command::exit::Exit;
+use command::output::units;
+use command::pages::{CompletionsArgs, ManArgs};
 
-use crate::args::{MOUNT_OFF, is_program, mount_policy_or_program, seconds};
-use crate::exit::Exit;
-use crate::output::units;
+/// Make, check and mount volumes: file systems over the memory of several nodes.
+#[derive(Debug, Parser)]
+#[command(name = "homenode-fs", version, max_term_width = 100)]
+pub struct Cli {
+    /// Options for every sub-command.
+    #[command(flatten)]
+    pub global: Global,
+    /// Sub-command.
+    #[command(subcommand)]
+    pub command: Command,
+}
 
-/// Commands that `homenode-fs` does.
+/// The sub-commands.
 #[derive(Debug, Subcommand)]
-pub enum VolumeCommand {
+pub enum Command {
     /// Make a volume: a file system over the memory of several nodes
     ///
     /// All that was in the regions is lost.
     #[command(after_help = "\
 Examples:
-  sudo homenode mkfs /dev/dax0.0@0 /dev/dax1.0@1
-  homenode mkfs --size 1G /dev/shm/a@0 /dev/shm/b@1")]
+  sudo homenode-fs mkfs /dev/dax0.0@0 /dev/dax1.0@1
+  homenode-fs mkfs --size 1G /dev/shm/a@0 /dev/shm/b@1")]
     Mkfs(MkfsArgs),
 
     /// Check a volume that is not in use
@@ -28,8 +41,8 @@ Examples:
     /// check.
     #[command(after_help = "\
 Examples:
-  homenode fsck /dev/shm/a
-  homenode fsck --repair /dev/shm/a")]
+  homenode-fs fsck /dev/shm/a
+  homenode-fs fsck --repair /dev/shm/a")]
     Fsck(FsckArgs),
 
     /// Mount a volume on a directory, for all programs
@@ -54,8 +67,8 @@ Examples:
     /// cache; with one it asks for every read (cache=direct).
     #[command(after_help = "\
 Examples:
-  sudo homenode mount /dev/shm/a /mnt
-  sudo homenode mount --cache direct --placement interleave /dev/dax0.0 /mnt
+  sudo homenode-fs mount /dev/shm/a /mnt
+  sudo homenode-fs mount --cache direct --placement interleave /dev/dax0.0 /mnt
   sudo mount -t fuse.homenode /dev/dax0.0 /mnt -o noexec,cache=direct
   sudo umount /mnt
 
@@ -63,7 +76,7 @@ In /etc/fstab (`mount -a`, systemd; both look for mount.fuse.homenode in /sbin):
   /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail              0  0
   /dev/dax0.0  /data  fuse.homenode  nosuid,nodev,nofail,policy=auto  0  0
 
-As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data, Type=notify")]
+As a service of systemd: ExecStart=homenode-fs mount --foreground /dev/dax0.0 /data, Type=notify")]
     Mount(Box<MountArgs>),
 
     /// Have a newer program serve a mount that goes on
@@ -73,7 +86,7 @@ As a service of systemd: ExecStart=homenode mount --foreground /dev/dax0.0 /data
     /// not work, the program that served before goes on. The mount needs a holder (mount -o hold).
     #[command(after_help = "\
 Examples:
-  sudo homenode upgrade /mnt")]
+  sudo homenode-fs upgrade /mnt")]
     Upgrade(UpgradeArgs),
 
     /// Empty a region of a volume before its memory goes
@@ -95,13 +108,38 @@ Examples:
         subcommand,
         after_help = "\
 Examples:
-  homenode fs put /dev/shm/a data.db /data.db
-  homenode fs where /dev/shm/a /data.db
-  homenode fs migrate /dev/shm/a /data.db --to 1
-  homenode fs migrate /mnt/data.db --to 1        # while the volume is mounted on /mnt
-  homenode fs get /dev/shm/a /data.db - | sha256sum"
+  homenode-fs fs put /dev/shm/a data.db /data.db
+  homenode-fs fs where /dev/shm/a /data.db
+  homenode-fs fs migrate /dev/shm/a /data.db --to 1
+  homenode-fs fs migrate /mnt/data.db --to 1        # while the volume is mounted on /mnt
+  homenode-fs fs get /dev/shm/a /data.db - | sha256sum"
     )]
     Fs(FsCommand),
+
+    /// Print a shell completion script
+    #[command(after_help = "\
+Examples:
+  homenode-fs completions bash > /usr/share/bash-completion/completions/homenode-fs
+  homenode-fs completions zsh  > /usr/share/zsh/site-functions/_homenode-fs
+  homenode-fs completions fish > ~/.config/fish/completions/homenode-fs.fish")]
+    Completions(CompletionsArgs),
+
+    /// Print the manual page, or write the pages of all sub-commands to a directory
+    #[command(after_help = "\
+Examples:
+  homenode-fs man | man -l -
+  homenode-fs man /usr/share/man/man1")]
+    Man(ManArgs),
+}
+
+/// The policy of a mount that has none.
+const MOUNT_OFF: &str = "off";
+
+/// A policy that can decide on a mount, `off`, or a program.
+fn policy_or_program() -> impl TypedValueParser<Value = String> {
+    let all = [(MOUNT_OFF, "nothing moves")];
+    let all = all.iter().chain(placement::POLICIES);
+    or_program(PossibleValuesParser::new(all.map(|(name, about)| PossibleValue::new(*name).help(*about))))
 }
 
 /// Exit code of mount(8) for incorrect use.
@@ -122,8 +160,8 @@ pub fn usage_code(arguments: &[OsString]) -> u8 {
 }
 
 /// The command line, where `mkfs.homenode`, `fsck.homenode` and `mount.homenode` are names of
-/// `homenode mkfs`, `homenode fsck` and `homenode mount`: mkfs(8), fsck(8) and mount(8) look for
-/// programs of such names.
+/// `homenode-fs mkfs`, `homenode-fs fsck` and `homenode-fs mount`: mkfs(8), fsck(8) and mount(8)
+/// look for programs of such names.
 pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut given: Vec<OsString> = given.collect();
     let name = given.first().and_then(|name| Path::new(name).file_name());
@@ -150,7 +188,7 @@ pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     given
 }
 
-/// `homenode mount`.
+/// `homenode-fs mount`.
 #[derive(Debug, Args)]
 pub struct MountArgs {
     /// Which volume
@@ -199,7 +237,7 @@ pub struct MountArgs {
     pub fake: bool,
 }
 
-/// `homenode upgrade`.
+/// `homenode-fs upgrade`.
 #[derive(Debug, Args)]
 pub struct UpgradeArgs {
     /// The directory that the volume is mounted on
@@ -211,7 +249,7 @@ pub struct UpgradeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct NodesArgs {
     /// Policy that moves threads and files of the mount [default: off]
-    #[arg(long, value_name = "POLICY", value_parser = mount_policy_or_program(), help_heading = "Policy")]
+    #[arg(long, value_name = "POLICY", value_parser = policy_or_program(), help_heading = "Policy")]
     pub policy: Option<String>,
     /// User as which root starts the program of `exec:` [default: who called sudo]
     #[arg(long, value_name = "USER", requires = "policy", help_heading = "Policy")]
@@ -361,7 +399,7 @@ pub fn parse_placement(text: &str) -> Result<PlacementArg, String> {
     }
 }
 
-/// `homenode mkfs`.
+/// `homenode-fs mkfs`.
 #[derive(Debug, Args)]
 pub struct MkfsArgs {
     /// Create the files, each of SIZE (8GiB; 8G and 8GB are 8,000,000,000 bytes), with memory for
@@ -395,7 +433,7 @@ pub struct VolumeArgs {
     pub region: Vec<PathBuf>,
 }
 
-/// `homenode fsck`.
+/// `homenode-fs fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
     /// Finish what a crash interrupted; restore superblocks and a checkpoint; write damaged logs
@@ -412,13 +450,13 @@ pub struct FsckArgs {
     pub volume: VolumeArgs,
 }
 
-/// `homenode drain`.
+/// `homenode-fs drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// The directory where the volume is mounted; or, if it is not, any one region of it
     #[command(flatten)]
     pub volume: VolumeArgs,
-    /// The region, as `homenode fs info` numbers them
+    /// The region, as `homenode-fs fs info` numbers them
     #[arg(value_name = "REGION")]
     pub index: usize,
     /// Put new blocks there again instead, on a mount
@@ -426,7 +464,7 @@ pub struct DrainArgs {
     pub use_again: bool,
 }
 
-/// `homenode fs`.
+/// `homenode-fs fs`.
 #[derive(Debug, Subcommand)]
 pub enum FsCommand {
     /// Show the regions of a volume: nodes, space, how stores become durable
@@ -454,9 +492,9 @@ pub enum FsCommand {
     /// Exit codes: 0 when all is well, 1 when it was stopped, 4 when something is damaged.
     #[command(after_help = "\
 Examples:
-  sudo homenode fs scrub /mnt --rate 200MB/s
-  sudo homenode fs scrub /mnt --background      # --status says how far it is
-  homenode fs scrub /mnt --status --json")]
+  sudo homenode-fs fs scrub /mnt --rate 200MB/s
+  sudo homenode-fs fs scrub /mnt --background      # --status says how far it is
+  homenode-fs fs scrub /mnt --status --json")]
     Scrub(ScrubArgs),
     /// Show what users and projects use of a mounted volume, and limit it
     ///
@@ -465,10 +503,10 @@ Examples:
     /// and for its project. Root has no limit.
     #[command(after_help = "\
 Examples:
-  homenode fs quota /mnt
-  homenode fs quota /mnt --user alice --bytes 10GiB --files 100000
-  homenode fs quota /mnt --project 7 --assign /mnt/build --bytes 50GiB
-  homenode fs quota /mnt --user alice --bytes 0                        # no limit")]
+  homenode-fs fs quota /mnt
+  homenode-fs fs quota /mnt --user alice --bytes 10GiB --files 100000
+  homenode-fs fs quota /mnt --project 7 --assign /mnt/build --bytes 50GiB
+  homenode-fs fs quota /mnt --user alice --bytes 0                        # no limit")]
     Quota(QuotaArgs),
     /// Show what is on the medium
     #[command(subcommand)]
@@ -508,7 +546,7 @@ impl FileArgs {
     }
 }
 
-/// `homenode fs ls`.
+/// `homenode-fs fs ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
     /// Which volume
@@ -519,7 +557,7 @@ pub struct LsArgs {
     pub path: String,
 }
 
-/// `homenode fs put`.
+/// `homenode-fs fs put`.
 #[derive(Debug, Args)]
 pub struct PutArgs {
     /// Which volume
@@ -534,7 +572,7 @@ pub struct PutArgs {
     pub path: String,
 }
 
-/// `homenode fs get`.
+/// `homenode-fs fs get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// Which file
@@ -549,7 +587,7 @@ pub struct GetArgs {
     pub damaged: bool,
 }
 
-/// `homenode fs migrate`.
+/// `homenode-fs fs migrate`.
 #[derive(Debug, Args)]
 pub struct MigrateArgs {
     /// Which file
@@ -563,7 +601,7 @@ pub struct MigrateArgs {
     pub rate: Option<f64>,
 }
 
-/// `homenode fs scrub`.
+/// `homenode-fs fs scrub`.
 #[derive(Debug, Args)]
 pub struct ScrubArgs {
     /// The directory on which the volume is mounted, or any directory or file below it
@@ -583,7 +621,7 @@ pub struct ScrubArgs {
     pub stop: bool,
 }
 
-/// `homenode fs quota`.
+/// `homenode-fs fs quota`.
 #[derive(Debug, Args)]
 pub struct QuotaArgs {
     /// The directory that the volume is mounted on
@@ -606,14 +644,14 @@ pub struct QuotaArgs {
     pub assign: Option<PathBuf>,
 }
 
-/// `homenode fs debug`.
+/// `homenode-fs fs debug`.
 #[derive(Debug, Subcommand)]
 pub enum DebugCommand {
     /// Print the log of an inode
     Log(LogArgs),
 }
 
-/// `homenode fs debug log`.
+/// `homenode-fs fs debug log`.
 #[derive(Debug, Args)]
 pub struct LogArgs {
     /// Which volume
