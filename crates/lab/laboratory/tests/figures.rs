@@ -58,7 +58,7 @@ fn readers_have_the_bandwidth_that_the_figures_say() {
     (experiment.seconds, experiment.paper_seconds) = (40.0, 40.0);
     let moved = run(&experiment, "read-only", "NThread_rl");
     assert_eq!(moved.moves, (4, 0));
-    // All but the first of forty windows: four at a time on as many cores, 0.5 µs of software a call.
+    // All but the first of forty windows: four at a time, 0.5 µs of software a call.
     let by_cores = 4.0 * 4096.0 / (4096.0 * 0.629e-9 + 0.5e-6) / 3.0 / 1e6;
     let wanted = (39.0 * by_cores + nova.value) / 40.0;
     assert!((moved.value / wanted - 1.0).abs() < 0.005, "{} {wanted}", moved.value);
