@@ -178,16 +178,26 @@ fn is_copy(path: &Path, original: &Path, own: &Superblock) -> bool {
 
 /// Whether region 0 is among these, not where it was when the volume was made, and says that it was
 /// mounted then: perhaps a copy of a volume in use. What cannot be read now is none.
-pub fn is_copied_while_mounted(paths: &[PathBuf]) -> bool {
-    let copied = |path: &PathBuf| {
-        let found = Mapped::new(&[region_file(path, false).ok()?]).ok()?;
-        let own = superblock_of(&found, 0).ok().filter(|own| own.index == 0)?;
-        let names = names(&found, own.regions.len()).ok()?;
+///
+/// # Errors
+///
+/// [`Error::InUse`]: somebody has one of them, perhaps a server that ends just now.
+pub fn is_copied_while_mounted(paths: &[PathBuf]) -> Result<bool> {
+    let copied = |path: &PathBuf, found: &Mapped| {
+        let own = superblock_of(found, 0).ok().filter(|own| own.index == 0)?;
+        let names = names(found, own.regions.len()).ok()?;
         let moved = names.first()?.as_ref()? != &path.canonicalize().ok()?;
         let state = found.load_u64(At { region: 0, offset: STATE_BLOCK * BLOCK_BYTES }).ok()?;
         Some(moved && state == scan::state_word(scan::Use::Mounted))
     };
-    paths.iter().any(|path| copied(path).unwrap_or(false))
+    for path in paths {
+        match region_file(path, false).and_then(|region| Mapped::new(&[region])) {
+            Err(Error::InUse) => return Err(Error::InUse),
+            Ok(found) if copied(path, &found) == Some(true) => return Ok(true),
+            _ => {}
+        }
+    }
+    Ok(false)
 }
 
 /// The superblock of a region that may be in use, without its lock where it is a file.

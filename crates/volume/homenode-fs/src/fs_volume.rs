@@ -355,8 +355,15 @@ pub fn map_to_look(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
 
 fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
-    // Before: while they are mapped nobody else may look.
-    if ::fs::is_copied_while_mounted(&paths) {
+    let begin = Instant::now();
+    // Before: while they are mapped nobody else may look. A server that was killed has them for a
+    // moment still.
+    let mut copied = ::fs::is_copied_while_mounted(&paths);
+    while copied.is_err() && begin.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(10));
+        copied = ::fs::is_copied_while_mounted(&paths);
+    }
+    if copied.unwrap_or(false) {
         let path = args.volume.display().to_string();
         output::complain(&format!(
             "homenode: {}: this volume was mounted when its regions were copied or moved here: a copy of a mounted \
@@ -364,7 +371,6 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
             output::escape(&path)
         ));
     }
-    let begin = Instant::now();
     loop {
         match open(&paths) {
             Err(Error::InUse) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),

@@ -322,7 +322,7 @@ fn joined(parts: &[String]) -> Vec<String> {
 fn start(args: &MountArgs) -> Result<Exit, Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot start the server", &e);
     let mut server = Command::new("/proc/self/exe")
-        .arg0("homenode")
+        .arg0("homenode-fs")
         .args(command_line(std::env::args_os()).into_iter().skip(1))
         .env(BACKGROUND, "1")
         .stdin(Stdio::null())

@@ -145,6 +145,14 @@ fn random(below: u64) -> u64 {
     linux::random::secret().unwrap() % below
 }
 
+/// A process that moves a file back and forth and counts the moves, until it is killed.
+pub fn be_mover(args: &[String]) {
+    for round in 0.. {
+        move_to(&PathBuf::from(&args[0]), round % 2);
+        println!("{round}");
+    }
+}
+
 pub fn crashed() {
     let path = Path::new(MOUNT).join("crash");
     begin(&path);

@@ -15,6 +15,7 @@ mod waits;
 
 fn main() {
     let roles: &[harness::Role] = &[
+        ("mover", crash::be_mover),
         ("mapped-writer", load::be_mapped_writer),
         ("killed", crash::be_killed),
         ("syncing-writer", crash::be_syncing_writer),
