@@ -75,7 +75,7 @@ pub(crate) fn show(args: &Args, data: &Path) -> Result<(Shown, Vec<(&'static str
     plot::throughput(&png, &title, &series)?;
     println!(
         "\nthroughput   {:.0} → {:.0} MB/s, {:.2} × ({:.2} to {:.2} in {PAIRS} pairs), says fio; emulated memory, without what a mount \
-         costs: on real Optane a 4 KiB read gains about 1.06 µs of the 10 to 15 µs that a request takes\nplot         {}",
+         costs: on real Optane a 4 KiB read gains about 1.69 µs of the 10 to 15 µs that a request takes\nplot         {}",
         slow[PAIRS / 2] / 1e6,
         fast[PAIRS / 2] / 1e6,
         ratio[PAIRS / 2],
