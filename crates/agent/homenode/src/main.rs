@@ -20,7 +20,10 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => return exit::usage(&elsewhere(error), exit::Exit::Usage.code()),
+        Err(error) => {
+            let (error, code) = elsewhere(error);
+            return exit::usage(&error, code);
+        }
     };
     // The live view owns the terminal: nothing is logged over it.
     if !matches!(&cli.command, cli::Command::Top(top) if !top.once) {
@@ -29,12 +32,16 @@ fn main() -> ExitCode {
     exit::end(commands::dispatch(&cli), cli.global.json)
 }
 
-/// What another program does is an unknown sub-command here; the error says which program.
-fn elsewhere(error: clap::Error) -> clap::Error {
+/// What another program does is an unknown sub-command here; the error says which program. With its
+/// exit code: 2 of a fsck says that the machine must be started anew, 16 is its wrong usage.
+fn elsewhere(error: clap::Error) -> (clap::Error, u8) {
+    let usage = exit::Exit::Usage.code();
     match error.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(name)) if OF_FS.contains(&name.as_str()) => {
-            cli::Cli::command().error(ErrorKind::InvalidSubcommand, format!("`homenode-fs {name}` does that"))
+            let code = if name == "fsck" { 16 } else { usage };
+            let why = format!("`homenode-fs {name}` does that");
+            (cli::Cli::command().error(ErrorKind::InvalidSubcommand, why), code)
         }
-        _ => error,
+        _ => (error, usage),
     }
 }

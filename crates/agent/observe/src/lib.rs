@@ -422,7 +422,7 @@ impl Observer {
         }
         if all.no_node_bytes > 0 {
             notes.push(format!(
-                "{:.1} MB of DAX files are not counted: it is not known (yet) which node they are on",
+                "{:.1} MB of DAX files are not counted: they are on several nodes, or it is not known (yet) on which",
                 megabytes(all.no_node_bytes)
             ));
         }

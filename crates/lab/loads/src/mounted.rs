@@ -1,4 +1,4 @@
-//! A volume that a `homenode mount` of ours serves.
+//! A volume that a `homenode-fs mount` of ours serves.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// mount.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A running `homenode mount --foreground`; ended when dropped.
+/// A running `homenode-fs mount --foreground`; ended when dropped.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -25,13 +25,13 @@ impl Server {
     /// Starts the command, and waits until something is mounted on `mountpoint`. Also returns its
     /// standard output, if that is piped.
     pub fn start(command: &mut Command, mountpoint: &Path, within: Duration) -> Result<(Self, Option<ChildStdout>)> {
-        let mut child = command.spawn().context("homenode could not be started")?;
+        let mut child = command.spawn().context("homenode-fs could not be started")?;
         let out = child.stdout.take();
         let mut server = Self { child };
         let began = Instant::now();
         while !is_mounted(mountpoint) {
-            if let Some(status) = server.child.try_wait().context("homenode mount")? {
-                bail!("homenode mount ended: {status}");
+            if let Some(status) = server.child.try_wait().context("homenode-fs mount")? {
+                bail!("homenode-fs mount ended: {status}");
             }
             ensure!(began.elapsed() < within, "the volume was not mounted within {} s", within.as_secs());
             sleep(MOMENT);
@@ -41,20 +41,23 @@ impl Server {
 
     /// Tells it to end.
     pub fn stop(&self) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("homenode mount has no pid")?;
-        kill_process(pid, Signal::TERM).context("homenode mount could not be told to end")
+        let pid =
+            i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("homenode-fs mount has no pid")?;
+        kill_process(pid, Signal::TERM).context("homenode-fs mount could not be told to end")
     }
 
     /// Waits until it has ended, well.
     pub fn wait(&mut self, within: Duration) -> Result<()> {
         let began = Instant::now();
         loop {
-            match self.child.try_wait().context("homenode mount")? {
+            match self.child.try_wait().context("homenode-fs mount")? {
                 Some(status) => {
-                    ensure!(status.success(), "homenode mount: {status}");
+                    ensure!(status.success(), "homenode-fs mount: {status}");
                     return Ok(());
                 }
-                None if began.elapsed() > within => bail!("homenode mount did not end within {} s", within.as_secs()),
+                None if began.elapsed() > within => {
+                    bail!("homenode-fs mount did not end within {} s", within.as_secs())
+                }
                 None => sleep(MOMENT),
             }
         }
@@ -76,7 +79,7 @@ impl Drop for Server {
             sleep(MOMENT);
         }
         if let Err(e) = self.child.kill().and_then(|()| self.child.wait()) {
-            eprintln!("homenode mount (pid {}) could not be ended: {e}", self.child.id());
+            eprintln!("homenode-fs mount (pid {}) could not be ended: {e}", self.child.id());
         }
     }
 }

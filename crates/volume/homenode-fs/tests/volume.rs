@@ -479,7 +479,7 @@ fn damaged_file_data_is_named_with_its_file_and_what_to_do() {
     assert_eq!(code(&["fsck", &path("a")]), 0);
 }
 
-/// `Usage: fsck.homenode-fs fsck`.
+/// `Usage: fsck.homenode fsck`.
 #[test]
 fn links_of_the_program_are_used_by_their_own_names() {
     let dir = tempfile::tempdir().unwrap();

@@ -59,7 +59,7 @@ struct Args {
     #[arg(long)]
     config: Option<PathBuf>,
     /// Only this load: fio or tiers (which needs a node without CPUs)
-    #[arg(long)]
+    #[arg(long, value_parser = ["fio", "tiers"])]
     load: Option<String>,
 }
 
