@@ -48,7 +48,7 @@ Exit codes:
   1  some of the work failed, or doctor found something missing
   2  wrong usage, or input that cannot be used (snapshot, configuration)
   3  not permitted, or not supported by this kernel
-  4  in use: another homenode has the state directory, the volume or the recording, or moves the file
+  4  in use: another homenode has the state directory or the recording, or moves the file
   5  reading or writing failed (file missing, disk full, …)
 `homenode run -- CMD` returns what CMD returned.";
 

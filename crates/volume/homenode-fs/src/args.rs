@@ -10,9 +10,19 @@ use command::exit::Exit;
 use command::output::units;
 use command::pages::{CompletionsArgs, ManArgs};
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  some of the work failed
+  2  wrong usage, or input that cannot be used
+  3  not permitted, or not supported by this kernel
+  4  in use: another process has the volume
+  5  reading or writing failed (file missing, disk full, …)
+`homenode-fs fsck` has the codes of fsck(8), and the helper mount.fuse.homenode those of mount(8).";
+
 /// Make, check and mount volumes: file systems over the memory of several nodes.
 #[derive(Debug, Parser)]
-#[command(name = "homenode-fs", version, max_term_width = 100)]
+#[command(name = "homenode-fs", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Cli {
     /// Options for every sub-command.
     #[command(flatten)]

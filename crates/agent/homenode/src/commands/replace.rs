@@ -122,4 +122,37 @@ mod tests {
         assert_eq!(fs::read_to_string(at("link")).unwrap(), "old");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
+
+    #[test]
+    fn the_old_file_stays_until_the_new_one_is_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let read = || fs::read_to_string(&path).unwrap();
+        fs::write(&path, "old").unwrap();
+        let place = Place::of(&path).unwrap();
+        drop(place.filled("new", 0o600).unwrap());
+        assert_eq!((read(), fs::read_dir(dir.path()).unwrap().count()), ("old".to_owned(), 1));
+        let draft = place.filled("new", 0o640).unwrap();
+        // Who has it open keeps it as it was.
+        let open = fs::File::open(&path).unwrap();
+        assert_eq!(read(), "old");
+        draft.publish().unwrap();
+        assert_eq!((read(), io::read_to_string(open).unwrap()), ("new".to_owned(), "old".to_owned()));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    /// Minutes later, root's file was renamed to where the path led then.
+    #[test]
+    fn what_was_begun_stays_in_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        [at("mine"), at("theirs")].iter().for_each(|dir| fs::create_dir(dir).unwrap());
+        let draft = Place::of(&at("mine/file")).unwrap().filled("new", 0o600).unwrap();
+        fs::rename(at("mine"), at("moved")).unwrap();
+        std::os::unix::fs::symlink(at("theirs"), at("mine")).unwrap();
+        draft.publish().unwrap();
+        assert_eq!(fs::read_to_string(at("moved/file")).unwrap(), "new");
+        assert_eq!(fs::read_dir(at("moved")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(at("theirs")).unwrap().count(), 0);
+    }
 }
