@@ -33,12 +33,12 @@ fn main() -> ExitCode {
 }
 
 /// What another program does is an unknown sub-command here; the error says which program. With its
-/// exit code: 2 of a fsck says that the machine must be started anew, 16 is its wrong usage.
+/// exit code.
 fn elsewhere(error: clap::Error) -> (clap::Error, u8) {
     let usage = exit::Exit::Usage.code();
     match error.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(name)) if OF_FS.contains(&name.as_str()) => {
-            let code = if name == "fsck" { 16 } else { usage };
+            let code = if name == "fsck" { exit::FSCK_USAGE } else { usage };
             let why = format!("`homenode-fs {name}` does that");
             (cli::Cli::command().error(ErrorKind::InvalidSubcommand, why), code)
         }

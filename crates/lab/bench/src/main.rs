@@ -8,7 +8,6 @@
 mod mount;
 mod move_;
 mod observe;
-mod plans;
 mod ratios;
 mod systems;
 
@@ -25,7 +24,6 @@ fn main() -> Result<()> {
         Some((&"mount", args)) => mount::main(args),
         Some((&"move", args)) => move_::main(args),
         Some((&"observe", args)) => observe::main(args),
-        Some((&"plans", args)) => plans::main(args),
         Some((&"ratios", args)) => ratios::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
     }

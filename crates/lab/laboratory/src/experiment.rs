@@ -20,10 +20,11 @@ use fs::format::Ino;
 use memory_model::Profile;
 use memory_model::figures::PORT_BW;
 use placement::{Policy, dragonfly, nthread};
+use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Kernel;
-use crate::loads::programs::Programs;
+use crate::loads::programs::{Programs, on_machine};
 use crate::loads::recorded::Recorded;
 use crate::loads::{Begin, filebench, fio, lsm};
 use crate::machine::{Build, Machine, SLICE_S};
@@ -529,17 +530,12 @@ impl Experiment {
         if let Some(point) = all.point.iter().find(wrong) {
             return Err(Error::Loads(point.name.clone()));
         }
-        let names = |names: Vec<&String>| {
-            let twice = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|known| known == *name));
-            twice.map(|(_, name)| (*name).clone())
-        };
-        for (what, all) in [
-            ("point", names(all.point.iter().map(|point| &point.name).collect())),
-            ("series", names(all.series.iter().map(|series| &series.name).collect())),
-        ] {
-            if let Some(name) = all {
-                return Err(Error::Twice { what, name });
-            }
+        let points = all.point.iter().map(|point| ("point", &point.name));
+        let mut known = FxHashSet::default();
+        if let Some((what, name)) =
+            points.chain(all.series.iter().map(|series| ("series", &series.name))).find(|one| !known.insert(*one))
+        {
+            return Err(Error::Twice { what, name: name.clone() });
         }
         for series in &all.series {
             if let Some(policy) = series
@@ -602,7 +598,7 @@ impl Experiment {
             ("count_from", self.count_from, 0.0, self.seconds),
             ("machine.directory", directory.unwrap_or(0.0), 0.0, 1000.0),
         ];
-        let node = |what, node: Option<usize>| (what, node.unwrap_or_default() as f64, 0.0, f64::from(*nodes) - 1.0);
+        let node = |what, node| on_machine(what, node, *nodes);
         numbers.extend(self.series.iter().map(|series| node("kernel.start", series.kernel.start)));
         for one in self.point.iter().flat_map(|point| &point.loads) {
             numbers.extend([node("files_on", Some(one.files_on as usize)), node("starts_on", one.starts_on)]);

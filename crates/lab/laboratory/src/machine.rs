@@ -156,7 +156,7 @@ struct Worker {
 #[derive(Clone, Copy, Default)]
 struct Controller {
     free: u64,
-    /// Who came last, and when it was free of all who came before that one's accesses.
+    /// The thread that came last, and when the accesses of those before it end.
     last: (Option<ThreadId>, u64),
     busy: u64,
     read: u64,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use command::args::{Global, is_program, or_program, seconds};
-use command::exit::Exit;
+use command::exit::{Exit, FSCK_USAGE};
 use command::output::units;
 use command::pages::{CompletionsArgs, ManArgs};
 
@@ -156,8 +156,6 @@ fn policy_or_program() -> impl TypedValueParser<Value = String> {
 pub const HELPER_USAGE: u8 = 1;
 /// Exit code of fsck(8) for a check that could not be made, or told.
 pub const FSCK_FAILED: u8 = 8;
-/// Exit code of fsck(8) for incorrect use.
-pub const FSCK_USAGE: u8 = 16;
 
 /// The exit code for wrong usage: fsck(8) and mount(8) have their own.
 pub fn usage_code(arguments: &[OsString]) -> u8 {

@@ -356,14 +356,8 @@ pub fn map_to_look(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
 fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Result<Arc<Mapped>, Failure> {
     let paths: Vec<PathBuf> = std::iter::once(&args.volume).chain(&args.region).cloned().collect();
     let begin = Instant::now();
-    // Before: while they are mapped nobody else may look. A server that was killed has them for a
-    // moment still.
-    let mut copied = ::fs::is_copied_while_mounted(&paths);
-    while copied.is_err() && begin.elapsed() < PATIENCE {
-        thread::sleep(Duration::from_millis(10));
-        copied = ::fs::is_copied_while_mounted(&paths);
-    }
-    if copied.unwrap_or(false) {
+    // Before: while they are mapped nobody else may look.
+    if until_free(begin, || ::fs::is_copied_while_mounted(&paths)).unwrap_or(false) {
         let path = args.volume.display().to_string();
         output::complain(&format!(
             "homenode: {}: this volume was mounted when its regions were copied or moved here: a copy of a mounted \
@@ -371,18 +365,25 @@ fn map_by(args: &VolumeArgs, open: fn(&[PathBuf]) -> ::fs::Result<Mapped>) -> Re
             output::escape(&path)
         ));
     }
-    loop {
-        match open(&paths) {
-            Err(Error::InUse) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
-            Err(Error::InUse) => {
-                let failure = failure(args.volume.display().to_string(), Error::InUse);
-                return Err(match holder(&args.volume) {
-                    Some(holder) => failure
-                        .hint(format!("{holder} has it; mount --bind shows a mounted volume in a second directory")),
-                    None => failure,
-                });
+    until_free(begin, || open(&paths)).map(Arc::new).map_err(|error| {
+        let holder = matches!(error, Error::InUse).then(|| holder(&args.volume)).flatten();
+        let failure = failure(args.volume.display().to_string(), error);
+        match holder {
+            Some(holder) => {
+                failure.hint(format!("{holder} has it; mount --bind shows a mounted volume in a second directory"))
             }
-            opened => return opened.map(Arc::new).map_err(|e| failure(args.volume.display().to_string(), e)),
+            None => failure,
+        }
+    })
+}
+
+/// Asks again until nobody else has the regions, for [`PATIENCE`] from `begin` on: a server that
+/// was killed has them for a moment still.
+fn until_free<T>(begin: Instant, mut ask: impl FnMut() -> ::fs::Result<T>) -> ::fs::Result<T> {
+    loop {
+        match ask() {
+            Err(Error::InUse) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(10)),
+            answer => return answer,
         }
     }
 }

@@ -133,7 +133,7 @@ mod tests {
         drop(place.filled("new", 0o600).unwrap());
         assert_eq!((read(), fs::read_dir(dir.path()).unwrap().count()), ("old".to_owned(), 1));
         let draft = place.filled("new", 0o640).unwrap();
-        // Who has it open keeps it as it was.
+        // A reader that has it open keeps the old text.
         let open = fs::File::open(&path).unwrap();
         assert_eq!(read(), "old");
         draft.publish().unwrap();

@@ -114,6 +114,11 @@ fn whole() -> f64 {
     1.0
 }
 
+/// The number of a node, with what is allowed on a machine of so many.
+pub(crate) fn on_machine(what: &'static str, node: Option<usize>, nodes: u32) -> (&'static str, f64, f64, f64) {
+    (what, node.unwrap_or_default() as f64, 0.0, f64::from(nodes) - 1.0)
+}
+
 impl Programs {
     /// Bytes of its files and of its programs.
     pub fn bytes(&self) -> f64 {
@@ -123,8 +128,7 @@ impl Programs {
 
     /// Its numbers, each with what is allowed on a machine of so many nodes.
     pub fn numbers(&self, nodes: u32) -> impl Iterator<Item = (&'static str, f64, f64, f64)> + '_ {
-        let node =
-            move |what, node: Option<usize>| (what, node.unwrap_or_default() as f64, 0.0, f64::from(nodes) - 1.0);
+        let node = move |what, node| on_machine(what, node, nodes);
         let bytes = |file: &FileSpec| ("file.bytes", file.bytes, 1.0, 1e15);
         let files = self.file.iter().flat_map(move |file| [bytes(file), node("file.node", file.node)]);
         let programs = self.program.iter().flat_map(move |program| {

@@ -170,16 +170,15 @@ pub(super) unsafe fn store(to: *mut u64, word: u64) -> bool {
 }
 
 // Each begins with what may fault, and ends with a return: that is where the handler goes on. Then
-// rcx says what is left: bytes, lines, or the one word. Weak, because a program of the laboratory
-// has these sources twice: the linker takes one of two that are alike.
+// rcx says what is left: bytes, lines, or the one word.
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
     ".hidden homenode_copy, homenode_copy_end",
     ".hidden homenode_stream, homenode_stream_end",
     ".hidden homenode_store, homenode_store_end",
-    ".weak homenode_copy, homenode_copy_end",
-    ".weak homenode_stream, homenode_stream_end",
-    ".weak homenode_store, homenode_store_end",
+    ".globl homenode_copy, homenode_copy_end",
+    ".globl homenode_stream, homenode_stream_end",
+    ".globl homenode_store, homenode_store_end",
     "homenode_copy:",
     "rep movsb",
     "homenode_copy_end:",

@@ -2,12 +2,13 @@
 //!
 //! **Problem.** A change of the code's shape must not change a plan.
 //!
-//! **Approach.** `homenode-bench plans [SCENARIOS [SEED]]` runs every policy on the laboratory's
-//! figures, on each group of bars at a time, and on this many random machines (default 300, seed
-//! 1), and prints one line for each: the scenario, policy, number of windows, a hash of all
-//! moves (what goes where), one of all plans in their JSON form (with every figure of every
-//! reason), and one of all snapshots. `diff` of two outputs names the runs that differ. With
-//! `PLANS_OF="SCENARIO/POLICY"` it prints every snapshot and plan of that run instead.
+//! **Approach.** `cargo run --release -p homenode-laboratory --example plans -- [SCENARIOS [SEED]]`
+//! runs every policy on the laboratory's figures, on each group of bars at a time, and on this many
+//! random machines (default 300, seed 1), and prints one line for each: the scenario, policy,
+//! number of windows, a hash of all moves (what goes where), one of all plans in their JSON form
+//! (with every figure of every reason), and one of all snapshots. `diff` of two outputs names the
+//! runs that differ. With `PLANS_OF="SCENARIO/POLICY"` it prints each snapshot and plan of that run
+//! instead.
 //!
 //! **Limits.** The laboratory's windows only; `homenode replay` compares plans of recorded ones.
 
@@ -18,8 +19,6 @@ use laboratory::experiment::{Case, Error, Experiment, FIGURES, Policies, Rails, 
 use laboratory::regret::draw;
 use placement::{Plan, Policy, Snapshot, Traits, nthread};
 use topology::Topology;
-
-use crate::Result;
 
 /// Hashes of what a policy saw and decided.
 #[derive(Default)]
@@ -114,7 +113,8 @@ fn on_figure(mut experiment: Experiment, point: usize, policy: &str, policies: P
     experiment.run(Case { point, series: 0 }, 1).map(|_| ())
 }
 
-pub fn main(args: &[&str]) -> Result<()> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |n: usize, default| args.get(n).map_or(Ok(default), |arg| arg.parse::<u64>());
     let (random, seed) = (number(0, 300)? as u32, number(1, 1)?);
     let only = std::env::var("PLANS_OF").ok();
