@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use laboratory::experiment::{Case, Experiment, FIGURES, Load, One, Outcome, Where};
+use laboratory::loads::filebench;
 use laboratory::report::Results;
 
 /// A figure of the laboratory, shorter: so many seconds of its 60, with its data.
@@ -182,4 +183,15 @@ fn what_is_calibrated_comes_out() {
     });
     assert!((local / 20_700.0 - 1.0).abs() < 0.02, "TH_l: {local}");
     assert!((remote / 13_500.0 - 1.0).abs() < 0.05, "TH_r: {remote}");
+}
+
+/// Fileserver wrote smaller files at a larger factor, and did three times as much.
+#[test]
+fn a_small_set_keeps_the_size_of_its_files() {
+    let fileserver: filebench::Load = toml::from_str(
+        "personality = 'fileserver'\nthreads = 7\nfiles = 1e3\nfile_bytes = 131072.0\nio_bytes = 1048576.0",
+    )
+    .unwrap();
+    assert!(fileserver.bytes(200.0) > 50.0 * 131072.0, "{}", fileserver.bytes(200.0));
+    assert_eq!(fileserver.bytes(200.0), fileserver.bytes(20.0));
 }

@@ -41,7 +41,8 @@ pub const LOG: u64 = 16_000_000;
 const APPEND: u64 = 16384;
 /// Files of a directory where it has not all.
 const FEW: u64 = 20;
-/// A file set has at least so many files, as long as these do not become smaller.
+/// A file set has at least so many files, so that a thread finds one that is free. They keep their
+/// size, on which the time of an operation depends: such a set is larger than the factor says.
 const LEAST_FILES: f64 = 50.0;
 
 /// A personality.
@@ -137,8 +138,7 @@ impl Load {
             return (self.files.min(f64::from(self.threads)) as u64, (self.file_bytes / less) as u64);
         }
         let files = (self.files / less).round().max(LEAST_FILES);
-        let smaller = (less * files / self.files).max(1.0);
-        (files as u64, (self.file_bytes / smaller) as u64)
+        (files as u64, self.file_bytes as u64)
     }
 
     /// Bytes of its data.
