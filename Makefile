@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test fuzz test-zfs bench lint install uninstall
+.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -38,3 +38,6 @@ install: ## The command, its man pages, shell completions and a systemd unit (no
 
 uninstall: ## Removes what make install put there, after all affinities are back
 	@tools/install --uninstall
+
+packages: ## deb, rpm and a tarball, under target/packages
+	@tools/package
