@@ -12,7 +12,6 @@
 
 pub mod at_home;
 pub mod auto;
-mod budget;
 pub mod cache_affinity;
 pub mod dragonfly;
 mod load;
