@@ -115,10 +115,7 @@ impl<B: Births> Actor<B> {
     /// procfs or sysfs cannot be read.
     pub fn new(settings: Settings, topology: Topology, births: Option<B>) -> io::Result<Self> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
-        let mut moves = DataMoves::new(&settings.proc_root);
-        if settings.move_back {
-            moves.jobs.keep_ways_back();
-        }
+        let moves = DataMoves::new(&settings.proc_root, settings.move_back);
         Ok(Self {
             machine: Machine::new(topology, settings.sys_root.clone(), settings.fixed_nodes),
             mover: Mover::new(&settings.proc_root, &settings.sys_root, rules)?,

@@ -78,7 +78,7 @@ pub enum MoveEvent {
     Unpaid {
         /// One sentence with the figures.
         why: String,
-        /// It cannot be taken back.
+        /// It is not taken back.
         stays: bool,
     },
 }

@@ -265,17 +265,23 @@ impl<P: Plane> Engine<P> {
 
     /// Takes back moves that did not pay: threads get their affinity back, files go back to where
     /// they were. A process's memory stays, because copying it once more would cost as much again.
+    /// So do parts of files, which are only left alone.
     pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>) {
-        for Unpaid { moves, forgotten, why } in unpaid {
-            self.say(format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
-            if forgotten > 0 {
-                self.say(format!("{} before them, of the same plan, are too many to take back", count(forgotten)));
+        for Unpaid { moves, why } in unpaid {
+            let parts = moves.iter().filter(|mv| mv.is_of_parts()).count();
+            let back = moves.len() - parts;
+            if back > 0 {
+                self.say(format!("{} did not pay and {} taken back: {why}", count(back), was(back)));
             }
-            // The newest first: a part that went there and back was at first where it is now.
-            for mv in moves.into_iter().rev() {
+            if parts > 0 {
+                self.say(format!("{} of parts of files did not pay, what was moved stays: {why}", count(parts)));
+            }
+            for mv in moves {
                 let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, 0, ""));
-                let mut event = MoveEvent::Unpaid { why: why.clone(), stays: false };
-                if mv.subject.is_file() {
+                let mut event = MoveEvent::Unpaid { why: why.clone(), stays: mv.is_of_parts() };
+                if mv.is_of_parts() {
+                    // It stays.
+                } else if mv.subject.is_file() {
                     let to_back = format!("moved back: {why}").into();
                     let mv = Move { from: mv.to, to: mv.from, why: to_back, ..mv };
                     let (stays, node) = (mv.subject, mv.from);

@@ -73,6 +73,6 @@ impl<B: Births> Actor<B> {
         if !process.bound().is_empty() {
             self.processes.insert(id.pid, (id, process.given().clone()));
         }
-        Ok(Started { not_bound, ..self.moves.start_memory(process) })
+        Ok(Started { not_bound, ..self.moves.start_memory(mv, process) })
     }
 }
