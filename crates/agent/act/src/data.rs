@@ -56,7 +56,6 @@ const LAYOUTS_BYTES: usize = 8 << 20;
 /// Most files that are remembered from a window.
 const FILES: usize = 65_536;
 
-/// A file of the last window.
 #[derive(Clone, Debug)]
 struct Seen {
     id: FileId,
@@ -65,10 +64,8 @@ struct Seen {
     readers: Vec<u32>,
 }
 
-/// Moves of files and processes.
 #[derive(Debug, Default)]
 pub struct DataMoves {
-    /// The moves that copy.
     pub jobs: Jobs,
     proc_root: PathBuf,
     /// Files of the last window, of any generation.
@@ -77,7 +74,6 @@ pub struct DataMoves {
     prepared: FxHashMap<(Subject, NodeId), Prepared>,
     /// What the jobs move, but for those of [`Copies::move_back`].
     running: FxHashMap<JobId, Running>,
-    /// The ways back, oldest first.
     ways: VecDeque<Way>,
     /// All data is to go back at the end.
     moves_back: bool,
@@ -136,14 +132,11 @@ impl Way {
     }
 }
 
-/// What became of a move of a file.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// The file as the move opened it.
     pub file: FileId,
-    /// The move.
     pub mv: Move,
-    /// How it ended.
     pub progress: Progress,
 }
 
@@ -234,7 +227,6 @@ impl DataMoves {
         self.seen.extend(files.take(FILES).map(seen));
     }
 
-    /// See [`engine::Plane::prepare`].
     pub fn prepare(&mut self, mover: &mut Mover, topology: &Topology, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let to = mv.to;
         match &mv.subject {
@@ -277,7 +269,6 @@ impl DataMoves {
         self.ways.iter().rev().find(|way| way.is_of(mv))
     }
 
-    /// The process whose move was prepared.
     pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
         match self.prepared.remove(&(mv.subject, mv.to)) {
             Some(Prepared::Process(process)) => Ok(*process),
@@ -303,7 +294,6 @@ impl DataMoves {
         }
     }
 
-    /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         self.start_file_with(mv, None)
     }
@@ -321,10 +311,6 @@ impl DataMoves {
 
     /// Starts a copy that a plane makes of a file's data by itself. It is polled, paced and
     /// cancelled like any other. `takes_back`: the job whose way it goes back.
-    ///
-    /// # Errors
-    ///
-    /// No thread can be started.
     pub fn start_copy(
         &mut self,
         mv: &Move,
@@ -344,10 +330,6 @@ impl DataMoves {
     }
 
     /// The latest job whose way this move goes back, with what it has moved and where that was.
-    ///
-    /// # Errors
-    ///
-    /// That is not known, or not any more.
     pub fn way_back(&self, mv: &Move) -> Result<(JobId, Layout), PlaneError> {
         match self.way(mv) {
             Some(Way { job, back: Some(Back::Pages(layout)), .. }) => Ok((*job, layout.clone())),
@@ -372,13 +354,11 @@ impl DataMoves {
         self.jobs.start(begin).map_err(no_thread)
     }
 
-    /// Whether a copy has this file open.
     pub fn has_open(&self, file: FileId) -> bool {
         let mut open = self.running.values().filter_map(|running| running.file.as_ref());
         open.any(|open| open.id.any_generation() == file.any_generation())
     }
 
-    /// A job has ended.
     fn end(&mut self, progress: &Progress, back: Option<Back>) {
         let Some(Running { mv, file, takes_back }) = self.running.remove(&progress.job) else { return };
         if let Some(file) = &file {
@@ -521,7 +501,6 @@ fn no_thread(error: io::Error) -> PlaneError {
     PlaneError::failed("no_thread", "its copy cannot be started", error)
 }
 
-/// The move was not prepared in this window.
 pub fn not_prepared(mv: &Move) -> PlaneError {
     PlaneError::refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
 }

@@ -38,7 +38,6 @@ const STUCK: Duration = Duration::from_secs(120);
 /// accident of one disk or process.
 const MOST_LEFT: usize = 8;
 
-/// Copies that run.
 #[derive(Debug, Default)]
 pub struct Jobs {
     running: BTreeMap<JobId, Arc<Shared>>,
@@ -46,7 +45,6 @@ pub struct Jobs {
     limits: Arc<Limits>,
 }
 
-/// State that all copies share.
 #[derive(Debug, Default)]
 struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
@@ -66,7 +64,6 @@ impl Limits {
     }
 }
 
-/// State that a copy and its owner share.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,

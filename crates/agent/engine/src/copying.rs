@@ -35,7 +35,6 @@ impl<P: Plane> Engine<P> {
         self.plane.copies().is_some_and(|copies| copies.moves_back())
     }
 
-    /// Takes in how far the copies are.
     pub(crate) fn follow_copies(&mut self) {
         for progress in self.poll() {
             self.follow(progress);
@@ -85,7 +84,6 @@ impl<P: Plane> Engine<P> {
         self.publish(&r.attempt, event);
     }
 
-    /// Tells every copy to stop.
     pub(crate) fn stop_copies(&mut self, why: &str) {
         for (job, r) in &mut self.jobs.running {
             if r.stopped.is_none() {

@@ -94,7 +94,6 @@ struct Trial {
     /// Copies that are not done yet.
     waits: FxHashSet<JobId>,
     windows: u32,
-    /// The windows before it.
     before: Vec<Arc<Window>>,
     /// The first of them, right after the last change, is not compared.
     after: Vec<Work>,
@@ -104,7 +103,6 @@ struct Trial {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Unpaid {
     pub moves: Vec<Move>,
-    /// One sentence with the figures.
     pub why: String,
 }
 
@@ -198,7 +196,6 @@ impl Trials {
         [self.made.len(), self.jobs.len() + self.trials.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
-    /// A copy has ended.
     pub fn copied(&mut self, job: JobId) {
         self.trials.iter_mut().for_each(|t| _ = t.waits.remove(&job));
     }

@@ -9,7 +9,6 @@ use crate::mover::key_of;
 use crate::watched::Births;
 
 impl<B: Births> Actor<B> {
-    /// Sets the affinity of one thread.
     pub(super) fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
         let key = key_of(undo);
         self.watched.watch(undo);
