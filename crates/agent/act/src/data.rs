@@ -252,8 +252,8 @@ impl DataMoves {
         }
     }
 
-    /// The file of a move: of the last window, or of the way back that it goes. A file that is to go
-    /// back may not have been read since.
+    /// The file of a move: of the last window, or of the way back that it goes. A file that is to
+    /// go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
         let Subject::File { file, .. } = &mv.subject else { return None };
         let now = self.seen.get(file);

@@ -19,9 +19,9 @@
 //! for n = 5. That holds for windows that know nothing of each other. Of 1,000 plans without effect
 //! it takes back, for n = 5 and windows that scatter by 10 %: 5 of such windows, 32 where half of
 //! each window is in the next, 92 where four fifths are. A load that becomes slower by itself, by
-//! 2 % a window, is taken for a plan that does not pay in 370. Of plans that cost 20 % it finds 47 %
-//! where windows scatter by 10 %, and 98 % where by 5 %; of those that cost 35 %, 97 %. So it is a
-//! rail and no judge: `homenode trial`, which may draw lots, is one. A plan that is taken back
+//! 2 % a window, is taken for a plan that does not pay in 370. Of plans that cost 20 % it finds
+//! 47 % where windows scatter by 10 %, and 98 % where by 5 %; of those that cost 35 %, 97 %. So it
+//! is a rail and no judge: `homenode trial`, which may draw lots, is one. A plan that is taken back
 //! wrongly costs what it would have brought. A program that turns to dearer work in the very
 //! windows of a plan cannot be told from a plan that does not pay; on a volume, neither can other
 //! programs that begin to use its controllers, or the CPUs of its server. Threads without a past of

@@ -12,8 +12,8 @@
 //! ([`mtp`]), from figures that migrations measure ([`estimate`], [`flight`]). When the queue has
 //! waited for T_window and the node is still overloaded, the queue is emptied: a load that lasted
 //! T_window is expected to last for another. The policy thus triggers itself, which the paper
-//! leaves to future work. Files move in the order of benefit per byte. Only files that are read often
-//! enough move, which bounds write amplification. A file that has moved stays for a time that
+//! leaves to future work. Files move in the order of benefit per byte. Only files that are read
+//! often enough move, which bounds write amplification. A file that has moved stays for a time that
 //! doubles with each move.
 //!
 //! **Limits.** One migration runs at a time. Files of unknown size do not move, nor do files whose
