@@ -274,7 +274,8 @@ impl<P: Plane> Engine<P> {
             if parts > 0 {
                 self.say(format!("{} of parts of files did not pay, what was moved stays: {why}", count(parts)));
             }
-            for mv in moves {
+            // The newest first.
+            for mv in moves.into_iter().rev() {
                 let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, 0, ""));
                 let mut event = MoveEvent::Unpaid { why: why.clone(), stays: mv.is_of_parts() };
                 if mv.is_of_parts() {
