@@ -77,8 +77,6 @@ impl Config {
         for bytes in [
             &mut self.nthread.locality_margin,
             &mut dragonfly.migration_bw,
-            &mut dragonfly.bytes_per_day,
-            &mut dragonfly.burst_bytes,
             &mut self.auto.file_copy_bw,
             &mut self.promote.reserve_bytes,
             &mut self.promote.rate,
@@ -132,15 +130,8 @@ mod tests {
         let bytes = |c: &Config| {
             let d = &c.dragonfly;
             let promote = &c.promote;
-            let policy = [
-                c.nthread.locality_margin,
-                d.migration_bw,
-                d.bytes_per_day,
-                d.burst_bytes,
-                c.auto.file_copy_bw,
-                promote.reserve_bytes,
-                promote.rate,
-            ];
+            let policy =
+                [c.nthread.locality_margin, d.migration_bw, c.auto.file_copy_bw, promote.reserve_bytes, promote.rate];
             let engine = c.engine();
             (policy, [engine.moves.rate, engine.moves.bytes_per_day, engine.busy_bytes_s])
         };

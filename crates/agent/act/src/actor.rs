@@ -39,12 +39,9 @@ use super::watched::{Births, Watched};
 /// found, on a machine whose CPUs all have other work, too.
 const FORK_ENDS: Duration = Duration::from_millis(100);
 
-/// How to act.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The procfs mount.
     pub proc_root: PathBuf,
-    /// The sysfs mount.
     pub sys_root: PathBuf,
     /// Also move threads with an affinity of their own. Default false.
     pub touch_own_affinity: bool,
@@ -76,12 +73,10 @@ impl Default for Settings {
 pub struct Seen {
     /// The thread, with the nodes of its mask.
     pub thread: Thread,
-    /// Its affinity.
     pub mask: CpuSet,
     /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends
     /// from; `None` if that is not known.
     pub asked: Option<bool>,
-    /// Whether it is a kernel thread.
     pub kernel_thread: bool,
 }
 
@@ -101,7 +96,6 @@ pub struct Actor<B> {
     /// Descendants put back since the last window. What they have now is their own.
     were_put_back: FxHashSet<ThreadId>,
     epoch: Option<String>,
-    /// Moves of files and processes.
     moves: DataMoves,
     /// Processes that were moved as a whole and not put back, and the values of their threads.
     processes: FxHashMap<u32, (ProcessId, Given)>,
@@ -109,16 +103,9 @@ pub struct Actor<B> {
 
 impl<B: Births> Actor<B> {
     /// Acts on the machine with this topology. Needs no more than procfs and sysfs.
-    ///
-    /// # Errors
-    ///
-    /// procfs or sysfs cannot be read.
     pub fn new(settings: Settings, topology: Topology, births: Option<B>) -> io::Result<Self> {
         let rules = Rules { touch_own_affinity: settings.touch_own_affinity };
-        let mut moves = DataMoves::new(&settings.proc_root);
-        if settings.move_back {
-            moves.jobs.keep_ways_back();
-        }
+        let moves = DataMoves::new(&settings.proc_root, settings.move_back);
         Ok(Self {
             machine: Machine::new(topology, settings.sys_root.clone(), settings.fixed_nodes),
             mover: Mover::new(&settings.proc_root, &settings.sys_root, rules)?,
@@ -145,12 +132,10 @@ impl<B: Births> Actor<B> {
         self.mover.threads_mut().ask(tasks);
     }
 
-    /// The watcher of births.
     pub fn watcher(&self) -> Option<&B> {
         self.watched.births.as_ref()
     }
 
-    /// The same, to use it.
     pub fn watcher_mut(&mut self) -> Option<&mut B> {
         self.watched.births.as_mut()
     }
@@ -165,12 +150,10 @@ impl<B: Births> Actor<B> {
         &mut self.moves
     }
 
-    /// Whether a copy has this file open.
     pub fn has_open(&self, file: FileId) -> bool {
         self.moves.has_open(file)
     }
 
-    /// Notes for the window that begins.
     pub fn take_notes(&mut self) -> Vec<String> {
         let beside = self.scheduler.as_ref().map(|scheduler| {
             format!("sched_ext {scheduler}: no thread is bound beside it; those that are stay so (--beside-sched-ext)")

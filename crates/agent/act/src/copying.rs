@@ -15,7 +15,6 @@ pub trait Copying: Send {
     /// makes.
     fn stop(&mut self) {}
 
-    /// The bytes moved so far.
     fn copied(&self) -> Copied;
 
     /// How to send back what was moved; `None` if the move has not kept where that was.
@@ -118,12 +117,10 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Bytes that this move has copied.
     pub fn copied(&self) -> u64 {
         self.moved.saturating_sub(self.there)
     }
 
-    /// Bytes that could not be moved.
     pub fn failed(&self) -> u64 {
         self.left.values().sum()
     }

@@ -12,12 +12,22 @@
 //! refuses becomes the job's end. A process keeps what was found out when its move was prepared
 //! until the move is started, in the same window; its memory is looked through by its job.
 //!
+//! **The way back.** For each job that has ended and moved something there is one [`Way`], in the
+//! order of their ends, however the job ended; of processes only with `--move-back`. It goes when
+//!
+//! 1. a later job has taken all of it back: a plan that did not pay ([`DataMoves::way_back`]),
+//! 2. the end of homenode comes to it ([`DataMoves::move_back`]),
+//! 3. its process is gone, or
+//! 4. it is the oldest of too many. With `--move-back` that is said.
+//!
+//! Nothing else knows what a job has moved. While a job runs, [`Running`] has what its way will
+//! need, and [`Jobs`] has the copy itself.
+//!
 //! **Limits.** Each thread of a process is examined in the window. A file on a file system that
 //! asks a server is refused. So are files on DAX: moving them takes CAP_SYS_ADMIN, which the daemon
 //! gives up. On the way back, each page goes where it was; of several moves of one file or process,
 //! the first says where. Until then, two files of procfs are open for each process whose memory was
-//! moved. A limited number of moves is remembered: the data of older ones stays, and the output
-//! says so.
+//! moved.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,7 +37,7 @@ use std::path::{Path, PathBuf};
 use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Undo};
 use placement::ranges::Ranges;
 use placement::{FileRange, Move, ObservedFile, RANGE_BYTES, Reason, Thread};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use topology::{FileId, NodeId, ProcessId, Topology};
 
 use super::Mover;
@@ -38,13 +48,14 @@ use super::process::{self, ProcessMove};
 use crate::files::{Inodes, MOST_READERS};
 use crate::jobs::Jobs;
 
-/// Most moves of files that are remembered, running ones included: more than there are layouts of
-/// pages.
-const LATEST: usize = 256;
+/// Most ways that are kept with `--move-back`. That of a process keeps two files open.
+const WAYS: usize = 1024;
+/// The same for plans that may not pay, and most bytes of their layouts.
+const FEW: usize = 256;
+const LAYOUTS_BYTES: usize = 8 << 20;
 /// Most files that are remembered from a window.
 const FILES: usize = 65_536;
 
-/// A file of the last window.
 #[derive(Clone, Debug)]
 struct Seen {
     id: FileId,
@@ -53,55 +64,79 @@ struct Seen {
     readers: Vec<u32>,
 }
 
-/// Moves of files and processes.
 #[derive(Debug, Default)]
 pub struct DataMoves {
-    /// The moves that copy.
     pub jobs: Jobs,
     proc_root: PathBuf,
     /// Files of the last window, of any generation.
     seen: FxHashMap<FileId, Seen>,
     /// Moves that were prepared in this window, by subject and target.
-    processes: FxHashMap<(Subject, NodeId), ProcessMove>,
-    files: FxHashMap<(Subject, NodeId), Seen>,
-    /// The files that copies have open, with their moves.
-    open: FxHashMap<JobId, (FileId, Move)>,
-    /// The latest moves of files that take none back, oldest first.
-    latest: VecDeque<Latest>,
+    prepared: FxHashMap<(Subject, NodeId), Prepared>,
+    /// What the jobs move, but for those of [`Copies::move_back`].
+    running: FxHashMap<JobId, Running>,
+    ways: VecDeque<Way>,
+    /// All data is to go back at the end.
+    moves_back: bool,
+    /// The first subject whose data stays because its way was the oldest of too many, and the
+    /// number of such ways.
+    dropped: Option<(Subject, u64)>,
     /// Moves of files that have ended since they were asked for.
     ended: Vec<Ended>,
-    /// What each copy moves, if it is to be sent back.
-    copies: FxHashMap<JobId, Copied>,
-    /// The first subject whose data stays because there were too many moves to remember, and the
-    /// number of these moves.
-    forgotten: Option<(Subject, u64)>,
 }
 
-/// A move of a file.
+/// A move that was prepared in this window.
 #[derive(Debug)]
-struct Latest {
+enum Prepared {
+    Process(Box<ProcessMove>),
+    File(Seen),
+}
+
+/// What a job moves.
+#[derive(Debug)]
+struct Running {
+    mv: Move,
+    /// `None`: the memory of a process.
+    file: Option<Seen>,
+    /// The job whose way this one goes back.
+    takes_back: Option<JobId>,
+}
+
+/// How to send back what a job has moved.
+#[derive(Debug)]
+struct Way {
     job: JobId,
     mv: Move,
-    /// The file, unless its plane copies it by itself.
-    seen: Option<Seen>,
+    /// `None`: the memory of a process.
+    file: Option<Seen>,
+    /// `None`: its move has not kept where its pages were.
+    back: Option<Back>,
 }
 
-impl Latest {
-    /// Whether a move takes this one back.
-    fn is_taken_back_by(&self, mv: &Move) -> bool {
+impl Way {
+    /// Whether a move goes this way back.
+    fn is_of(&self, mv: &Move) -> bool {
         let own = &self.mv;
         (&own.subject, own.from, own.to, &own.ranges) == (&mv.subject, mv.to, mv.from, &mv.ranges)
     }
+
+    fn gone(&self) -> bool {
+        self.back.as_ref().is_some_and(Back::gone)
+    }
+
+    /// Bytes that its layout takes.
+    fn size(&self) -> usize {
+        match &self.back {
+            Some(Back::Pages(layout)) => layout.size(),
+            _ => 0,
+        }
+    }
 }
 
-/// What became of a move of a file.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// The file as the move opened it.
     pub file: FileId,
-    /// The move.
     pub mv: Move,
-    /// How it ended.
     pub progress: Progress,
 }
 
@@ -158,20 +193,11 @@ impl Ended {
     }
 }
 
-/// What a copy moves.
-#[derive(Clone, Debug)]
-struct Copied {
-    subject: Subject,
-    /// A file, and the node that the move names as its origin.
-    file: Option<(Seen, NodeId)>,
-    /// Only ranges of it were moved: without a layout nobody knows which pages to send back.
-    ranged: bool,
-}
-
 impl DataMoves {
-    /// No moves yet, on the machine whose procfs is mounted here.
-    pub fn new(proc_root: &Path) -> Self {
-        Self { proc_root: proc_root.to_owned(), ..Self::default() }
+    /// No moves yet, on the machine whose procfs is mounted here. `moves_back`: all data is to go
+    /// back at the end.
+    pub fn new(proc_root: &Path, moves_back: bool) -> Self {
+        Self { proc_root: proc_root.to_owned(), moves_back, ..Self::default() }
     }
 
     /// The moves of files that have ended since the last call.
@@ -181,8 +207,7 @@ impl DataMoves {
 
     /// Starts a window. Moves that were prepared and not started become void.
     pub fn begin_window(&mut self) {
-        self.processes.clear();
-        self.files.clear();
+        self.prepared.clear();
     }
 
     /// Remembers the files of a window, and the processes of their readers.
@@ -202,7 +227,6 @@ impl DataMoves {
         self.seen.extend(files.take(FILES).map(seen));
     }
 
-    /// See [`engine::Plane::prepare`].
     pub fn prepare(&mut self, mover: &mut Mover, topology: &Topology, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let to = mv.to;
         match &mv.subject {
@@ -211,7 +235,7 @@ impl DataMoves {
                 let start_ns = Some(*start).filter(|start| *start > 0);
                 let process = process::prepare(mover, topology, (*pid, start_ns), to, true)?;
                 let undo = process.ready().to_vec();
-                self.processes.insert((mv.subject, to), process);
+                self.prepared.insert((mv.subject, to), Prepared::Process(Box::new(process)));
                 Ok(undo)
             }
             Subject::File { file, generation } => {
@@ -222,40 +246,44 @@ impl DataMoves {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
                 pages::target(topology, to).map_err(|e| error(&e))?;
-                self.files.insert((mv.subject, to), seen);
+                self.prepared.insert((mv.subject, to), Prepared::File(seen));
                 Ok(Vec::new())
             }
         }
     }
 
-    /// The file of a move: of the last window, or of the earlier move that this one takes back. A
-    /// file that is to go back may not have been read since.
+    /// The file of a move: of the last window, or of the way back that it goes. A file that is to
+    /// go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
         let Subject::File { file, .. } = &mv.subject else { return None };
         let now = self.seen.get(file);
         if now.is_some_and(|now| now.path.is_some() || !now.readers.is_empty()) {
             return now;
         }
-        let earlier = self.latest.iter().rev().find(|latest| latest.is_taken_back_by(mv));
         let same = |earlier: &&Seen| now.is_none_or(|now| now.id == earlier.id);
-        earlier.and_then(|latest| latest.seen.as_ref()).filter(same).or(now)
+        self.way(mv).and_then(|way| way.file.as_ref()).filter(same).or(now)
     }
 
-    /// The process whose move was prepared.
+    /// The latest way that this move goes back.
+    fn way(&self, mv: &Move) -> Option<&Way> {
+        self.ways.iter().rev().find(|way| way.is_of(mv))
+    }
+
     pub fn take_process(&mut self, mv: &Move) -> Result<ProcessMove, PlaneError> {
-        self.processes.remove(&(mv.subject, mv.to)).ok_or_else(|| not_prepared(mv))
+        match self.prepared.remove(&(mv.subject, mv.to)) {
+            Some(Prepared::Process(process)) => Ok(*process),
+            _ => Err(not_prepared(mv)),
+        }
     }
 
     /// Lets the memory of a process follow its threads.
-    pub fn start_memory(&mut self, process: ProcessMove) -> Started {
+    pub fn start_memory(&mut self, mv: &Move, process: ProcessMove) -> Started {
         let ProcessId { pid, start_ns } = process.id();
         let Some(memory) = process.memory else { return Started::done() };
         match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => {
-                self.keep(
-                    job,
-                    Copied { subject: Subject::Process { pid, start: start_ns }, file: None, ranged: false },
-                );
+                let mv = Move { subject: Subject::Process { pid, start: start_ns }, ..mv.clone() };
+                self.running.insert(job, Running { mv, file: None, takes_back: None });
                 Started::job(job)
             }
             Err(error) => {
@@ -266,60 +294,47 @@ impl DataMoves {
         }
     }
 
-    /// Starts to move the data of a file.
     pub fn start_file(&mut self, mv: &Move) -> Result<Started, PlaneError> {
         self.start_file_with(mv, None)
     }
 
-    fn start_file_with(&mut self, mv: &Move, back: Option<Layout>) -> Result<Started, PlaneError> {
-        let seen = self.files.remove(&(mv.subject, mv.to)).ok_or_else(|| not_prepared(mv))?;
-        let (id, ranged) = (seen.id, !mv.ranges.is_empty());
-        let moved = Copied { subject: mv.subject, file: Some((seen.clone(), mv.from)), ranged };
-        let kept = seen.clone();
-        // Once a move is taken back, its data is where it was: there is nothing to remember.
-        let taken_back = back.is_some();
-        let job = self.file_job(seen, (Some(mv.from), mv.to), &mv.ranges, mv.reason == Reason::Demotion, back)?;
-        self.open.insert(job, (id, mv.clone()));
-        if !taken_back {
-            self.remember(job, mv, Some(kept));
-            self.keep(job, moved);
-        }
+    fn start_file_with(&mut self, mv: &Move, back: Option<(JobId, Layout)>) -> Result<Started, PlaneError> {
+        let Some(Prepared::File(file)) = self.prepared.remove(&(mv.subject, mv.to)) else {
+            return Err(not_prepared(mv));
+        };
+        let (takes_back, back) = back.unzip();
+        let leave_mapped = mv.reason == Reason::Demotion;
+        let job = self.file_job(file.clone(), (Some(mv.from), mv.to), &mv.ranges, leave_mapped, back)?;
+        self.running.insert(job, Running { mv: mv.clone(), file: Some(file), takes_back });
         Ok(Started::job(job))
     }
 
     /// Starts a copy that a plane makes of a file's data by itself. It is polled, paced and
-    /// cancelled like any other.
-    ///
-    /// # Errors
-    ///
-    /// No thread can be started.
-    pub fn start_copy(&mut self, mv: &Move, copy: impl Copying + 'static) -> Result<Started, PlaneError> {
+    /// cancelled like any other. `takes_back`: the job whose way it goes back.
+    pub fn start_copy(
+        &mut self,
+        mv: &Move,
+        takes_back: Option<JobId>,
+        copy: impl Copying + 'static,
+    ) -> Result<Started, PlaneError> {
         let job = self.jobs.start(|| Ok(Box::new(copy))).map_err(no_thread)?;
-        if let Subject::File { file, generation } = mv.subject
-            && let Ok(generation) = u32::try_from(generation)
-        {
-            self.open.insert(job, (FileId { generation, ..file }, mv.clone()));
-        }
-        self.remember(job, mv, None);
+        let file = match mv.subject {
+            Subject::File { file, generation } => {
+                let id = FileId { generation: u32::try_from(generation).unwrap_or(0), ..file };
+                Some(Seen { id, path: None, readers: Vec::new() })
+            }
+            _ => None,
+        };
+        self.running.insert(job, Running { mv: mv.clone(), file, takes_back });
         Ok(Started::job(job))
     }
 
-    fn remember(&mut self, job: JobId, mv: &Move, seen: Option<Seen>) {
-        self.latest.push_back(Latest { job, mv: mv.clone(), seen });
-        self.latest.drain(..self.latest.len().saturating_sub(LATEST));
-    }
-
-    /// What was moved by the latest move of the same file that this one takes back, and where it
-    /// was.
-    ///
-    /// # Errors
-    ///
-    /// That is not known, or not any more.
-    pub fn taken_back(&mut self, mv: &Move) -> Result<Layout, PlaneError> {
-        let at = self.latest.iter().rposition(|latest| latest.is_taken_back_by(mv));
-        // Once: the next one that takes such a move back means the one before.
-        let job = at.and_then(|at| self.latest.remove(at)).map(|latest| latest.job);
-        job.and_then(|job| self.jobs.take_layout(job)).ok_or_else(|| PlaneError::not_known(mv))
+    /// The latest job whose way this move goes back, with what it has moved and where that was.
+    pub fn way_back(&self, mv: &Move) -> Result<(JobId, Layout), PlaneError> {
+        match self.way(mv) {
+            Some(Way { job, back: Some(Back::Pages(layout)), .. }) => Ok((*job, layout.clone())),
+            _ => Err(PlaneError::not_known(mv)),
+        }
     }
 
     /// Starts a job that moves a file, or these ranges, or the part on one node, to a node. With
@@ -339,53 +354,58 @@ impl DataMoves {
         self.jobs.start(begin).map_err(no_thread)
     }
 
-    fn keep(&mut self, job: JobId, moved: Copied) {
-        if self.jobs.keeps_ways_back() {
-            self.copies.insert(job, moved);
-        }
-    }
-
-    /// Whether a copy has this file open.
     pub fn has_open(&self, file: FileId) -> bool {
-        self.open.values().any(|(open, _)| open.any_generation() == file.any_generation())
+        let mut open = self.running.values().filter_map(|running| running.file.as_ref());
+        open.any(|open| open.id.any_generation() == file.any_generation())
     }
 
-    /// Forgets the copies that cannot be sent back, or have nothing to be sent back.
-    fn forget(&mut self) {
-        for copied in self.jobs.take_given_up().iter().filter_map(|job| self.copies.remove(job)) {
-            if self.forgotten.is_none() {
-                tracing::warn!(subject = %copied.subject, "too many moves to remember: the oldest are not moved back");
-            }
-            self.forgotten.get_or_insert((copied.subject, 0)).1 += 1;
+    fn end(&mut self, progress: &Progress, back: Option<Back>) {
+        let Some(Running { mv, file, takes_back }) = self.running.remove(&progress.job) else { return };
+        if let Some(file) = &file {
+            self.ended.push(Ended { file: file.id, mv: mv.clone(), progress: progress.clone() });
+            self.ended.drain(..self.ended.len().saturating_sub(FEW));
         }
-        let kept: FxHashSet<JobId> = self.jobs.kept().collect();
-        self.copies.retain(|job, _| kept.contains(job));
+        if let Some(job) = takes_back {
+            if progress.state == JobState::Done && progress.failed() == 0 {
+                self.ways.retain(|way| way.job != job);
+            }
+        } else if progress.copied() > 0 && (self.moves_back || mv.subject.is_file()) {
+            self.keep(Way { job: progress.job, mv, file, back });
+        }
     }
 
-    /// Joins what the latest move of a subject knows with what its earlier moves know. Together
-    /// they say where the data was before all of them.
-    fn with_earlier(
-        &mut self,
-        subject: &Subject,
-        mut back: Option<Back>,
-        mut file: Option<(Seen, NodeId)>,
-    ) -> (Option<Back>, Option<(Seen, NodeId)>) {
-        if back.is_none() && file.is_none() {
-            return (back, file);
-        }
-        let of: FxHashSet<JobId> = self.copies.iter().filter(|c| c.1.subject == *subject).map(|c| *c.0).collect();
-        for (job, earlier) in self.jobs.take(&of, back.is_some()) {
-            let earlier_file = self.copies.remove(&job).and_then(|copied| copied.file);
-            if let (Some(file), Some((_, from))) = (&mut file, earlier_file) {
-                file.1 = from;
+    fn keep(&mut self, way: Way) {
+        self.ways.push_back(way);
+        self.ways.retain(|way| !way.gone());
+        let (most, most_bytes) = if self.moves_back { (WAYS, usize::MAX) } else { (FEW, LAYOUTS_BYTES) };
+        let mut bytes: usize = self.ways.iter().map(Way::size).sum();
+        while self.ways.len() > most || bytes > most_bytes {
+            let Some(oldest) = self.ways.pop_front() else { break };
+            bytes -= oldest.size();
+            let subject = oldest.mv.subject;
+            if self.moves_back && self.dropped.is_none() {
+                tracing::warn!(%subject, "too many moves to remember: the oldest are not moved back");
             }
-            // If the process runs another program by now, the memory of the earlier one is gone.
-            back = match (back, earlier.filter(|earlier| !earlier.gone())) {
-                (Some(back), Some(earlier)) => Some(back.with_earlier(earlier)),
+            self.dropped.get_or_insert((subject, 0)).1 += 1;
+        }
+    }
+
+    /// Takes the latest way, joined with the earlier ones of its subject. Together they say where
+    /// the data was before all of them. Ways that do not know it are taken apart from the others.
+    fn take_way(&mut self) -> Option<Way> {
+        let mut last = self.ways.pop_back()?;
+        let joins = |way: &Way| way.mv.subject == last.mv.subject && way.back.is_some() == last.back.is_some();
+        let (earlier, others) = std::mem::take(&mut self.ways).into_iter().partition::<VecDeque<Way>, _>(joins);
+        self.ways = others;
+        for Way { mv, back, .. } in earlier.into_iter().rev() {
+            last.mv.from = mv.from;
+            last.back = match (last.back, back) {
+                // Else the process runs another program by now, and that memory is gone.
+                (Some(back), Some(earlier)) if !earlier.gone() => Some(back.with_earlier(earlier)),
                 (back, _) => back,
             };
         }
-        (back, file)
+        Some(last)
     }
 }
 
@@ -395,15 +415,12 @@ impl Copies for DataMoves {
     }
 
     fn poll(&mut self) -> Vec<Progress> {
-        let all = self.jobs.poll();
-        for progress in all.iter().filter(|progress| progress.state != JobState::Running) {
-            if let Some((file, mv)) = self.open.remove(&progress.job) {
-                self.ended.push(Ended { file, mv, progress: progress.clone() });
-                self.ended.drain(..self.ended.len().saturating_sub(LATEST));
+        let mut all = Vec::new();
+        for (progress, back) in self.jobs.poll() {
+            if progress.state != JobState::Running {
+                self.end(&progress, back);
             }
-        }
-        if all.iter().any(|progress| progress.state != JobState::Running) {
-            self.forget();
+            all.push(progress);
         }
         all
     }
@@ -416,41 +433,31 @@ impl Copies for DataMoves {
         self.jobs.pace(bytes_per_s);
     }
 
-    /// Works for the latest moves, whose layouts are kept.
     fn take_back(&mut self, mv: &Move) -> Result<Started, PlaneError> {
-        let layout = self.taken_back(mv)?;
-        self.start_file_with(mv, Some(layout))
+        let back = self.way_back(mv)?;
+        self.start_file_with(mv, Some(back))
     }
 
     fn moves_back(&self) -> bool {
-        self.jobs.keeps_ways_back()
+        self.moves_back
     }
 
     fn move_back(&mut self) -> Option<(Subject, Result<JobId, PlaneError>)> {
-        loop {
-            let Some((job, back)) = self.jobs.take_last() else {
-                let (subject, moves) = self.forgotten.take()?;
-                let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
-                return Some((subject, Err(PlaneError::refused("too_many", why))));
-            };
-            let Some(Copied { subject, file, ranged }) = self.copies.remove(&job) else { continue };
-            let (back, file) = self.with_earlier(&subject, back, file);
-            let started = match (back, file) {
-                (Some(Back::Memory(memory)), _) => {
-                    self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread)
-                }
-                (Some(Back::Pages(layout)), Some((seen, from))) => {
-                    self.file_job(seen, (None, from), &[], false, Some(layout))
-                }
-                (None, Some(_)) if ranged => {
-                    Err(PlaneError::refused("no_way_back", "where its pages were is not known any more"))
-                }
-                (None, Some((seen, from))) => self.file_job(seen, (None, from), &[], false, None),
-                // Its thread has panicked.
-                (_, None) => Err(PlaneError::refused("no_way_back", "where its memory was is not known any more")),
-            };
-            return Some((subject, started));
-        }
+        let Some(Way { mv, file, back, .. }) = self.take_way() else {
+            let (subject, moves) = self.dropped.take()?;
+            let why = format!("{moves} of the oldest moves, this one first, were too many to remember");
+            return Some((subject, Err(PlaneError::refused("too_many", why))));
+        };
+        let to = (None, mv.from);
+        let started = match (back, file) {
+            (Some(Back::Memory(memory)), _) => self.jobs.start(|| Ok(Box::new(memory.reversed()))).map_err(no_thread),
+            (Some(Back::Pages(layout)), Some(file)) => self.file_job(file, to, &[], false, Some(layout)),
+            // All that is there. Of ranges it would be too much.
+            (None, Some(file)) if mv.ranges.is_empty() => self.file_job(file, to, &[], false, None),
+            // Of a process: its thread has panicked.
+            _ => Err(PlaneError::refused("no_way_back", "where its data was is not known any more")),
+        };
+        Some((mv.subject, started))
     }
 }
 
@@ -494,7 +501,6 @@ fn no_thread(error: io::Error) -> PlaneError {
     PlaneError::failed("no_thread", "its copy cannot be started", error)
 }
 
-/// The move was not prepared in this window.
 pub fn not_prepared(mv: &Move) -> PlaneError {
     PlaneError::refused("not_prepared", format!("the move of {} was not prepared in this window", mv.subject))
 }
@@ -512,14 +518,15 @@ fn reason(error: &FileMoveError) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use linux::threads::Threads;
+
     use super::*;
+    use crate::memory::MemoryMove;
 
     fn range(start: u64, ranges: u64) -> FileRange {
         FileRange { start: start * RANGE_BYTES, bytes: ranges * RANGE_BYTES }
-    }
-
-    fn moves() -> DataMoves {
-        DataMoves::new(Path::new("/proc"))
     }
 
     fn mv(from: u32, to: u32) -> Move {
@@ -548,18 +555,92 @@ mod tests {
         assert_eq!(parts(0, 0, JobState::Gone), Parts::default());
     }
 
+    /// A job that moves a file, or a process, has ended.
+    fn ends(moves: &mut DataMoves, mv: Move, takes_back: Option<JobId>, progress: Progress, back: Option<Back>) {
+        let id = FileId::parse("8:1:9").unwrap();
+        let file = mv.subject.is_file().then(|| Seen { id, path: None, readers: Vec::new() });
+        moves.running.insert(progress.job, Running { mv, file, takes_back });
+        moves.end(&progress, back);
+    }
+
+    fn done(job: u64, done: u64) -> Progress {
+        Progress { job: JobId(job), bytes: 9, done, there: 0, left: [].into(), state: JobState::Done }
+    }
+
+    fn pages(runs: u64) -> Option<Back> {
+        let mut layout = Layout::default();
+        (0..runs).for_each(|page| layout.push(2 * page, NodeId(0)));
+        Some(Back::Pages(layout))
+    }
+
+    fn jobs(moves: &DataMoves) -> Vec<u64> {
+        moves.ways.iter().map(|way| way.job.0).collect()
+    }
+
     /// A cold file that was to come back was refused, because nobody had read it.
     #[test]
     fn a_file_that_nobody_reads_can_go_back() {
-        let mut moves = moves();
-        let id = FileId::parse("8:1:9").unwrap();
-        let seen = Seen { id, path: None, readers: Vec::new() };
-        moves.remember(JobId(1), &mv(0, 2), Some(seen));
+        let mut moves = DataMoves::new(Path::new("/proc"), false);
+        ends(&mut moves, mv(0, 2), None, done(1, 5), pages(3));
         let known = |moves: &DataMoves, mv: &Move| moves.known(mv).is_some();
         assert!(known(&moves, &mv(2, 0)));
         assert!(!known(&moves, &mv(0, 2)) && !known(&moves, &Move { ranges: Vec::new(), ..mv(2, 0) }));
-        // Once.
-        assert!(moves.taken_back(&mv(2, 0)).is_err());
-        assert!(!known(&moves, &mv(2, 0)));
+        // Once it is back. What was stopped, or left some of it, has not brought it back.
+        let (stopped, mut left) = (Progress { state: JobState::Cancelled, ..done(2, 1) }, done(3, 1));
+        left.left = [("pinned".to_owned(), 4096)].into();
+        for (back, stays) in [(stopped, true), (left, true), (done(4, 5), false)] {
+            let way = moves.way_back(&mv(2, 0)).unwrap();
+            assert_eq!((way.0, way.1.pages()), (JobId(1), 3));
+            ends(&mut moves, mv(2, 0), Some(JobId(1)), back, pages(3));
+            assert_eq!(known(&moves, &mv(2, 0)), stays);
+        }
+        assert!(moves.way_back(&mv(2, 0)).is_err());
+    }
+
+    /// Not of jobs that moved nothing, nor of ended processes, nor of processes that only a plan
+    /// could take back, nor of more than the last.
+    #[test]
+    fn ways_are_kept_of_what_can_go_back() {
+        let (proc, mut child) = (Path::new("/proc"), Command::new("sleep").arg("600").spawn().unwrap());
+        let id = Threads::new(proc).stat(child.id()).unwrap().unwrap().process();
+        let memory = || Some(Back::Memory(Box::new(MemoryMove::new(proc, id, NodeId(0)).unwrap().unwrap())));
+        let process = || Move { subject: Subject::Process { pid: id.pid, start: 0 }, ranges: Vec::new(), ..mv(0, 1) };
+        let mut few = DataMoves::new(proc, false);
+        ends(&mut few, process(), None, done(1, 5), memory());
+        ends(&mut few, mv(0, 2), None, done(2, 0), pages(3));
+        assert_eq!(jobs(&few), [0; 0]);
+        let mut all = DataMoves::new(proc, true);
+        ends(&mut all, process(), None, done(1, 5), memory());
+        assert_eq!(jobs(&all), [1]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for job in 2..WAYS as u64 + 5 {
+            ends(&mut all, mv(0, 2), None, done(job, 5), pages(3));
+        }
+        assert_eq!((all.ways.len(), all.ways[0].job.0, all.dropped.unwrap().1), (WAYS, 5, 3));
+        // Of large layouts fewer, unless all data is to go back.
+        let large = LAYOUTS_BYTES as u64 / 8;
+        for job in 2..5 {
+            ends(&mut few, mv(0, 2), None, done(job, 5), pages(large));
+            ends(&mut all, mv(0, 2), None, done(WAYS as u64 + job, 5), pages(large));
+        }
+        assert_eq!((jobs(&few), all.ways.len()), (vec![3, 4], WAYS));
+    }
+
+    /// Apart from those that do not know where the data was. After its first period a trial sent
+    /// nothing back any more, and did not say so.
+    #[test]
+    fn the_ways_of_one_subject_are_taken_together() {
+        let mut moves = DataMoves::new(Path::new("/proc"), true);
+        for _ in 0..2 {
+            for (job, known) in [(1, true), (2, true), (3, false), (4, true)] {
+                ends(&mut moves, mv(job as u32, 9), None, done(job, 5), pages(job).filter(|_| known));
+            }
+            let other = Subject::File { file: FileId::parse("8:1:7").unwrap(), generation: 0 };
+            ends(&mut moves, Move { subject: other, ..mv(5, 9) }, None, done(5, 5), pages(1));
+            let taken = std::iter::from_fn(|| moves.take_way());
+            let taken: Vec<_> = taken.map(|way| (way.job.0, way.mv.from.0, way.back.is_some())).collect();
+            assert_eq!(taken, [(5, 5, true), (4, 1, true), (3, 3, false)]);
+        }
     }
 }

@@ -115,9 +115,7 @@ pub const DELETED: &str = "the file was deleted";
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct DaxRefused {
-    /// Such as `ext4` or `immutable`.
     pub reason: &'static str,
-    /// Why, as part of a sentence.
     pub why: String,
 }
 
@@ -158,9 +156,7 @@ pub struct DaxMove {
     over: bool,
 }
 
-/// Outcome of a piece of the file.
 enum Tried {
-    /// This many bytes have come to the target.
     Arrived(u64),
     /// The file was in use, as the reason says: it can be tried again.
     Busy(&'static str),
@@ -170,10 +166,6 @@ enum Tried {
 
 impl DaxMove {
     /// As [`prepare`](Self::prepare), with an error that names the file.
-    ///
-    /// # Errors
-    ///
-    /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn of_opened(file: &Opened, to: NodeId) -> Result<Self, FileMoveError> {
         Self::prepare(&file.fd, to).map_err(|refused| FileMoveError::Refused {
             path: file.path.clone(),
@@ -184,10 +176,6 @@ impl DaxMove {
     }
 
     /// Looks at an open file and prepares the move of its blocks. Moves nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`DaxRefused`]: the file cannot be moved, or must not be.
     pub fn prepare(file: &File, to: NodeId) -> Result<Self, DaxRefused> {
         let stat = rustix::fs::fstat(file).map_err(failed("look at the file"))?;
         let statx = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)

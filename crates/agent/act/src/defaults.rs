@@ -55,12 +55,10 @@ impl Defaults {
         Ok(defaults)
     }
 
-    /// The sysfs.
     pub fn sys_root(&self) -> &Path {
         &self.sys_root
     }
 
-    /// The online CPUs.
     pub fn online(&self) -> &CpuSet {
         &self.online
     }

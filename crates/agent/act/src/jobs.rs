@@ -5,7 +5,8 @@
 //! **Approach.** [`Jobs::start`] gives a function to a thread. The thread calls it to prepare a
 //! [`Copying`], because opening and examining takes long, too, and then makes step after step: each
 //! of what its share of the allowed rate is in [`STEP`], then a pause for the rest of that time. It
-//! publishes its progress after each step; [`Jobs::poll`] reads it.
+//! publishes its progress after each step; [`Jobs::poll`] reads it. With the end of a copy it hands
+//! out its way back; what becomes of that is the caller's affair ([`crate::data`]).
 //!
 //! A step that the kernel does not return from (a disk or a process that does not answer) cannot be
 //! stopped. After [`STUCK`] its copy has failed, and its place is free.
@@ -13,7 +14,7 @@
 //! **Limits.** The thread of such a copy is left behind. It makes no further step. While
 //! [`MOST_LEFT`] are, no copy is started.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,10 +22,8 @@ use std::time::{Duration, Instant};
 
 use engine::{JobId, JobState, Progress};
 use linux::clock::{self, ClockId};
-use rustc_hash::FxHashSet;
 
 use crate::copying::{Back, Copied, Copying};
-use crate::memory::Layout;
 
 /// How long a step and its pause take together: short beside a window, so that progress is known at
 /// its end.
@@ -38,30 +37,14 @@ const STUCK: Duration = Duration::from_secs(120);
 /// Most threads that are left behind: each keeps its stack, its files and up to 2 MiB. More are no
 /// accident of one disk or process.
 const MOST_LEFT: usize = 8;
-/// Most ended copies whose way back is kept. That of a process keeps two files open.
-const WAYS_BACK: usize = 1024;
-/// Most ended moves of files whose layout of pages is kept, in case the plan does not pay, and the
-/// most bytes of each (350 MiB of pages from two nodes in turn, or any number in long runs) and of
-/// all.
-const LAYOUTS: usize = 256;
-const LAYOUT_BYTES: usize = 256 << 10;
-const LAYOUTS_BYTES: usize = 8 << 20;
 
-/// Copies that run.
 #[derive(Debug, Default)]
 pub struct Jobs {
     running: BTreeMap<JobId, Arc<Shared>>,
     next: u64,
     limits: Arc<Limits>,
-    /// The ways back of ended copies, oldest first; `None`: they are not kept.
-    moved: Option<Vec<(JobId, Option<Back>)>>,
-    /// Copies whose way back was dropped, because there are too many.
-    given_up: Vec<JobId>,
-    /// The layouts of files that copies moved lately, oldest first.
-    layouts: VecDeque<(JobId, Layout)>,
 }
 
-/// State that all copies share.
 #[derive(Debug, Default)]
 struct Limits {
     /// Bytes a second of all copies together; 0: no limit.
@@ -81,7 +64,6 @@ impl Limits {
     }
 }
 
-/// State that a copy and its owner share.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
@@ -145,55 +127,6 @@ impl Jobs {
         self.limits.rate.store(bytes_per_s.max(1.0) as u64, Ordering::Relaxed);
     }
 
-    /// From now on, keeps the ways back of copies.
-    pub fn keep_ways_back(&mut self) {
-        self.moved.get_or_insert_default();
-    }
-
-    /// Whether the ways back of copies are kept.
-    pub fn keeps_ways_back(&self) -> bool {
-        self.moved.is_some()
-    }
-
-    /// Takes the copy that ended last of those that moved anything, with its way back, if its move
-    /// knows it.
-    pub fn take_last(&mut self) -> Option<(JobId, Option<Back>)> {
-        self.moved.as_mut()?.pop()
-    }
-
-    /// Takes the copies of this set, newest first: those that know their way back (`known`), or
-    /// those that do not.
-    pub fn take(&mut self, of: &FxHashSet<JobId>, known: bool) -> Vec<(JobId, Option<Back>)> {
-        let mut taken = Vec::new();
-        if let Some(moved) = &mut self.moved {
-            moved.retain_mut(|(job, back)| {
-                let takes = of.contains(job) && back.is_some() == known;
-                if takes {
-                    taken.push((*job, back.take()));
-                }
-                !takes
-            });
-        }
-        taken.reverse();
-        taken
-    }
-
-    /// Takes the layout of the pages that this copy has moved, if it is kept.
-    pub fn take_layout(&mut self, job: JobId) -> Option<Layout> {
-        let at = self.layouts.iter().position(|kept| kept.0 == job)?;
-        self.layouts.remove(at).map(|kept| kept.1)
-    }
-
-    /// The copies that run, and those whose way back is kept.
-    pub fn kept(&self) -> impl Iterator<Item = JobId> {
-        self.running.keys().copied().chain(self.moved.iter().flatten().map(|moved| moved.0))
-    }
-
-    /// The copies whose way back was dropped since the last call, in favour of later ones.
-    pub fn take_given_up(&mut self) -> Vec<JobId> {
-        std::mem::take(&mut self.given_up)
-    }
-
     /// Starts a copy. `begin` prepares it, in the copy's own thread, or says how it ended at once:
     /// refused, or gone.
     ///
@@ -237,51 +170,32 @@ impl Jobs {
         (stuck > 0).then(|| format!("copies that the kernel does not return from: {stuck}; {then}"))
     }
 
-    /// The progress of every copy. The end of each is reported once.
-    pub fn poll(&mut self) -> Vec<Progress> {
+    /// The progress of every copy. The end of each is reported once, with its way back, if it knows
+    /// one.
+    pub fn poll(&mut self) -> Vec<(Progress, Option<Back>)> {
         self.poll_for(STUCK)
     }
 
-    fn poll_for(&mut self, stuck: Duration) -> Vec<Progress> {
+    fn poll_for(&mut self, stuck: Duration) -> Vec<(Progress, Option<Back>)> {
         let mut all = Vec::with_capacity(self.running.len());
         let limits = &self.limits;
         self.running.retain(|job, shared| {
             shared.give_up(limits, stuck);
             let (copied, state) = shared.state.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let over = state.is_some();
-            if over && copied.copied() > 0 {
-                let back = shared.back.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(Back::Pages(layout)) = back.as_ref()
-                    && layout.size() <= LAYOUT_BYTES
-                {
-                    self.layouts.push_back((*job, layout.clone()));
-                    let mut bytes: usize = self.layouts.iter().map(|kept| kept.1.size()).sum();
-                    while self.layouts.len() > LAYOUTS || bytes > LAYOUTS_BYTES {
-                        let Some((_, oldest)) = self.layouts.pop_front() else { break };
-                        bytes -= oldest.size();
-                    }
-                }
-                if let Some(moved) = &mut self.moved {
-                    moved.push((*job, back));
-                }
-            }
-            all.push(Progress {
+            let progress = Progress {
                 job: *job,
                 bytes: copied.total,
                 done: copied.moved,
                 there: copied.there,
                 left: copied.left.into_iter().map(|(why, bytes)| (why.to_owned(), bytes)).collect(),
                 state: state.unwrap_or(JobState::Running),
-            });
+            };
+            // It is there before the state is.
+            let back = shared.back.lock().unwrap_or_else(PoisonError::into_inner).take_if(|_| over);
+            all.push((progress, back));
             !over
         });
-        if self.running.len() < all.len()
-            && let Some(moved) = &mut self.moved
-        {
-            moved.retain(|(_, back)| !back.as_ref().is_some_and(Back::gone));
-            let more = moved.len().saturating_sub(WAYS_BACK);
-            self.given_up.extend(moved.drain(..more).map(|moved| moved.0));
-        }
         all
     }
 
@@ -352,13 +266,7 @@ fn steps(work: &mut dyn Copying, shared: &Shared, limits: &Limits) -> JobState {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use linux::threads::Threads;
-    use topology::NodeId;
-
     use super::*;
-    use crate::memory::MemoryMove;
 
     /// So many steps of as many bytes as asked for; a negative number of bytes left: an error.
     struct Steps {
@@ -367,7 +275,6 @@ mod tests {
         asked: Arc<Mutex<Vec<u64>>>,
         fails: bool,
         panics: bool,
-        back: Option<Back>,
     }
 
     impl Copying for Steps {
@@ -384,24 +291,20 @@ mod tests {
         fn copied(&self) -> Copied {
             Copied { total: self.total, moved: self.moved, there: 0, left: [("pinned", 7)].into() }
         }
-
-        fn back(self: Box<Self>) -> Option<Back> {
-            self.back
-        }
     }
 
     fn steps(total: u64) -> (Box<Steps>, Arc<Mutex<Vec<u64>>>) {
         let asked = Arc::default();
-        let (of, back) = (Arc::clone(&asked), None);
-        (Box::new(Steps { total, moved: 0, asked: of, fails: false, panics: false, back }), asked)
+        let of = Arc::clone(&asked);
+        (Box::new(Steps { total, moved: 0, asked: of, fails: false, panics: false }), asked)
     }
 
     /// The last word about a copy.
     fn end(jobs: &mut Jobs, job: JobId) -> Progress {
         loop {
-            let progress = jobs.poll().into_iter().find(|p| p.job == job).unwrap();
+            let (progress, _) = jobs.poll().into_iter().find(|p| p.0.job == job).unwrap();
             if progress.state != JobState::Running {
-                assert!(jobs.poll().iter().all(|p| p.job != job));
+                assert!(jobs.poll().iter().all(|p| p.0.job != job));
                 return progress;
             }
             std::thread::yield_now();
@@ -449,8 +352,8 @@ mod tests {
         let mut jobs = Jobs::default();
         let (go_on, wait) = std::sync::mpsc::channel();
         let job = jobs.start(|| Ok(Box::new(Hangs(wait)))).unwrap();
-        assert_eq!(jobs.poll()[0].state, JobState::Running);
-        let progress = jobs.poll_for(Duration::ZERO).remove(0);
+        assert_eq!(jobs.poll()[0].0.state, JobState::Running);
+        let (progress, _) = jobs.poll_for(Duration::ZERO).remove(0);
         assert_eq!(progress.job, job);
         assert!(matches!(&progress.state, JobState::Failed { why } if why.contains("not returned")), "{progress:?}");
         assert_eq!(jobs.limits.copies.load(Ordering::Relaxed), 0);
@@ -459,7 +362,7 @@ mod tests {
         while go_on.send(()).is_ok() {
             std::thread::yield_now();
         }
-        assert_eq!((jobs.poll(), jobs.limits.copies.load(Ordering::Relaxed)), (vec![], 0));
+        assert_eq!((jobs.poll().len(), jobs.limits.copies.load(Ordering::Relaxed)), (0, 0));
     }
 
     /// Each new move left one more thread behind, without end.
@@ -528,100 +431,5 @@ mod tests {
         let job = jobs.start(|| Ok(panics)).unwrap();
         assert_eq!(end(&mut jobs, job).state, JobState::Failed { why: "a fault of homenode ended it".into() });
         assert!(jobs.running.is_empty());
-    }
-
-    /// Not of ended processes, nor of copies that moved nothing, nor of more than the last.
-    #[test]
-    fn ways_back_are_kept_of_what_can_go_back() {
-        let mut jobs = Jobs::default();
-        jobs.keep_ways_back();
-        let mut copy = |bytes: u64, back: Back| {
-            let (mut one, _) = steps(bytes);
-            one.back = Some(back);
-            let job = jobs.start(|| Ok(one)).unwrap();
-            end(&mut jobs, job);
-            (job, jobs.kept().collect::<Vec<_>>(), jobs.take_given_up())
-        };
-        let pages = || Back::Pages(Layout::default());
-        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let (proc, pid) = (Path::new("/proc"), child.id());
-        let process = Threads::new(proc).stat(pid).unwrap().unwrap().process();
-        let Some(memory) = MemoryMove::new(proc, process, NodeId(0)).unwrap() else { panic!("it has ended") };
-        let (of_process, kept, _) = copy(1, Back::Memory(Box::new(memory)));
-        assert_eq!(kept, [of_process]);
-        assert_eq!(copy(0, pages()).1, [of_process], "nothing was moved");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let (first, kept, given_up) = copy(1, pages());
-        assert_eq!((kept, given_up), (vec![first], vec![]));
-        for _ in 1..WAYS_BACK {
-            assert_eq!(copy(1, pages()).2, []);
-        }
-        let (_, kept, given_up) = copy(1, pages());
-        assert_eq!((kept.len(), kept.contains(&first), given_up), (WAYS_BACK, false, vec![first]));
-    }
-
-    /// After its first period a trial sent nothing back any more, and did not say so.
-    #[test]
-    fn ways_back_are_kept_again_once_all_were_taken() {
-        let mut jobs = Jobs::default();
-        jobs.keep_ways_back();
-        for _ in 0..2 {
-            let (mut one, _) = steps(1);
-            one.back = Some(Back::Pages(Layout::default()));
-            let job = jobs.start(|| Ok(one)).unwrap();
-            end(&mut jobs, job);
-            assert_eq!(jobs.take_last().map(|last| last.0), Some(job));
-            assert!(jobs.take_last().is_none() && jobs.keeps_ways_back());
-        }
-    }
-
-    /// A plan that is taken back took everything along that the file had on the node, also what had
-    /// been there before.
-    #[test]
-    fn it_is_kept_which_pages_the_latest_moves_of_files_moved() {
-        let mut jobs = Jobs::default();
-        let mut copy = |bytes: u64, runs: u64| {
-            let mut layout = Layout::default();
-            (0..runs).for_each(|page| layout.push(2 * page, NodeId(0)));
-            let (mut one, _) = steps(bytes);
-            one.back = Some(Back::Pages(layout));
-            let job = jobs.start(|| Ok(one)).unwrap();
-            end(&mut jobs, job);
-            (job, jobs.layouts.iter().map(|kept| kept.0).collect::<Vec<_>>())
-        };
-        let (first, kept) = copy(1, 3);
-        assert_eq!(kept, [first]);
-        assert_eq!(copy(0, 3).1, [first], "nothing was moved");
-        assert_eq!(copy(1, LAYOUT_BYTES as u64).1, [first], "too large");
-        for _ in 1..LAYOUTS {
-            copy(1, 3);
-        }
-        let (last, kept) = copy(1, 3);
-        assert_eq!((kept.len(), kept.contains(&first)), (LAYOUTS, false));
-        assert_eq!(jobs.take_layout(last).map(|layout| layout.pages()), Some(3));
-        assert_eq!((jobs.take_layout(last), jobs.take_layout(first)), (None, None));
-    }
-
-    /// The newest first, and apart those whose moves know the way back.
-    #[test]
-    fn the_copies_of_one_subject_are_taken_together() {
-        let mut jobs = Jobs::default();
-        jobs.keep_ways_back();
-        let mut all = Vec::new();
-        for known in [true, true, false, true, true] {
-            let (mut one, _) = steps(1);
-            one.back = known.then(|| Back::Pages(Layout::default()));
-            let job = jobs.start(|| Ok(one)).unwrap();
-            end(&mut jobs, job);
-            all.push(job);
-        }
-        let last = jobs.take_last().map(|last| last.0);
-        let of = all[1..].iter().copied().collect();
-        let taken = jobs.take(&of, true);
-        assert!(taken.iter().all(|taken| taken.1.is_some()));
-        let ids = [taken[0].0, taken[1].0];
-        assert_eq!((last, taken.len(), ids), (Some(all[4]), 2, [all[3], all[1]]));
-        assert_eq!(jobs.kept().collect::<Vec<_>>(), [all[0], all[2]]);
     }
 }

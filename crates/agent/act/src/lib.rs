@@ -16,6 +16,8 @@
 //!
 //! **Limits.** Threads in containers whose control groups are hidden from us are refused.
 
+#![allow(missing_docs)]
+
 mod actor;
 pub mod copying;
 pub mod data;

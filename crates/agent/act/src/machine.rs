@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use topology::config::NodeConfig;
 use topology::{MemoryKind, NodeId, Topology, sysfs};
 
-/// The topology that moves are made on.
 #[derive(Debug)]
 pub struct Machine {
     topology: Topology,
@@ -28,7 +27,6 @@ impl Machine {
         Self { outline, bandwidths: bandwidths(&topology), topology, sys_root, changed: None }
     }
 
-    /// The topology as last read.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }

@@ -21,7 +21,6 @@ use super::descendants::context::MoveContext;
 pub struct Given(FxHashMap<CpuSet, (Undo, bool)>);
 
 impl Given {
-    /// A thread was given a value.
     pub fn add(&mut self, undo: &Undo) {
         let Some(masks) = &undo.masks else { return };
         let back = |undo: &Undo| undo.masks.as_ref().map(|masks| (masks.before.clone(), masks.unbound));
@@ -52,10 +51,8 @@ pub struct Rules {
     pub touch_own_affinity: bool,
 }
 
-/// A thread that we have moved.
 #[derive(Clone, Debug)]
 pub struct Moved {
-    /// Affinity before the first move.
     pub before: CpuSet,
     /// It had no affinity of its own.
     pub unbound: bool,
@@ -72,13 +69,10 @@ impl Moved {
     }
 }
 
-/// Moves threads and puts them back.
 #[derive(Debug)]
 pub struct Mover {
     threads: Threads,
-    /// Default affinities.
     pub(crate) defaults: Defaults,
-    /// The rules in force.
     pub(crate) rules: Rules,
     moved: FxHashMap<ThreadId, Moved>,
     /// The masks found when the moves of this window were prepared.
@@ -188,7 +182,6 @@ impl Mover {
         self.moved.iter().map(|(key, moved)| (*key, moved))
     }
 
-    /// See [`engine::Plane::prepare`].
     pub fn prepare(&mut self, topology: &Topology, mv: &Move) -> Result<Undo, PlaneError> {
         let Subject::Thread { tid, start: start_ns } = mv.subject else {
             return Err(not_a_thread());
@@ -279,7 +272,6 @@ impl Mover {
         }
     }
 
-    /// See [`engine::Plane::start`].
     pub fn apply(&mut self, undo: &Undo) -> Result<(), PlaneError> {
         let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
             return Err(not_a_thread());
@@ -312,7 +304,6 @@ impl Mover {
         Ok(())
     }
 
-    /// See [`engine::Plane::undo`].
     pub fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         let (Some(key), Some(Masks { before, ours, unbound })) = (key_of(undo), &undo.masks) else {
             return Err(not_a_thread());
@@ -412,7 +403,6 @@ pub fn own_affinity(mask: &CpuSet) -> String {
     format!("has an affinity of its own: {mask}")
 }
 
-/// The thread of a record.
 pub fn key_of(undo: &Undo) -> Option<ThreadId> {
     match undo.subject {
         Subject::Thread { tid, start } => Some(ThreadId { tid, start_ns: as_shown(start) }),

@@ -92,31 +92,23 @@ pub const DELETED: &str = "the file was deleted";
 /// Why a file's pages are not moved. Every message names the file, or the node.
 #[derive(Debug, thiserror::Error)]
 pub enum FileMoveError {
-    /// The file cannot be opened or examined.
     #[error(transparent)]
     File(#[from] ResidencyError),
-    /// The move must not be made.
     #[error("cannot move {} to node {to}: {why}", path.display())]
     Refused {
-        /// The file.
         path: PathBuf,
-        /// The target.
         to: NodeId,
         /// Stable word for programs, such as `dax`.
         reason: &'static str,
-        /// Why, as part of a sentence.
         why: String,
     },
     /// No file can be moved to this node.
     #[error("cannot move pages to node {to}: {why}")]
     Target {
-        /// The target.
         to: NodeId,
         /// Stable word for programs, such as `cpuset`.
         reason: &'static str,
-        /// Why, as part of a sentence.
         why: String,
-        /// The kernel's refusal, if there was one.
         source: Option<io::Error>,
     },
 }
@@ -131,7 +123,6 @@ pub struct FileMove {
     /// Only pages on this node; `None`: on all others.
     from: Option<NodeId>,
     to: NodeId,
-    /// Pages that other processes map stay.
     leave_mapped: bool,
     arena: Arena,
     /// The file had a name when it was opened.
@@ -167,7 +158,6 @@ pub struct FileMove {
     before: Layout,
 }
 
-/// Windows to visit.
 #[derive(Debug)]
 enum Turn {
     /// All, from this offset on.
@@ -186,20 +176,12 @@ struct Visit {
 impl FileMove {
     /// Opens a file and counts its cached pages. Moves nothing. [`target`] says whether pages can
     /// be moved to this node at all.
-    ///
-    /// # Errors
-    ///
-    /// [`FileMoveError`]: the file cannot be examined, or must not be moved.
     pub fn prepare(path: &Path, to: NodeId) -> Result<Self, FileMoveError> {
         Self::of_opened(open::open(path)?, &(0..u64::MAX), to)
     }
 
     /// The same for a range of bytes of a file that is open already, widened to whole pages. A page
     /// that shares a large folio with others takes them along.
-    ///
-    /// # Errors
-    ///
-    /// As [`prepare`](Self::prepare).
     pub fn of_opened(file: Opened, range: &Range<u64>, to: NodeId) -> Result<Self, FileMoveError> {
         let file = movable(file, to)?;
         let range = whole_pages(range, file.size);
@@ -213,10 +195,6 @@ impl FileMove {
     /// node move. Its cached bytes are estimated from a sample, because counting takes as long as a
     /// part of the move; those of `ranges`, if there are any, are counted, and nothing else moves.
     /// Ranges rise and are apart from each other.
-    ///
-    /// # Errors
-    ///
-    /// As [`prepare`](Self::prepare).
     pub fn of(
         file: File,
         path: &Path,
@@ -298,10 +276,6 @@ impl FileMove {
 
     /// The way back of a move: sends the pages of this layout that are still cached to where they
     /// were. The file is open already, with `O_NOATIME`.
-    ///
-    /// # Errors
-    ///
-    /// As [`prepare`](Self::prepare).
     pub fn back(file: &File, path: &Path, layout: &Layout) -> Result<Several, FileMoveError> {
         let nodes: BTreeSet<NodeId> = layout.runs().map(|run| run.node).collect();
         let (mut all, mut full) = (Vec::<Box<dyn Copying>>::new(), Vec::new());
@@ -496,7 +470,6 @@ fn look(file: &Opened) -> impl Fn(rustix::io::Errno) -> ResidencyError + '_ {
     |e| ResidencyError::file("look at", &file.path, e)
 }
 
-/// Names that the file has.
 fn links(file: &Opened) -> Result<u64, ResidencyError> {
     Ok(rustix::fs::fstat(&file.fd).map_err(look(file))?.st_nlink as u64)
 }

@@ -39,7 +39,6 @@ const LOOKS: usize = 16;
 /// long to bind, while no window ends and nothing else can be undone: 2,000 take a second.
 const MOST_THREADS: usize = 2_000;
 
-/// A process on its way to a node.
 #[derive(Debug, Default)]
 pub struct ProcessMove {
     id: ProcessId,
@@ -173,7 +172,6 @@ impl ProcessMove {
         self.bound.push(undo);
     }
 
-    /// The values that its threads were given.
     pub fn given(&self) -> &Given {
         &self.given
     }
@@ -222,7 +220,6 @@ impl ProcessMove {
         Move { subject, pid, from: to, to, reason, why: Why::default(), ranges: Vec::new() }
     }
 
-    /// The process.
     pub fn id(&self) -> ProcessId {
         self.id
     }

@@ -44,25 +44,12 @@ const AHEAD: u64 = 8 << 20;
 /// Why a file is not read in. Every message names the file, or the node.
 #[derive(Debug, thiserror::Error)]
 pub enum WarmError {
-    /// The file cannot be opened or examined.
     #[error(transparent)]
     File(#[from] ResidencyError),
-    /// The file must not be read in.
     #[error("cannot warm {}: {why}", path.display())]
-    Refused {
-        /// The file.
-        path: PathBuf,
-        /// Why, as part of a sentence.
-        why: String,
-    },
-    /// Nothing can be read in on this node.
+    Refused { path: PathBuf, why: String },
     #[error("cannot read files in on node {node}: {why}")]
-    Node {
-        /// The node.
-        node: NodeId,
-        /// Why, as part of a sentence.
-        why: &'static str,
-    },
+    Node { node: NodeId, why: &'static str },
 }
 
 /// The nodes of a spread: those named, or those with CPUs that have memory and that this process's
@@ -111,10 +98,6 @@ pub struct Warm {
 impl Warm {
     /// Opens a file, and reads nothing in. The range is widened to whole pages, and ends with the
     /// file.
-    ///
-    /// # Errors
-    ///
-    /// [`WarmError`]: the file cannot be opened, or its bytes are not in the page cache.
     pub fn open(path: &Path, range: Option<Range<u64>>, how: Spread, nodes: &[NodeId]) -> Result<Self, WarmError> {
         let file = open::open(path)?;
         pages::uncached(&file).map_err(|(_, why)| WarmError::Refused { path: path.to_owned(), why })?;
@@ -133,7 +116,6 @@ impl Warm {
         Ok(warm)
     }
 
-    /// The open file.
     pub fn file(&self) -> &Opened {
         &self.file
     }
@@ -169,10 +151,6 @@ impl Warm {
 
     /// Lets go of the cached pages of the range, so that they are read in anew. Dirty and mapped
     /// pages stay.
-    ///
-    /// # Errors
-    ///
-    /// [`WarmError::File`], as the kernel gives it.
     pub fn drop_cached(&mut self) -> Result<(), WarmError> {
         // The last page counts only if it is whole.
         let bytes = (self.range.end - self.range.start).next_multiple_of(rustix::param::page_size() as u64);
@@ -198,10 +176,6 @@ impl Warm {
     }
 
     /// Refuses parts of the file that the nodes have no room for, all of them together.
-    ///
-    /// # Errors
-    ///
-    /// As [`fits`](Self::fits).
     pub fn parts_fit(&self, parts: &[(Range<u64>, NodeId)]) -> Result<(), WarmError> {
         let missing = self.missing(parts);
         self.group_room(missing.values().sum())?;

@@ -20,25 +20,12 @@ use super::mover::key_of;
 /// A watcher's error, for people to read.
 pub type Trouble = Box<dyn Error + Send + Sync>;
 
-/// A watcher of births.
 pub trait Births {
     /// Starts to watch a thread that is about to be moved, and its future descendants.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses.
     fn watch(&mut self, thread: ThreadId) -> Result<(), Trouble>;
     /// Records that the affinity of this thread is no longer ours.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses.
     fn release(&mut self, tid: u32) -> Result<(), Trouble>;
     /// Lists the living watched threads and their living descendants.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses.
     fn descendants(&mut self) -> Result<Vec<Descendant>, Trouble>;
 }
 
@@ -60,7 +47,6 @@ impl Births for Unwatched {
     }
 }
 
-/// Moved threads and their descendants.
 #[derive(Debug)]
 pub(crate) struct Watched<B> {
     pub births: Option<B>,
@@ -81,7 +67,6 @@ pub(crate) struct Watched<B> {
 }
 
 impl<B: Births> Watched<B> {
-    /// Nothing is watched yet.
     pub fn new(births: Option<B>) -> Self {
         Self {
             births,

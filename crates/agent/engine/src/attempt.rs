@@ -28,57 +28,45 @@ pub(crate) const NOT_WRITTEN: &str = "state_not_written";
 /// What became of a move, or how far it is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoveEvent {
-    /// A rail held it back.
     HeldBack {
-        /// Which.
         rail: Rail,
-        /// One sentence.
         why: String,
     },
     /// It must not or cannot be made.
     Refused {
         /// Stable word for programs.
         reason: String,
-        /// One sentence.
         why: String,
     },
     /// It was prepared and is not made, because what undoes it could not be written down. The fault
     /// is the disk's: one note says so for all moves of the window.
     NotWritten {
-        /// One sentence.
         why: String,
     },
     /// Its subject ended before it was made.
     Gone,
-    /// It waits until others have been copied.
     Queued,
     /// It waited, and is not made.
     Dropped {
         /// Stable word for programs.
         reason: &'static str,
-        /// One sentence.
         why: String,
     },
-    /// It was made.
     Applied,
-    /// It has begun to copy.
     Started,
     /// Its copy has come a tenth or more farther.
     Progress(Progress),
     /// Its copy is over. What was copied stays.
     Ended {
-        /// How far it came.
         progress: Progress,
-        /// How long it took.
         seconds: f64,
         /// Why it ended early; `None` if it did not.
         why: Option<String>,
     },
     /// It did not pay, and is taken back.
     Unpaid {
-        /// One sentence with the figures.
         why: String,
-        /// It cannot be taken back.
+        /// It is not taken back.
         stays: bool,
     },
 }
@@ -99,7 +87,6 @@ pub(crate) struct Attempt {
     pub back: bool,
     /// What undoes it, once it is prepared.
     pub undo: Option<Vec<Undo>>,
-    /// The copy that it has begun.
     pub job: Option<JobId>,
 }
 

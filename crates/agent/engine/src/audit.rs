@@ -11,7 +11,6 @@ use topology::FileId;
 use crate::Subject;
 use crate::journal::{About, Event};
 
-/// Number of windows to judge by.
 const JUDGED: u32 = 2;
 /// Windows after which a move is judged by the data so far, even if there is none.
 const PATIENCE: u32 = 10;
@@ -91,7 +90,6 @@ struct Watched {
     after: Bytes,
 }
 
-/// Watches moved threads, processes and files.
 #[derive(Debug, Default)]
 pub struct Audit {
     watched: FxHashMap<Subject, Watched>,
@@ -105,7 +103,6 @@ impl Audit {
         self.watched.insert(subject, watched);
     }
 
-    /// How many moves are watched.
     #[cfg(test)]
     pub(crate) fn watched(&self) -> usize {
         self.watched.len()

@@ -35,7 +35,6 @@ impl<P: Plane> Engine<P> {
         self.plane.copies().is_some_and(|copies| copies.moves_back())
     }
 
-    /// Takes in how far the copies are.
     pub(crate) fn follow_copies(&mut self) {
         for progress in self.poll() {
             self.follow(progress);
@@ -85,7 +84,6 @@ impl<P: Plane> Engine<P> {
         self.publish(&r.attempt, event);
     }
 
-    /// Tells every copy to stop.
     pub(crate) fn stop_copies(&mut self, why: &str) {
         for (job, r) in &mut self.jobs.running {
             if r.stopped.is_none() {
@@ -265,17 +263,24 @@ impl<P: Plane> Engine<P> {
 
     /// Takes back moves that did not pay: threads get their affinity back, files go back to where
     /// they were. A process's memory stays, because copying it once more would cost as much again.
+    /// So do parts of files, which are only left alone.
     pub(crate) fn take_back(&mut self, unpaid: Vec<Unpaid>) {
-        for Unpaid { moves, forgotten, why } in unpaid {
-            self.say(format!("{} did not pay and {} taken back: {why}", count(moves.len()), was(moves.len())));
-            if forgotten > 0 {
-                self.say(format!("{} before them, of the same plan, are too many to take back", count(forgotten)));
+        for Unpaid { moves, why } in unpaid {
+            let parts = moves.iter().filter(|mv| mv.is_of_parts()).count();
+            let back = moves.len() - parts;
+            if back > 0 {
+                self.say(format!("{} did not pay and {} taken back: {why}", count(back), was(back)));
             }
-            // The newest first: a part that went there and back was at first where it is now.
+            if parts > 0 {
+                self.say(format!("{} of parts of files did not pay, what was moved stays: {why}", count(parts)));
+            }
+            // The newest first.
             for mv in moves.into_iter().rev() {
                 let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, 0, ""));
-                let mut event = MoveEvent::Unpaid { why: why.clone(), stays: false };
-                if mv.subject.is_file() {
+                let mut event = MoveEvent::Unpaid { why: why.clone(), stays: mv.is_of_parts() };
+                if mv.is_of_parts() {
+                    // It stays.
+                } else if mv.subject.is_file() {
                     let to_back = format!("moved back: {why}").into();
                     let mv = Move { from: mv.to, to: mv.from, why: to_back, ..mv };
                     let (stays, node) = (mv.subject, mv.from);

@@ -27,7 +27,6 @@ use crate::{
 
 /// What a look for threads that inherited a value of ours came to.
 struct Looked {
-    /// Threads that were put back.
     restored: usize,
     /// Threads that keep the value, and have records now.
     kept: usize,
@@ -41,7 +40,6 @@ const FORGETS: usize = 100_000;
 /// Least number of records checked in each window for threads that have ended.
 const ENDED_CHECKS: usize = 64;
 
-/// The open state directory.
 pub(crate) struct Disk {
     dir: StateDir,
     pub(crate) file: StateFile,
@@ -74,7 +72,6 @@ pub struct Engine<P: Plane> {
     /// Records by which the state file forgets a value. A thread may have been born with it since
     /// the last look for those that inherited, so they wait until the next one.
     pub(crate) forgets: Vec<Record>,
-    /// Notes of this window.
     pub(crate) notes: Vec<String>,
     /// Records of an earlier run that could not be undone yet.
     left_over: Vec<Owned>,
@@ -166,7 +163,6 @@ impl<P: Plane> Engine<P> {
         self.jobs.spent.clone()
     }
 
-    /// The plane.
     pub fn plane(&self) -> &P {
         &self.plane
     }
@@ -176,12 +172,10 @@ impl<P: Plane> Engine<P> {
         &mut self.plane
     }
 
-    /// The policy.
     pub fn policy(&self) -> &dyn Policy {
         &*self.policy
     }
 
-    /// What became of all moves so far.
     pub fn tally(&self) -> &Tally {
         &self.tally
     }

@@ -8,10 +8,8 @@ use crate::PlaneError;
 /// Why the engine cannot go on, or not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Another homenode holds the state directory.
     #[error("{} is in use by homenode{}: stop it first", path.display(), pid.map_or(String::new(), |p| format!(" (pid {p})")))]
     Busy {
-        /// The state directory.
         path: PathBuf,
         /// Process that holds it, where its lock file says so.
         pid: Option<u32>,
@@ -26,26 +24,16 @@ pub enum EngineError {
     },
     /// The state file was written by a homenode that this one does not understand.
     #[error("{}: state version {found} is not supported, this build reads version {}", path.display(), crate::state::VERSION)]
-    Version {
-        /// The state file.
-        path: PathBuf,
-        /// Version found.
-        found: u32,
-    },
-    /// A file operation failed.
+    Version { path: PathBuf, found: u32 },
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         /// The operation, such as `write`.
         what: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The system's answer, with its number.
         source: io::Error,
     },
-    /// A setting that cannot be.
     #[error("{0}")]
     Settings(String),
-    /// The plane is broken.
     #[error(transparent)]
     Plane(#[from] PlaneError),
 }

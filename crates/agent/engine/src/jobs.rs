@@ -39,21 +39,17 @@ pub struct Started {
 }
 
 impl Started {
-    /// It is made.
     pub fn done() -> Self {
         Self::default()
     }
 
-    /// It copies.
     pub fn job(job: JobId) -> Self {
         Self { job: Some(job), ..Self::default() }
     }
 }
 
-/// How far a job is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Which job.
     pub job: JobId,
     /// Bytes to move, those already in place included.
     pub bytes: u64,
@@ -63,12 +59,10 @@ pub struct Progress {
     pub there: u64,
     /// Bytes that could not be moved, by reason.
     pub left: BTreeMap<String, u64>,
-    /// Whether it goes on.
     pub state: JobState,
 }
 
 impl Progress {
-    /// Bytes that were copied.
     pub fn copied(&self) -> u64 {
         self.done.saturating_sub(self.there)
     }
@@ -79,16 +73,13 @@ impl Progress {
     }
 }
 
-/// Whether a job goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// It copies.
     Running,
     /// It is over; bytes may be left behind.
     Done,
     /// It ended early. What was copied stays.
     Failed {
-        /// One sentence.
         why: String,
     },
     /// It was stopped. What was copied stays.
@@ -97,7 +88,6 @@ pub enum JobState {
     Refused {
         /// Stable word for programs, as in [`crate::PlaneError::Refused`].
         reason: &'static str,
-        /// One sentence.
         why: String,
     },
     /// The subject is gone, or another has its name. Nothing was copied.
@@ -107,13 +97,10 @@ pub enum JobState {
 /// A job as [`crate::WindowReport`] shows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobReport {
-    /// Subject of the move.
     pub subject: Subject,
     /// Its name: of a process, or the path of a file.
     pub name: String,
-    /// The node that it leaves.
     pub from: NodeId,
-    /// The node that it goes to.
     pub to: NodeId,
     /// Bytes to move.
     pub bytes: u64,
@@ -161,7 +148,6 @@ impl Queued {
     }
 }
 
-/// Everything that copies or waits.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     pub running: BTreeMap<JobId, Running>,
@@ -251,13 +237,11 @@ impl Jobs {
         Some(queued)
     }
 
-    /// Empties the queue.
     pub fn clear(&mut self) {
         self.queue.clear();
         self.of.clear();
     }
 
-    /// The jobs that run, as a report.
     pub fn report(&self) -> Vec<JobReport> {
         let report = |r: &Running| JobReport {
             subject: r.attempt.mv.subject,
@@ -283,7 +267,6 @@ const HOUR_S: f64 = 3600.0;
 const DAY_HOURS: u64 = 24;
 
 impl Spent {
-    /// Bytes were copied at this time.
     pub(crate) fn add(&mut self, now_s: f64, bytes: u64) {
         let hour = (now_s / HOUR_S) as u64;
         match self.hours.back_mut() {

@@ -17,7 +17,6 @@ pub type Write<'a> = dyn FnMut(&[Undo]) -> Result<(), PlaneError> + 'a;
 /// Something that can be observed and acted on: a host, homenode's own file system, a modelled
 /// machine.
 pub trait Plane {
-    /// The machine.
     fn topology(&self) -> &Topology;
 
     /// Blocks for one window (virtual in the laboratory) and returns what it showed.
@@ -215,7 +214,6 @@ pub struct Cost {
 /// before the move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undo {
-    /// Its subject.
     pub subject: Subject,
     /// Its process; 0 for a file.
     #[serde(default)]
@@ -273,22 +271,17 @@ impl Undo {
     }
 }
 
-/// Outcome of an undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Undone {
-    /// Put back as it was.
     Restored,
     /// Somebody else changed it since: left alone.
     ChangedByOthers,
-    /// The thread is gone.
     Gone,
 }
 
-/// The error that stands behind another one.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a plane could not do something.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     /// The thread or process ended meanwhile: a fact, not a fault.

@@ -8,9 +8,7 @@ use crate::{Cost, JobReport, MoveEvent};
 /// One window: the observation, the plan and the moves.
 #[derive(Clone, Debug)]
 pub struct WindowReport {
-    /// The observation.
     pub snapshot: Snapshot,
-    /// The policy's plan.
     pub plan: Plan,
     /// The outcome of each move, in the plan's order.
     pub outcomes: Vec<Outcome>,
@@ -32,12 +30,9 @@ pub struct WindowReport {
     pub cost: Option<Cost>,
 }
 
-/// The outcome of one move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The move.
     pub mv: Move,
-    /// What became of it in this window.
     pub result: MoveEvent,
 }
 
@@ -54,7 +49,6 @@ pub struct Finished {
     pub inherited: usize,
     /// Left alone because something else changed their affinity.
     pub changed_by_others: usize,
-    /// Ended by then.
     pub gone: usize,
     /// Copies that were stopped, or that a crash interrupted. What they had copied stays.
     #[serde(default, skip_serializing_if = "is_zero")]

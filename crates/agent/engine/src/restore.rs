@@ -19,12 +19,10 @@ const ROUNDS: usize = 16;
 /// comes within some tenths of a second.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// The result of undoing.
 pub(crate) struct Restored {
     pub finished: Finished,
     /// Moves that could not be undone.
     pub failed: Vec<Owned>,
-    /// For the journal.
     pub events: Vec<(About, Event)>,
 }
 

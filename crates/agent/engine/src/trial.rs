@@ -13,28 +13,19 @@
 //! `n` before. The plan has not paid if every window after it is worse than every window before,
 //! and the mean is worse by [`MARGIN`].
 //!
-//! A policy that moves a file part by part would end each trial by its next move. Later parts join
-//! the trial of the earlier ones, which is compared with the windows before the first of them and
-//! waits for them, too, but not for more than `n` such moves: from then on it is compared while
-//! others are under way. The parts are taken back together, the newest first. A plan joins that
-//! shares a file or a thread with the trial; one that nobody reads, such as cold parts that make
-//! room, joins the latest trial. Its threads count from then on, with their own past.
-//!
-//! **Limits.** By chance alone, all of `n` windows are worse than all of `n` others once in `(2n
-//! choose n)` plans: 252 for n = 5. That holds for windows that know nothing of each other. Of
-//! 1,000 plans without effect it takes back, for n = 5 and windows that scatter by 10 %: 5 of such
-//! windows, 32 where half of each window is in the next, 92 where four fifths are. A load that
-//! becomes slower by itself, by 2 % a window, is taken for a plan that does not pay in 370. Of
-//! plans that cost 20 % it finds 47 % where windows scatter by 10 %, and 98 % where by 5 %; of
-//! those that cost 35 %, 97 %. Where five plans of parts have joined, five windows more lie
-//! between: 35 and 130 in place of 32 and 92, and as much power, but of a load that becomes slower
-//! by 1 % a window 420, and by 2 % 940 plans are taken back. So it is a rail and no judge:
-//! `homenode trial`, which may draw lots, is one. A plan that is taken back wrongly costs what it
-//! would have brought. A program that turns to dearer work in the very windows of a plan cannot be
-//! told from a plan that does not pay; on a volume, neither can other programs that begin to use
-//! its controllers, or the CPUs of its server. Threads without a past of `n` windows are not tried,
-//! nor are more than [`MOST`] plans at a time. Of parts of files, the latest [`MOVES`] of a trial
-//! are taken back.
+//! **Limits.** Parts of a file that move one plan after the other end each other's trials: the last
+//! plan is judged alone. They stay where they are, and are not moved again for long. By chance
+//! alone, all of `n` windows are worse than all of `n` others once in `(2n choose n)` plans: 252
+//! for n = 5. That holds for windows that know nothing of each other. Of 1,000 plans without effect
+//! it takes back, for n = 5 and windows that scatter by 10 %: 5 of such windows, 32 where half of
+//! each window is in the next, 92 where four fifths are. A load that becomes slower by itself, by
+//! 2 % a window, is taken for a plan that does not pay in 370. Of plans that cost 20 % it finds
+//! 47 % where windows scatter by 10 %, and 98 % where by 5 %; of those that cost 35 %, 97 %. So it
+//! is a rail and no judge: `homenode trial`, which may draw lots, is one. A plan that is taken back
+//! wrongly costs what it would have brought. A program that turns to dearer work in the very
+//! windows of a plan cannot be told from a plan that does not pay; on a volume, neither can other
+//! programs that begin to use its controllers, or the CPUs of its server. Threads without a past of
+//! `n` windows are not tried, nor are more than [`MOST`] plans at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,8 +43,6 @@ use crate::jobs::JobId;
 const MARGIN: f64 = 0.05;
 /// Most plans that are tried at a time: one a window for the longest time that a small plan takes.
 const MOST: usize = 16;
-/// Most moves that are taken back together: a plane remembers where a few hundred were from.
-const MOVES: usize = 64;
 /// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1
 /// s.
 const PATIENCE: u32 = 3600;
@@ -98,13 +87,6 @@ fn sum(window: &Window, members: &FxHashSet<Subject>) -> Work {
     members.iter().filter_map(|m| window.get(m)).fold(Work::default(), Work::add)
 }
 
-/// What was moved after a window.
-struct Made {
-    moves: Vec<Move>,
-    members: FxHashSet<Subject>,
-    waits: FxHashSet<JobId>,
-}
-
 #[derive(Debug, Default)]
 struct Trial {
     moves: Vec<Move>,
@@ -112,48 +94,15 @@ struct Trial {
     /// Copies that are not done yet.
     waits: FxHashSet<JobId>,
     windows: u32,
-    /// The number of its first plan.
-    begun: u64,
-    /// How many later plans it has waited for.
-    joined: usize,
-    /// Earlier moves of it that cannot be taken back, because there were too many since.
-    forgotten: usize,
-    /// The windows before it.
     before: Vec<Arc<Window>>,
     /// The first of them, right after the last change, is not compared.
     after: Vec<Work>,
-}
-
-impl Trial {
-    /// Whether a plan of parts of files, about these threads, belongs to it.
-    fn is_joined_by(&self, moves: &[Move], members: &FxHashSet<Subject>) -> bool {
-        let shared = || moves.iter().any(|mv| self.moves.iter().any(|own| own.subject == mv.subject));
-        members.is_empty() || !self.members.is_disjoint(members) || shared()
-    }
-
-    /// Adds moves, and forgets the oldest of too many.
-    fn add(&mut self, moves: Vec<Move>) {
-        self.moves.extend(moves);
-        let over = self.moves.len().saturating_sub(MOVES);
-        self.moves.drain(..over);
-        self.forgotten += over;
-    }
-
-    /// The threads of these that worked in each of the windows before it.
-    fn with_past(&self, members: FxHashSet<Subject>) -> Vec<Subject> {
-        let worked =
-            |window: &Arc<Window>, member: &Subject| window.get(member).is_some_and(|work| work.rate().is_some());
-        members.into_iter().filter(|member| self.before.iter().all(|window| worked(window, member))).collect()
-    }
 }
 
 /// A plan that has not paid.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Unpaid {
     pub moves: Vec<Move>,
-    /// How many moves there were before these.
-    pub forgotten: usize,
-    /// One sentence with the figures.
     pub why: String,
 }
 
@@ -167,8 +116,6 @@ pub(crate) struct Trials {
     jobs: FxHashSet<JobId>,
     past: VecDeque<Arc<Window>>,
     trials: Vec<Trial>,
-    /// How many plans there were.
-    plans: u64,
 }
 
 impl Trials {
@@ -202,8 +149,7 @@ impl Trials {
             }
             let before: Vec<Work> = trial.before.iter().map(|w| sum(w, &trial.members)).collect();
             if let Some(why) = judge(&before, trial.after.get(1..).unwrap_or_default()) {
-                let (moves, forgotten) = (std::mem::take(&mut trial.moves), trial.forgotten);
-                unpaid.push(Unpaid { moves, forgotten, why });
+                unpaid.push(Unpaid { moves: std::mem::take(&mut trial.moves), why });
             }
             false
         });
@@ -228,66 +174,14 @@ impl Trials {
         if moves.is_empty() {
             return;
         }
-        self.plans += 1;
-        let made = Made { members: members(&moves, snapshot), moves, waits };
-        let Some(Made { moves, waits, members }) = self.join(made) else { return };
+        let members = members(&moves, snapshot);
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.trials.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
         let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
         if self.trials.len() < MOST && before.len() == self.n && before.iter().all(worked) {
-            let mut trial = Trial { members, waits, begun: self.plans, before, ..Trial::default() };
-            trial.add(moves);
-            self.trials.push(trial);
+            self.trials.push(Trial { moves, members, waits, before, ..Trial::default() });
         }
-    }
-
-    /// Joins moves of parts of files to the trials that they share readers or a file with, and
-    /// returns what joins none.
-    fn join(&mut self, made: Made) -> Option<Made> {
-        let parts = |moves: &[Move]| moves.iter().all(Move::is_of_parts);
-        if !parts(&made.moves) {
-            return Some(made);
-        }
-        let n = self.n;
-        let (mut joined, others) = std::mem::take(&mut self.trials)
-            .into_iter()
-            .partition::<Vec<Trial>, _>(|t| parts(&t.moves) && t.is_joined_by(&made.moves, &made.members));
-        self.trials = others;
-        // What nobody reads belongs to the latest.
-        if made.members.is_empty()
-            && let Some(latest) = joined.pop()
-        {
-            self.trials.extend(std::mem::replace(&mut joined, vec![latest]));
-        }
-        // What several trials have part of joins them into the first, whose windows before it
-        // know nothing of the others. Those that wait no more are judged alone.
-        joined.sort_by_key(|t| (t.joined >= n, t.begun));
-        let mut joined = joined.into_iter();
-        let Some(mut trial) = joined.next() else { return Some(made) };
-        let Made { moves, mut waits, members: mut more } = made;
-        for other in joined {
-            if other.joined >= n {
-                self.trials.push(other);
-                continue;
-            }
-            waits.extend(other.waits);
-            more.extend(other.members);
-            trial.joined = trial.joined.max(other.joined);
-            trial.forgotten += other.forgotten;
-            trial.add(other.moves);
-        }
-        if trial.joined < n {
-            trial.joined += 1;
-            trial.waits.extend(waits);
-            let more = trial.with_past(more);
-            trial.members.extend(more);
-            trial.windows = 0;
-            trial.after.clear();
-        }
-        trial.add(moves);
-        self.trials.push(trial);
-        None
     }
 
     /// A plan waits for this copy.
@@ -302,7 +196,6 @@ impl Trials {
         [self.made.len(), self.jobs.len() + self.trials.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
-    /// A copy has ended.
     pub fn copied(&mut self, job: JobId) {
         self.trials.iter_mut().for_each(|t| _ = t.waits.remove(&job));
     }
@@ -469,109 +362,9 @@ mod tests {
         assert!(trials.trials.is_empty());
     }
 
-    /// Tries a move of a part of a file.
-    fn begin_part(trials: &mut Trials, part: u64, job: u64, snapshot: &Snapshot) {
-        let subject = Subject::File { file: testing::file(1), generation: 0 };
-        let about = About::new(&subject, 0, "");
-        let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
-        let reason = Reason::Promotion;
-        let mv = Move { subject, pid: 0, from: NodeId(2), to: NodeId(0), reason, why: "".into(), ranges };
-        trials.made(&Attempt { job: Some(JobId(job)), ..Attempt::new(mv, about) });
-        trials.begin(snapshot);
-    }
-
-    /// Each further promotion of a file ended the trial of those before it, so only the last was
-    /// judged, against windows in which the others had done their harm already.
-    #[test]
-    fn parts_of_a_file_are_judged_together() {
-        let mut trials = Trials::new(2);
-        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
-        begin_part(&mut trials, 0, 1, &window(100));
-        trials.copied(JobId(1));
-        assert_eq!(trials.window(&window(50)), []);
-        begin_part(&mut trials, 1, 2, &window(50));
-        // While the second copies, nothing is compared.
-        (0..9).for_each(|_| assert_eq!(trials.window(&window(50)), []));
-        trials.copied(JobId(2));
-        (0..2).for_each(|_| assert_eq!(trials.window(&window(50)), []));
-        let unpaid = trials.window(&window(50));
-        let starts: Vec<u64> = unpaid.iter().flat_map(|u| &u.moves).map(|mv| mv.ranges[0].start >> 21).collect();
-        assert_eq!(starts, [0, 1], "{unpaid:?}");
-        assert!(unpaid[0].why.starts_with("100.0 MB of file data per CPU second in 2 windows before, 50.0 MB in 2"));
-        assert!(trials.trials.is_empty());
-    }
-
-    /// The trial of a file was dropped when a plan had another one, too, such as one that made
-    /// room.
-    #[test]
-    fn a_plan_that_shares_a_file_or_has_no_readers_joins() {
-        let mv = |ino: u64, part: u64, (from, to): (u32, u32)| {
-            let subject = Subject::File { file: testing::file(ino), generation: 0 };
-            let ranges = vec![placement::FileRange { start: part << 21, bytes: 1 << 21 }];
-            let (from, to, reason) = (NodeId(from), NodeId(to), Reason::Promotion);
-            Move { subject, pid: 0, from, to, reason, why: "".into(), ranges }
-        };
-        let mut trials = Trials::new(2);
-        let plan = |trials: &mut Trials, moves: &[Move]| {
-            for mv in moves {
-                trials.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
-            }
-            trials.begin(&window(100));
-        };
-        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
-        let (first, down, up, cold) = (mv(1, 0, (2, 0)), mv(3, 0, (0, 2)), mv(1, 1, (2, 0)), mv(3, 1, (0, 2)));
-        plan(&mut trials, std::slice::from_ref(&first));
-        assert_eq!(trials.window(&window(50)), []);
-        plan(&mut trials, &[down.clone(), up.clone()]);
-        plan(&mut trials, std::slice::from_ref(&cold));
-        assert_eq!(trials.trials.len(), 1);
-        let mut unpaid = Vec::new();
-        (0..3).for_each(|_| unpaid.extend(trials.window(&window(50))));
-        assert_eq!(unpaid.into_iter().flat_map(|u| u.moves).collect::<Vec<_>>(), [first, down, up, cold]);
-    }
-
-    /// More went back than a plane remembers.
-    #[test]
-    fn no_more_moves_go_back_than_are_remembered() {
-        let mut trials = Trials::new(2);
-        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
-        let more = 5;
-        for part in 0..MOVES as u64 + more {
-            begin_part(&mut trials, part, part, &window(50));
-            trials.copied(JobId(part));
-        }
-        let mut unpaid = Vec::new();
-        (0..4).for_each(|_| unpaid.extend(trials.window(&window(50))));
-        let kept = (unpaid[0].moves.len(), unpaid[0].forgotten, unpaid[0].moves[0].ranges[0].start >> 21);
-        assert_eq!(kept, (MOVES, more as usize, more));
-    }
-
-    /// Promotions in each window put the judgement off for ever.
-    #[test]
-    fn parts_that_never_end_are_judged_all_the_same() {
-        let mut trials = Trials::new(2);
-        (0..2).for_each(|_| assert_eq!(trials.window(&window(100)), []));
-        let mut unpaid = Vec::new();
-        let mut windows = 0;
-        while unpaid.is_empty() && windows < 20 {
-            begin_part(&mut trials, windows, windows, &window(50));
-            trials.copied(JobId(windows.saturating_sub(1)));
-            windows += 1;
-            unpaid = trials.window(&window(50));
-        }
-        assert!(windows < 20);
-        // All of them, also those that came while it was compared.
-        assert_eq!(unpaid[0].moves.len() as u64, windows);
-        // Another file has a trial of its own.
-        begin_part(&mut trials, 0, 50, &window(50));
-        begin(&mut trials, None, &window(50));
-        assert!(trials.trials.iter().all(|trial| trial.moves.len() == 1));
-    }
-
-    /// Shares in a thousand of plans with this effect that are found not to pay, if so many parts
-    /// joined them, one a window. Windows scatter by `scatter`, carry over a part of the last one,
-    /// and change by `drift` each.
-    fn taken_back(scatter: f64, carried: f64, drift: f64, effect: f64, joined: u32) -> f64 {
+    /// Shares in a thousand of plans with this effect that are found not to pay. Windows scatter by
+    /// `scatter`, carry over a part of the last one, and change by `drift` each.
+    fn taken_back(scatter: f64, carried: f64, drift: f64, effect: f64) -> f64 {
         const PLANS: u64 = 4000;
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         let mut normal = || {
@@ -591,7 +384,7 @@ mod tests {
                 Work { bytes: (1e9 * rate) as u64, busy_s: 1.0, ..Work::default() }
             };
             let before: Vec<Work> = (0..5).map(|n| work(n, 1.0)).collect();
-            let after: Vec<Work> = (5..11 + joined).map(|n| work(n, 1.0 + effect)).collect();
+            let after: Vec<Work> = (5..11).map(|n| work(n, 1.0 + effect)).collect();
             judge(&before, &after[after.len() - 5..]).is_some()
         };
         (0..PLANS).filter(plan).count() as f64 * 1000.0 / PLANS as f64
@@ -601,18 +394,12 @@ mod tests {
     #[test]
     fn false_alarms_and_power_are_as_stated() {
         let near = |is: f64, stated: f64, by: f64| assert!((is - stated).abs() <= by, "{is} of 1000, stated {stated}");
-        near(taken_back(0.1, 0.0, 0.0, 0.0, 0), 5.0, 4.0);
-        near(taken_back(0.1, 0.5, 0.0, 0.0, 0), 32.0, 10.0);
-        near(taken_back(0.1, 0.8, 0.0, 0.0, 0), 92.0, 16.0);
-        near(taken_back(0.05, 0.0, -0.02, 0.0, 0), 370.0, 30.0);
-        near(taken_back(0.1, 0.0, 0.0, -0.2, 0), 470.0, 30.0);
-        near(taken_back(0.05, 0.0, 0.0, -0.2, 0), 980.0, 10.0);
-        near(taken_back(0.1, 0.0, 0.0, -0.35, 0), 970.0, 10.0);
-        // Joined by five.
-        near(taken_back(0.1, 0.5, 0.0, 0.0, 5), 35.0, 10.0);
-        near(taken_back(0.1, 0.8, 0.0, 0.0, 5), 130.0, 20.0);
-        near(taken_back(0.05, 0.0, -0.02, 0.0, 5), 940.0, 20.0);
-        near(taken_back(0.05, 0.0, -0.01, 0.0, 5), 420.0, 30.0);
-        near(taken_back(0.1, 0.0, 0.0, -0.2, 5), 470.0, 30.0);
+        near(taken_back(0.1, 0.0, 0.0, 0.0), 5.0, 4.0);
+        near(taken_back(0.1, 0.5, 0.0, 0.0), 32.0, 10.0);
+        near(taken_back(0.1, 0.8, 0.0, 0.0), 92.0, 16.0);
+        near(taken_back(0.05, 0.0, -0.02, 0.0), 370.0, 30.0);
+        near(taken_back(0.1, 0.0, 0.0, -0.2), 470.0, 30.0);
+        near(taken_back(0.05, 0.0, 0.0, -0.2), 980.0, 10.0);
+        near(taken_back(0.1, 0.0, 0.0, -0.35), 970.0, 10.0);
     }
 }

@@ -10,9 +10,10 @@
 //! **Limits.** Pure: no I/O, no clock, no randomness, no knowledge of Linux. The engine decides
 //! whether a move may be made *now* (dwell, rate, foreign affinities).
 
+#![warn(missing_docs)]
+
 pub mod at_home;
 pub mod auto;
-mod budget;
 pub mod cache_affinity;
 pub mod dragonfly;
 mod load;

@@ -91,17 +91,14 @@ impl Machine {
         machine
     }
 
-    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// The id of the node with this index.
     pub fn id(&self, node: usize) -> NodeId {
         self.ids[node]
     }
 
-    /// The index of the node with this id.
     #[inline]
     pub fn index(&self, id: NodeId) -> Option<usize> {
         match self.table.get(id.0 as usize) {
@@ -142,7 +139,6 @@ pub(crate) fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
 }
 
-/// The load of each node in one window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Loads {
     /// Bytes read from the node's memory, weighted (Eq. 1).

@@ -120,7 +120,6 @@ impl Doing {
     }
 }
 
-/// A thread of the load.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     /// What it did when the load began, and does now.

@@ -61,7 +61,6 @@ struct Touched {
     hot: f64,
 }
 
-/// The current epoch.
 #[derive(Clone, Debug, Default)]
 struct Epoch {
     /// Its start, on the plane's clock.

@@ -87,7 +87,6 @@ pub(crate) fn distance(topology: &Topology, from: NodeId, to: NodeId) -> u32 {
     topology.distance(from, to).unwrap_or(if from == to { 10 } else { 20 })
 }
 
-/// Whether threads can run on this node.
 pub(crate) fn has_cpus(topology: &Topology, node: NodeId) -> bool {
     topology.node(node).is_some_and(|n| !n.cpus.is_empty())
 }
@@ -108,7 +107,6 @@ pub(crate) fn nearest_to(
     })
 }
 
-/// Formats bytes in decimal units.
 pub(crate) fn show(bytes: f64) -> String {
     match bytes {
         b if b >= 1e12 => format!("{:.1} TB", b / 1e12),

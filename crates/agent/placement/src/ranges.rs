@@ -342,7 +342,6 @@ impl Ranges {
     }
 }
 
-/// The hottest of these, by file.
 fn list(mut seen: Vec<(FileId, Key, Heat)>) -> BTreeMap<FileId, Vec<RangeHeat>> {
     if seen.len() > LISTED {
         seen.select_nth_unstable_by(LISTED, |a, b| b.2.bytes.total_cmp(&a.2.bytes));

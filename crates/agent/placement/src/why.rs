@@ -113,7 +113,6 @@ impl Why {
 }
 
 impl Default for Why {
-    /// The empty sentence.
     fn default() -> Self {
         Self::from("")
     }

@@ -685,8 +685,9 @@ fn settings_refuse_unknown_keys_and_impossible_values() {
     let dragonfly =
         |text: &str| serde_json::from_str::<placement::dragonfly::Settings>(text).map_err(|e| e.to_string());
     assert!(dragonfly(r#"{"migration_bw":0}"#).unwrap_err().contains("0 is not a positive number"));
-    assert!(dragonfly(r#"{"bytes_per_day":-1}"#).unwrap_err().contains("-1 is not a limit"));
-    assert_eq!(dragonfly(r#"{"bytes_per_day":0}"#).unwrap().bytes_per_day, 0.0);
+    assert_eq!(dragonfly(r#"{"max_window_s":0}"#).unwrap().max_window_s, 0.0);
+    let promote = |text: &str| serde_json::from_str::<placement::promote::Settings>(text).map_err(|e| e.to_string());
+    assert!(promote(r#"{"rate":-1}"#).unwrap_err().contains("-1 is not a limit"));
     let npolicy = |text: &str| serde_json::from_str::<placement::npolicy::Settings>(text).map_err(|e| e.to_string());
     assert!(npolicy(r#"{"coverage":80}"#).unwrap_err().contains("80 is not a fraction"));
     assert!(npolicy(r#"{"epoch_s":-1}"#).is_err());

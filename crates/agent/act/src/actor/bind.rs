@@ -9,7 +9,6 @@ use crate::mover::key_of;
 use crate::watched::Births;
 
 impl<B: Births> Actor<B> {
-    /// Sets the affinity of one thread.
     pub(super) fn bind(&mut self, undo: &Undo) -> Result<(), PlaneError> {
         let key = key_of(undo);
         self.watched.watch(undo);
@@ -73,6 +72,6 @@ impl<B: Births> Actor<B> {
         if !process.bound().is_empty() {
             self.processes.insert(id.pid, (id, process.given().clone()));
         }
-        Ok(Started { not_bound, ..self.moves.start_memory(process) })
+        Ok(Started { not_bound, ..self.moves.start_memory(mv, process) })
     }
 }

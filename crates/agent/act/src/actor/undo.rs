@@ -32,7 +32,6 @@ const EXEC_LOOKS: u32 = 50;
 const EXEC_PAUSE: Duration = Duration::from_millis(20);
 
 impl<B: Births> Actor<B> {
-    /// Undoes the move of a thread.
     pub(super) fn undo_move(&mut self, thread: ThreadId, undo: &Undo) -> Result<Undone, PlaneError> {
         if !self.finishing {
             self.finishing = true;

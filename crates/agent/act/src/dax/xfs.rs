@@ -102,7 +102,6 @@ pub(super) fn geometry(file: &File) -> io::Result<(u32, bool)> {
     Ok((geometry.agcount, geometry.flags & EXCHANGE_RANGE != 0))
 }
 
-/// The `FS_XFLAG_` bits of a file.
 pub(super) fn flags(file: &File) -> io::Result<u32> {
     let mut attributes = Attributes::default();
     ioctl(file, GET_ATTRIBUTES, &mut attributes)?;

@@ -12,7 +12,6 @@ pub struct MoveContext {
     /// nothing.
     #[serde(with = "linux::threads::ticks")]
     pub at: u64,
-    /// Session id.
     pub session: u32,
     /// Control group as homenode names it; `None` for the root group.
     #[serde(default, skip_serializing_if = "Option::is_none")]

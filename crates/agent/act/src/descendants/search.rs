@@ -59,11 +59,8 @@ impl Source for Threads {
 /// The relation of a thread to the moved one, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
-    /// Rule 1.
     SameProcess,
-    /// Rule 2.
     Descendant,
-    /// Rule 3.
     Orphan,
 }
 

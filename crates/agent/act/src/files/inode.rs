@@ -39,7 +39,6 @@ const MOST_LINKS: usize = 1024;
 /// have it open alike.
 pub const MOST_READERS: usize = 4;
 
-/// An open inode.
 #[derive(Debug)]
 pub struct Opened {
     /// Open for reading.

@@ -30,7 +30,6 @@ pub(super) enum Handle {
     None,
 }
 
-/// Facts about a kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub handle: Handle,
@@ -52,10 +51,8 @@ pub(super) fn kind(fs_type: &str) -> Option<Kind> {
     Some(Kind { handle, local })
 }
 
-/// The facts about a file's data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Data {
-    /// Where written bytes land.
     pub writes: Option<Writes>,
     /// Whether it can be moved; `None` if that is not known.
     pub movable: Option<bool>,

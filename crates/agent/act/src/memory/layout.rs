@@ -27,14 +27,11 @@ pub struct Layout {
 pub struct Run {
     /// Number of the first page: its address divided by the page size.
     pub first: u64,
-    /// Pages.
     pub pages: u64,
-    /// Their node.
     pub node: NodeId,
 }
 
 impl Run {
-    /// Number of the page after it.
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.pages)
     }
@@ -83,7 +80,6 @@ impl Layout {
         all
     }
 
-    /// Number of pages.
     pub fn pages(&self) -> u64 {
         self.pages
     }
@@ -93,7 +89,6 @@ impl Layout {
         self.bytes.len()
     }
 
-    /// The runs by rising address.
     pub fn runs(&self) -> Runs<'_> {
         Runs { bytes: &self.bytes, end: 0, open: self.open }
     }
@@ -107,7 +102,6 @@ impl Layout {
     }
 }
 
-/// Iterates over the runs of a [`Layout`].
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
     bytes: &'a [u8],

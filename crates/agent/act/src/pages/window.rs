@@ -15,7 +15,6 @@ use topology::NodeId;
 use super::CHUNK;
 use crate::memory::Layout;
 
-/// Bytes, by what became of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub there: u64,
@@ -61,7 +60,6 @@ impl Pick {
         self.runs.get(after).map(|run| run.0.max(page))
     }
 
-    /// Number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.runs.iter().map(|run| run.1 - run.0).sum()
     }
@@ -72,7 +70,6 @@ impl Pick {
     }
 }
 
-/// Bytes of one call.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     pub bytes: u64,
@@ -81,12 +78,10 @@ pub(super) struct Tried {
     pub starved: bool,
 }
 
-/// A mapped window.
 #[derive(Debug)]
 pub(super) struct Window {
     pub offset: u64,
     at: usize,
-    /// Bytes of the file in this window.
     len: u64,
     /// As in [`super::FileMove`].
     from: Option<NodeId>,

@@ -28,12 +28,10 @@ pub use read::{Filter, Line, history, read};
 use crate::state::open_private;
 use crate::{EngineError, Finished, Rail, Undone};
 
-/// Name of the journal.
 pub const JOURNAL: &str = "journal.jsonl";
 /// Name of the part before.
 pub const OLDER: &str = "journal.1.jsonl";
 
-/// One line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Wall-clock time, seconds since 1970-01-01 UTC.
@@ -41,7 +39,6 @@ pub struct Entry {
     /// The thread, process or file it is about, if it is about one.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<About>,
-    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -60,24 +57,19 @@ pub struct About {
     /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// Its kind.
     #[serde(default, skip_serializing_if = "Kind::is_thread")]
     pub kind: Kind,
-    /// File id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<FileId>,
 }
 
-/// Subject of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// A thread.
     #[default]
     Thread,
     /// A process with all its threads.
     Process,
-    /// A file's data.
     File,
 }
 
@@ -106,13 +98,10 @@ impl About {
 /// What became of the moves that were to be undone, in threads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Restored.
     pub restored: usize,
     /// Left alone because something else had changed them.
     pub changed_by_others: usize,
-    /// Had ended.
     pub gone: usize,
-    /// Could not be restored.
     pub failed: usize,
 }
 
@@ -125,13 +114,9 @@ impl From<&Finished> for Counts {
 /// A move that is made, and why.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decided {
-    /// Node it leaves.
     pub from: NodeId,
-    /// Node it goes to.
     pub to: NodeId,
-    /// The rule that decided.
     pub reason: Reason,
-    /// One sentence with the figures.
     pub why: String,
     /// Remote share of the thread, or of the readers, in the window that decided; absent where
     /// nothing was read.
@@ -139,22 +124,18 @@ pub struct Decided {
     pub remote_share: Option<f64>,
 }
 
-/// The event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The daemon began.
     Started {
         /// The daemon's process id.
         daemon: u32,
-        /// Policy.
         policy: String,
     },
     /// The daemon stopped, after it had undone everything it could.
     Stopped(Counts),
     /// The moves of an earlier daemon were undone.
     Recovered(Counts),
-    /// A thread was moved.
     Moved(Decided),
     /// A copy began: of a file, or of a process's memory.
     CopyStarted(Decided),
@@ -169,9 +150,7 @@ pub enum Event {
     },
     /// A copy is over. What was copied stays.
     CopyEnded {
-        /// Node it came from.
         from: NodeId,
-        /// Node it went to.
         to: NodeId,
         /// Bytes to move.
         bytes: u64,
@@ -189,10 +168,8 @@ pub enum Event {
     },
     /// A move did not pay and was taken back.
     RolledBack {
-        /// One sentence with the figures.
         why: String,
     },
-    /// The effect of a move.
     Audited {
         /// Remote share in the window that decided the move.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -201,52 +178,38 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<f64>,
     },
-    /// A rail held a move back.
     HeldBack {
-        /// Node it is on.
         from: NodeId,
-        /// Node the policy wanted.
         to: NodeId,
-        /// Which rail.
         rail: Rail,
-        /// One sentence.
         why: String,
     },
-    /// A move was refused.
     Refused {
-        /// Node it is on.
         from: NodeId,
-        /// Node the policy wanted.
         to: NodeId,
         /// Stable word for programs.
         reason: String,
-        /// One sentence.
         why: String,
     },
     /// A thread ended between decision and move.
     Gone,
     /// A thread's affinity was restored, or left alone.
     Undone {
-        /// Its outcome.
         result: Undone,
         /// The affinity before our first move.
         affinity: String,
         /// On what occasion ("on exit", "after a crash").
         occasion: String,
     },
-    /// A thread's affinity could not be restored.
     UndoFailed {
-        /// Why.
         why: String,
     },
     /// Something else worth knowing.
     Note {
-        /// One sentence.
         text: String,
     },
 }
 
-/// Writes the journal.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,

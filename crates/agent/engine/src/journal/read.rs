@@ -11,9 +11,7 @@ use crate::EngineError;
 /// Which entries to read. Every part that is given must fit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter {
-    /// Thread id.
     pub tid: Option<u32>,
-    /// Process id.
     pub pid: Option<u32>,
     /// Part of a thread's name.
     pub comm: Option<String>,
@@ -56,7 +54,6 @@ pub fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, EngineError> {
 /// An entry, and for a move what it brought.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// The entry.
     pub entry: Entry,
     /// Remote share before and after the move, where both are known.
     pub remote_share: Option<(f64, f64)>,

@@ -9,7 +9,6 @@ const CALM_WINDOWS: u32 = 60;
 /// spare.
 const CALM: f64 = 0.4;
 
-/// Watches the cost of each window.
 #[derive(Clone, Debug, Default)]
 pub struct BudgetWatch {
     over_cpu: u32,

@@ -118,7 +118,6 @@ impl History {
         (self.alone_until, self.unpaid) = (now + settings.oscillation.leave_alone_s, true);
     }
 
-    /// A move was refused.
     pub fn refused(&mut self, now: f64) {
         let pause = (RETRY_S * f64::from(1u32 << self.refusals.min(16))).min(RETRY_MAX_S);
         self.refusals = self.refusals.saturating_add(1);

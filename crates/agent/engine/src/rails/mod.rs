@@ -32,7 +32,6 @@ use rate::TokenBucket;
 /// Most threads that are remembered: some 10 MB.
 pub const TRACKED_MAX: usize = 65_536;
 
-/// The rail that held a move back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rail {
@@ -61,16 +60,12 @@ pub enum Rail {
     Full,
     /// As much as is allowed has been copied in the last 24 hours.
     BytesPerDay,
-    /// Nothing is changed in a dry run.
     DryRun,
 }
 
-/// A move that is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBack {
-    /// By which rail.
     pub rail: Rail,
-    /// One sentence.
     pub why: String,
 }
 
@@ -80,7 +75,6 @@ impl HeldBack {
     }
 }
 
-/// All rails with what they remember.
 #[derive(Debug)]
 pub struct Rails {
     settings: Settings,
@@ -94,7 +88,6 @@ pub struct Rails {
 }
 
 impl Rails {
-    /// Rails that remember nothing yet.
     pub fn new(settings: &Settings) -> Self {
         Self {
             bucket: TokenBucket::new(settings.moves_per_s, settings.burst),
@@ -177,7 +170,6 @@ impl Rails {
         self.give_back();
     }
 
-    /// How many threads are remembered.
     pub fn tracked(&self) -> usize {
         self.threads.len()
     }

@@ -24,7 +24,6 @@ impl TokenBucket {
         self.at = Some(now);
     }
 
-    /// Takes a token, if there is one.
     pub fn take(&mut self) -> bool {
         let there = self.tokens >= 1.0;
         if there {
@@ -33,7 +32,6 @@ impl TokenBucket {
         there
     }
 
-    /// Gives an unused token back.
     pub fn give_back(&mut self) {
         self.tokens = (self.tokens + 1.0).min(self.burst);
     }

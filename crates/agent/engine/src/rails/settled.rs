@@ -34,7 +34,6 @@ const DISPLACED: u32 = 3;
 /// A thread that something else displaced.
 #[derive(Clone, Copy, Debug)]
 struct Displaced {
-    /// Where it was before.
     from: NodeId,
     /// It was not moved since.
     now: bool,
@@ -62,7 +61,6 @@ pub struct Settled {
 }
 
 impl Settled {
-    /// Nothing seen yet.
     pub fn new(settings: &Settle) -> Self {
         Self { settings: settings.clone(), ..Self::default() }.busy_from(load_change::BUSY_BYTES_S)
     }
@@ -116,7 +114,6 @@ impl Settled {
         }
     }
 
-    /// A move was made.
     pub fn made(&mut self, subject: Subject) {
         if self.settings.windows == 0 {
             return;
@@ -127,7 +124,6 @@ impl Settled {
         self.detector.moved(subject);
     }
 
-    /// Parts of a file were moved.
     pub fn parts_made(&mut self, file: &Subject) {
         if self.settings.windows > 0 {
             self.detector.data_moves(file);
@@ -139,7 +135,6 @@ impl Settled {
         self.detector.ended(subject);
     }
 
-    /// How many entries are kept.
     #[cfg(test)]
     pub(crate) fn retained(&self) -> usize {
         self.detector.remembered() + self.displaced.len() + self.owed.len() + self.owing.len()

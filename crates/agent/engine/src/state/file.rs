@@ -11,7 +11,6 @@ use crate::EngineError;
 /// Below this size a file is never worth rewriting.
 const SMALL: u64 = 64 << 10;
 
-/// The state file of a running engine.
 #[derive(Debug)]
 pub struct StateFile {
     dir: PathBuf,

@@ -38,9 +38,7 @@ use rustix::io::Errno;
 use crate::EngineError;
 use records::Replayed;
 
-/// The version of the state file.
 pub const VERSION: u32 = 2;
-/// Name of the state file.
 pub const STATE: &str = "state.jsonl";
 const LOCK: &str = "lock";
 
@@ -143,7 +141,6 @@ impl StateDir {
         Ok(Ok(lock))
     }
 
-    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -18,13 +18,11 @@ use topology::{CpuSet, NodeId};
 use super::VERSION;
 use crate::{Subject, Undo};
 
-/// One line of the state file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub enum Record {
     /// First line: who wrote it, and in which run of the machine.
     Run {
-        /// Format version.
         version: u32,
         /// The plane's epoch (a host's boot id).
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,15 +30,12 @@ pub enum Record {
     },
     /// A thread is about to be moved.
     Hold {
-        /// Name of the thread.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         comm: String,
-        /// Undo record of the move.
         undo: Undo,
     },
     /// The last `hold` of this thread with this value was followed by the move.
     Made {
-        /// As in the undo record.
         subject: Subject,
         /// The value; absent in records of earlier versions: that of the last `hold`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -48,26 +43,17 @@ pub enum Record {
     },
     /// The last `hold` of this thread with this value was not followed by the move.
     NotMade {
-        /// As in the undo record.
         subject: Subject,
         /// As in [`Record::Made`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ours: Option<CpuSet>,
     },
     /// Nothing is to be put back for this thread any more.
-    Done {
-        /// As in the undo record.
-        subject: Subject,
-    },
+    Done { subject: Subject },
     /// A move that may copy is about to begin.
     Job(Job),
     /// It is over, or it had nothing to copy.
-    JobOver {
-        /// Subject of the move.
-        subject: Subject,
-        /// The node it left.
-        from: NodeId,
-    },
+    JobOver { subject: Subject, from: NodeId },
 }
 
 impl Record {
@@ -93,25 +79,20 @@ pub struct Job {
     /// Name of the process, or path of the file.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub comm: String,
-    /// Subject of the move.
     pub subject: Subject,
-    /// The node it leaves.
     pub from: NodeId,
-    /// The node it goes to.
     pub to: NodeId,
 }
 
 /// A thread that may have a value of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
-    /// Name of the thread.
     pub comm: String,
     /// Values of ours that may be in force, oldest first; never empty. They all lead back to the
     /// same affinity.
     pub candidates: Vec<Undo>,
 }
 
-/// Contents of a state file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// The run of the machine it was written in.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use act::Mover;
 use act::data::DataMoves;
 use act::mover::Rules;
-use engine::{JobState, Plane, PlaneError, Progress, Subject, Undone};
+use engine::{Copies as _, JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
 use topology::{CpuSet, FileId};
 
@@ -146,7 +146,7 @@ pub fn file() -> Tried {
         std::fs::write(&path, vec![7; 8 << 20]).unwrap();
         let file = File::open(&path).unwrap();
         let mut mover = Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap();
-        let mut moves = DataMoves::new(Path::new("/proc"));
+        let mut moves = DataMoves::new(Path::new("/proc"), false);
         let topology = topology();
         let reason = |error: PlaneError| match error {
             PlaneError::Refused { reason, .. } => reason,
@@ -167,7 +167,7 @@ pub fn file() -> Tried {
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         std::fs::rename(dir.path().join("other"), &path).unwrap();
         moves.start_file(&file_to(id, None)).unwrap();
-        let over = end(|| moves.jobs.poll());
+        let over = end(|| moves.poll());
         // All of it was written a moment ago, so it is cached.
         assert_eq!((over.state, over.bytes, over.done), (JobState::Done, 8 << 20, 8 << 20));
         assert_eq!(std::fs::read(dir.path().join("moved")).unwrap(), vec![7; 8 << 20]);
@@ -178,7 +178,7 @@ pub fn file() -> Tried {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o666.into(), 0).unwrap();
         assert_eq!(prepare(&mut moves, &file_to(id, None)), Ok(Vec::new()));
         moves.start_file(&file_to(id, None)).unwrap();
-        let over = end(|| moves.jobs.poll());
+        let over = end(|| moves.poll());
         assert_eq!((over.state, over.bytes), (JobState::Gone, 0));
         let subject = file_to(id, None).subject;
         let error = moves.start_file(&file_to(id, None)).unwrap_err();

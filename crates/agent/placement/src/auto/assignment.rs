@@ -26,7 +26,6 @@ use crate::Writes;
 /// Threads of one class on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed {
-    /// The node they run on.
     pub node: usize,
     /// The node that their private data moves to; `None`: it stays.
     pub data: Option<usize>,
@@ -45,7 +44,6 @@ pub(super) struct Assignment {
 }
 
 impl Assignment {
-    /// The current placement.
     pub fn current(classes: &[ThreadClass], demands: &Demands) -> Self {
         let here = |t: &ThreadClass| Placed { node: t.node, data: None, count: t.members.len() };
         Self {
@@ -67,7 +65,6 @@ impl Assignment {
     }
 }
 
-/// The value of an assignment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Worth {
     /// Bytes/s of all listed threads, less the loss of others.
@@ -89,7 +86,6 @@ pub(super) struct Model<'a> {
     pub cpu_worth: f64,
 }
 
-/// Reusable buffers of a [`Model`].
 #[derive(Default)]
 pub(super) struct Scratch {
     pub system: System,

@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 
 use super::demand::{Demand, Demands, Use, Work};
 
-/// Similar threads.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ThreadClass {
     /// Indices in [`Demands::threads`], by rising tid.
@@ -26,7 +25,6 @@ pub(super) struct ThreadClass {
     pub process: usize,
     pub allowed: usize,
     pub pinned: bool,
-    /// The mean of its members.
     pub work: Work,
     /// Bytes of private files of one member, if they can move.
     pub file_bytes: f64,

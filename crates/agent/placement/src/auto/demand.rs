@@ -76,14 +76,11 @@ pub(super) struct Work {
     pub shares: bool,
 }
 
-/// The demand of one thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
     /// Index in the snapshot.
     pub thread: usize,
-    /// The node it is on.
     pub node: usize,
-    /// The index of its process.
     pub process: usize,
     pub work: Work,
     /// Its private files, if all its private data can move with them: (index in the snapshot's
@@ -91,13 +88,11 @@ pub(super) struct Demand {
     pub files: Files,
     /// The nodes where it may run, as an index into [`Demands::allowed`].
     pub allowed: usize,
-    /// Whether it must stay.
     pub pinned: bool,
 }
 
 type Files = SmallVec<[(usize, f64); 1]>;
 
-/// One process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
     pub pid: u32,

@@ -25,7 +25,6 @@ use crate::{NodeBytes, Snapshot};
 /// starves a thread, and a share of 0 has no solution.
 const LEFT_OVER: f64 = 0.05;
 
-/// One node.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
     pub id: NodeId,
@@ -53,7 +52,6 @@ pub(super) struct Node {
 /// The visits of one thread, one for each station.
 pub(super) type Visits = SmallVec<[Visit; 8]>;
 
-/// All nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Hardware {
     pub nodes: Vec<Node>,
@@ -153,7 +151,6 @@ impl Hardware {
         if at == node { 0.0 } else { self.hops(at, node).max(1.0) * self.link_s }
     }
 
-    /// The number of stations: controllers, then ports.
     pub fn stations(&self) -> usize {
         2 * self.len()
     }

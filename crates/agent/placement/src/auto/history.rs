@@ -78,7 +78,6 @@ pub(super) struct History {
     pub recent: Recent,
 }
 
-/// The action of this window.
 pub(super) enum Turn {
     /// Request these moves again, and decide nothing.
     Wait(Vec<Move>),
@@ -225,7 +224,6 @@ impl History {
         (again, copies)
     }
 
-    /// Records the moves of a plan.
     pub fn planned(&mut self, moves: &[Move]) {
         self.plans += 1;
         (self.waits, self.without_plan) = (AFTER_PLAN, 0);
@@ -264,7 +262,6 @@ impl History {
         self.locks.get(&pid).copied().unwrap_or(0.0)
     }
 
-    /// Begins a load.
     fn begin(&mut self) {
         (self.windows, self.plans, self.since_s) = (0, 0, self.now_s);
         self.load.begin();

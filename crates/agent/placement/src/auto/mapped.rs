@@ -47,7 +47,6 @@ impl Mapped {
     }
 }
 
-/// By process.
 pub(super) fn mapped(hardware: &Hardware, snapshot: &Snapshot, own_memory: f64) -> FxHashMap<u32, Mapped> {
     let mut mapped: FxHashMap<u32, Mapped> = FxHashMap::default();
     for process in &snapshot.processes {

@@ -31,7 +31,6 @@ const MOST_STEPS: usize = 400;
 /// Smallest improvement that counts, as a share of the total: the accuracy of a solution.
 const EPSILON: f64 = 1e-5;
 
-/// One possible change.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Change {
     /// Moves some threads of a class to a node, and their private data to a node.
@@ -42,7 +41,6 @@ pub(super) enum Change {
     Group { group: usize, node: usize },
 }
 
-/// The result of the search.
 pub(super) struct Found {
     pub assignment: Assignment,
     pub worth: Worth,

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::{Outcome, OutcomeState, Subject};
 
-/// Copies of processes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Copies {
     /// Of each that runs: the time of the latest window, and the bytes copied until then.

@@ -54,7 +54,6 @@ impl Reading {
     }
 }
 
-/// One process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     /// Start of the process, if known.
@@ -125,7 +124,6 @@ impl History {
         });
     }
 
-    /// Windows in which it read.
     pub fn windows(&self) -> u32 {
         self.windows
     }

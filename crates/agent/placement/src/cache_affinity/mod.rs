@@ -55,11 +55,9 @@ pub struct CacheAffinity {
     copies: Copies,
 }
 
-/// Where a process goes.
 struct Verdict {
     to: NodeId,
     why: String,
-    /// Whether its memory goes, too.
     memory: bool,
 }
 
@@ -119,7 +117,6 @@ fn gain(fraction: f64) -> String {
     format!("{:+.1} %", 100.0 * fraction)
 }
 
-/// The guard's verdict on one file.
 enum Guard {
     Passed { remaining: f64 },
     Failed { reason: &'static str, why: String },

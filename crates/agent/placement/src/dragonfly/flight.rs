@@ -23,7 +23,6 @@ use crate::{OutcomeState, Snapshot, Subject};
 const LEFT: f64 = 0.02;
 /// After this many windows without progress, the rest is requested again.
 const STALLED: u32 = 2;
-/// Largest number of requests for one migration.
 const MOST_ASKED: u32 = 3;
 /// A migration ends after this many times T_m plus [`OVERDUE_WINDOWS`] windows.
 const OVERDUE: f64 = 4.0;
@@ -43,7 +42,6 @@ pub(super) struct Moving {
     pub told: bool,
 }
 
-/// The phase of a migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Phase {
     Running,
@@ -180,7 +178,6 @@ impl Flight {
         self.files.values().map(|m| m.left).sum()
     }
 
-    /// Files that have not moved completely.
     pub fn unmoved(&self) -> impl Iterator<Item = (FileId, &Moving)> {
         self.files.iter().filter(|(_, m)| m.left > LEFT * m.asked).map(|(file, m)| (*file, m))
     }

@@ -12,9 +12,9 @@
 //! ([`mtp`]), from figures that migrations measure ([`estimate`], [`flight`]). When the queue has
 //! waited for T_window and the node is still overloaded, the queue is emptied: a load that lasted
 //! T_window is expected to last for another. The policy thus triggers itself, which the paper
-//! leaves to future work. Files move in the order of benefit per byte. A budget of bytes protects
-//! endurance, and only files that are read often enough move, which bounds write amplification. A
-//! file that has moved stays for a time that doubles with each move.
+//! leaves to future work. Files move in the order of benefit per byte. Only files that are read
+//! often enough move, which bounds write amplification. A file that has moved stays for a time that
+//! doubles with each move.
 //!
 //! **Limits.** One migration runs at a time. Files of unknown size do not move, nor do files whose
 //! data the plane cannot move. The target needs enough memory and must not become the next
@@ -32,7 +32,6 @@ use rustc_hash::FxHashMap;
 pub use settings::Settings;
 use topology::{FileId, NodeId, Topology};
 
-use crate::budget::Budget;
 use crate::load::{Loads, Machine};
 use crate::nthread::{self, MAX_DECLINED, NThread, Variant};
 use crate::processes::{sane, show};
@@ -61,7 +60,6 @@ pub struct Dragonfly {
     locality: NThread,
     queue: Queue,
     estimates: Estimates,
-    budget: Budget,
     flight: Option<Flight>,
     moved: FxHashMap<FileId, Moved>,
 }
@@ -74,7 +72,6 @@ impl Dragonfly {
             locality: NThread::new(Variant::Locality, threads.clone()),
             queue: Queue::default(),
             estimates: Estimates::initial(&settings),
-            budget: Budget::full(settings.burst_bytes, settings.bytes_per_day),
             flight: None,
             moved: FxHashMap::default(),
             settings,
@@ -161,7 +158,7 @@ impl Dragonfly {
         for offer in self.queue.offers() {
             let Some(to) = machine.index(offer.to).filter(|to| machine.memory[*to] == *to) else { continue };
             let Some(free) = free.get_mut(&offer.to).filter(|f| **f >= offer.bytes) else { continue };
-            if bytes + offer.bytes > self.budget.left() || self.refuse(now_s, &offer).is_some() {
+            if self.refuse(now_s, &offer).is_some() {
                 continue;
             }
             let mtp = self.estimates.mtp(remote_bw + offer.remote_bw, bytes + offer.bytes);
@@ -235,7 +232,6 @@ impl Dragonfly {
             *moved = Moved { at_s: now_s, times: moved.times.saturating_add(1) };
             files.insert(offer.file, Moving { to: offer.to, asked: offer.bytes, left: offer.bytes, told: false });
         }
-        self.budget.take(bytes);
         self.flight = Some(Flight::new(from, mtp, files));
         self.queue = Queue::default();
     }
@@ -267,7 +263,6 @@ impl Policy for Dragonfly {
         let gain = self.settings.local_gain;
         let overloaded = usable.then(|| nthread::overloaded_home(&machine, &self.threads, gain, snapshot)).flatten();
         let now_s = sane(snapshot.time_s);
-        self.budget.fill(now_s);
         let forget_s = REMEMBER * self.settings.cooldown_s;
         self.moved.retain(|_, m| (0.0..=forget_s).contains(&(now_s - m.at_s)));
         let Some((source, loads)) = overloaded else {

@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 
 use topology::{FileId, NodeId};
 
-/// One file in the queue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     /// Its bytes on the overloaded node, as last counted; 0 until counted.
@@ -24,13 +23,11 @@ pub(super) struct Request {
     readers: BTreeMap<NodeId, f64>,
 }
 
-/// The effect of moving a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Offer {
     pub file: FileId,
     /// The node whose threads read most of the file remotely.
     pub to: NodeId,
-    /// Bytes to move.
     pub bytes: f64,
     /// Bytes/s read by threads on `to`.
     pub remote_bw: f64,
@@ -48,7 +45,6 @@ impl Offer {
 /// Files that wait for the relief of one overloaded node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
-    /// The overloaded node.
     pub source: Option<NodeId>,
     /// Seconds since the first request.
     pub waited_s: f64,
@@ -62,7 +58,6 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Whether the file is in the queue.
     pub fn contains(&self, file: FileId) -> bool {
         self.requests.contains_key(&file)
     }
@@ -129,7 +124,6 @@ impl Queue {
         Some(Offer { file, to: *to, bytes: request.bytes, remote_bw, local_bw })
     }
 
-    /// The number of files of unknown size.
     pub fn unknown(&self) -> usize {
         self.requests.values().filter(|r| r.bytes <= 0.0).count()
     }

@@ -3,15 +3,15 @@
 use memory_model::figures::{COPY_BYTES, COPY_S, REMOTE_LOAD};
 use serde::{Deserialize, Serialize};
 
-use crate::numbers::{limit, not_negative, positive};
+use crate::numbers::{not_negative, positive};
 
 /// Settings of Dragonfly. The settings of the thread rules are NThread's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Longest T_window in seconds: data that would not pay back by then does not move. Throughput
-    /// falls beyond 6 s in Fig. 6(c).
-    #[serde(deserialize_with = "positive")]
+    /// Longest T_window in seconds: data that would not pay back by then does not move, with
+    /// 0 none at all. Throughput falls beyond 6 s in Fig. 6(c).
+    #[serde(deserialize_with = "not_negative")]
     pub max_window_s: f64,
     /// Shortest T_window in seconds, the paper's choice: a load must have lasted this long before
     /// data moves.
@@ -35,13 +35,6 @@ pub struct Settings {
     /// A file that moved stays for this many seconds, doubled with each further move.
     #[serde(deserialize_with = "not_negative")]
     pub cooldown_s: f64,
-    /// Bytes that may move per day, over all files, to limit wear. 10 TB is about a sixteenth of
-    /// the rating of one 128 GB Optane module.
-    #[serde(deserialize_with = "limit")]
-    pub bytes_per_day: f64,
-    /// Bytes that may move at once after a long time without moves.
-    #[serde(deserialize_with = "limit")]
-    pub burst_bytes: f64,
 }
 
 impl Default for Settings {
@@ -54,8 +47,6 @@ impl Default for Settings {
             margin: 1.25,
             reuse_s: 60.0,
             cooldown_s: 60.0,
-            bytes_per_day: 10e12,
-            burst_bytes: 200e9,
         }
     }
 }

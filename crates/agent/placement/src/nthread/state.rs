@@ -37,7 +37,6 @@ pub(super) struct Candidate {
     pub target: Target,
     /// Its node in the what-if analysis.
     pub initial: usize,
-    /// The node assigned to it.
     pub place: usize,
     /// Whether another thread touched one of its files, or somebody has one open besides.
     pub shares: bool,
@@ -56,7 +55,6 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Whether it has a target.
     pub fn targeted(&self) -> bool {
         self.target.node().is_some()
     }
@@ -110,7 +108,6 @@ pub(super) struct State {
     pub pinned: Vec<usize>,
     /// Number of threads on nodes that are not in the topology.
     pub lost: usize,
-    /// The observed loads.
     pub observed: Loads,
     /// The loads without the candidates.
     pub rest: Loads,

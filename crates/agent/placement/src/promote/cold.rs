@@ -92,7 +92,6 @@ impl Made {
     }
 }
 
-/// How far room is made on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     /// Enough is on its way down.

@@ -112,7 +112,6 @@ const MOST_DOUBLED: u32 = 6;
 /// A range that is hot and on slow memory.
 #[derive(Clone, Copy, Debug)]
 struct Hot {
-    /// Place of its file in the snapshot.
     file: usize,
     start: u64,
     /// Its bytes: 2 MiB, or less at the end of the file.
@@ -161,7 +160,6 @@ pub struct Promote {
     moved: FxHashMap<Subject, BTreeMap<u64, f64>>,
     /// When each range last went down, and how often without a longer stay below.
     down: FxHashMap<Subject, BTreeMap<u64, (f64, u32)>>,
-    /// When a move of a file last began.
     last: FxHashMap<Subject, f64>,
     /// Until when files are left alone whose promotion did not pay or was refused.
     alone: FxHashMap<Subject, f64>,

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use act::memory::Layout;
 use act::watched::Unwatched;
 use act::{Actor, Seen};
 use engine::Copies as _;
@@ -344,12 +345,13 @@ impl VolumePlane {
         nodes
     }
 
-    /// Starts to move a file, or those of its blocks that a layout has.
-    fn start_file(&mut self, mv: &Move, only: Option<&act::memory::Layout>) -> Result<Started, PlaneError> {
+    /// Starts to move a file; with `back` only what that job has moved, which is this.
+    fn start_file(&mut self, mv: &Move, back: Option<(JobId, Layout)>) -> Result<Started, PlaneError> {
         let prepared = self.prepared.remove(&(mv.subject, mv.to));
         let mut copy = prepared.ok_or_else(|| act::data::not_prepared(mv))?;
-        only.into_iter().for_each(|only| copy.only(only));
-        self.actor.moves().start_copy(mv, copy)
+        let (takes_back, only) = back.unzip();
+        only.iter().for_each(|only| copy.only(only));
+        self.actor.moves().start_copy(mv, takes_back, copy)
     }
 
     /// The file that a move is of, ready to be copied.
@@ -428,8 +430,8 @@ impl engine::Copies for VolumePlane {
         if !mv.subject.is_file() {
             return self.actor.moves().take_back(mv);
         }
-        let moved = self.actor.moves().taken_back(mv)?;
-        self.start_file(mv, Some(&moved))
+        let back = self.actor.moves().way_back(mv)?;
+        self.start_file(mv, Some(back))
     }
 }
 
