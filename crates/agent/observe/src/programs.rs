@@ -23,7 +23,7 @@ use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
-use super::records::{self, Counters, Key, Pass, Pending, Usage, Watched, fresh_sampler};
+use super::records::{self, Counters, Key, Pass, Record, Usage, Watched, fresh_sampler, range_key};
 use super::slices::{Limits, Maps, Slicer};
 use linux::births::Descendant;
 
@@ -39,18 +39,12 @@ skeleton!(mod trial_skel = "trial.skel.rs");
 use observe_skel::{ObserveSkel, ObserveSkelBuilder};
 use trial_skel::{TrialSkel, TrialSkelBuilder};
 
-/// Sizes of the programs' own types.
-#[cfg(test)]
-pub(super) mod layout {
-    use super::observe_skel::types;
-
-    pub const KEY: usize = size_of::<types::usage_key>();
-    pub const USAGE: usize = size_of::<types::usage>();
-    pub const RANGE_KEY: usize = size_of::<types::range_key>();
-    pub const PENDING: usize = size_of::<types::pending>();
-    pub const COUNTERS: usize = size_of::<types::counters>();
-    pub const WATCHED: usize = size_of::<types::watched>();
-}
+/// What is drained has the sizes of the compiled programs' types.
+const _: () = {
+    assert!(size_of::<observe_skel::types::usage_key>() == Key::BYTES);
+    assert!(size_of::<observe_skel::types::usage>() == Usage::BYTES);
+    assert!(size_of::<observe_skel::types::range_key>() == range_key::BYTES);
+};
 
 /// The smallest program of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,7 +343,7 @@ impl Programs {
 
     fn fresh_samplers(&mut self, cpus: usize) -> Result<(), libbpf_rs::Error> {
         let map = &self.skel.maps.samplers;
-        let values = vec![fresh_sampler(map.value_size() as usize); cpus];
+        let values = vec![fresh_sampler(); cpus];
         map.update_percpu(&0u32.to_ne_bytes(), &values, MapFlags::ANY)
     }
 
@@ -359,7 +353,7 @@ impl Programs {
     }
 
     fn make_unattributed(&self, epoch: u32) -> Result<(), libbpf_rs::Error> {
-        let zero = [0; super::records::Usage::BYTES];
+        let zero = [0; Usage::BYTES];
         for node in &self.nodes {
             self.table(epoch).update(&Key::unattributed(*node), &zero, MapFlags::ANY)?;
         }
@@ -413,7 +407,7 @@ impl Programs {
 
     /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key,
     /// in the order of the keys.
-    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, Usage)>, ObserveError> {
         // A program that had read the epoch before it ended may still be adding to it.
         self.grace.wait().map_err(bpf("waiting for running programs"))?;
         let pending = self.pending(epoch).map_err(bpf("taking the pending entries of the CPUs"))?;
@@ -422,8 +416,8 @@ impl Programs {
             .drain
             .all(fd, (Key::BYTES, Usage::BYTES), |key, usage| Some((Key::decode(key)?, Usage::decode(usage)?)))
             .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
-        entries.extend(pending.iter().map(|last| (last.key, last.usage)));
-        entries.sort_unstable_by_key(|entry| entry.0);
+        entries.extend(pending);
+        entries.sort_unstable_by_key(|entry| entry.0.order());
         entries.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
             if same {
@@ -444,17 +438,17 @@ impl Programs {
     /// Empties the table of ranges. What is read from a range at that very moment may be lost.
     pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
         let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
-        let drained = self.drain.all(fd, (records::RANGE_KEY_BYTES, size_of::<u64>()), records::range);
+        let drained = self.drain.all(fd, (range_key::BYTES, i64::BYTES), records::range);
         drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 
     /// Takes the pending entry of each CPU for an ended epoch.
-    fn pending(&self, epoch: u32) -> Result<Vec<Pending>, libbpf_rs::Error> {
+    fn pending(&self, epoch: u32) -> Result<Vec<(Key, Usage)>, libbpf_rs::Error> {
         let map = &self.skel.maps.pending;
         let values = map.lookup_percpu(&epoch.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
-        let nothing = vec![vec![0; Pending::BYTES]; values.len()];
+        let nothing = vec![records::nothing_pending(); values.len()];
         map.update_percpu(&epoch.to_ne_bytes(), &nothing, MapFlags::ANY)?;
-        Ok(values.iter().filter_map(|value| Pending::decode(value)).collect())
+        Ok(values.iter().filter_map(|value| records::pending_entry(value)).collect())
     }
 
     /// The counters of each CPU.

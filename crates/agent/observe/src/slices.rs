@@ -42,7 +42,7 @@ use linux::clock::{self, ClockId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::thread::CapabilitySet;
 
-use super::records::{Counters, intf};
+use super::records::{Counters, Record, intf};
 
 /// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the
 /// interrupts it stays below 2 %.
