@@ -15,6 +15,7 @@ pub mod auto;
 mod budget;
 pub mod cache_affinity;
 pub mod dragonfly;
+pub mod flow;
 mod load;
 pub mod load_change;
 pub mod npolicy;

@@ -31,7 +31,7 @@ use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
-use session::units::Groups;
+use session::units::{Asks, Groups};
 use session::window::{self, Window};
 
 use crate::cli::{By, TopArgs};
@@ -99,7 +99,7 @@ impl Source {
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
-            groups: Groups::new(Path::new(plane::PROC)),
+            groups: Groups::new(Path::new(plane::PROC), Asks::FEW),
             volumes: Volumes::new(state_dir),
         })
     }

@@ -175,7 +175,7 @@ mod tests {
     use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
-    use session::window::{FileRow, Mounted, ServiceRow, ThreadRow};
+    use session::window::{FileRow, Mounted, Rates, ServiceRow, ThreadRow};
     use topology::NodeId;
 
     /// Two nodes and three threads, one with a control character in its name.
@@ -245,11 +245,13 @@ mod tests {
             processes: 2,
             threads: 17,
             nodes: vec![NodeId(0), NodeId(1)],
-            remote_share: Some(0.5),
+            rates: Rates {
+                remote_share: Some(0.5),
+                remote_bytes_per_s: read_bytes_per_s / 2.0,
+                read_bytes_per_s,
+                write_bytes_per_s: 1e6,
+            },
             could_be_local_share: Some(0.25),
-            remote_bytes_per_s: read_bytes_per_s / 2.0,
-            read_bytes_per_s,
-            write_bytes_per_s: 1e6,
             cpu: 1.5,
         };
         let mut window = window();
@@ -276,10 +278,12 @@ mod tests {
             path: Some("/data/of/a/very/long/path/to/a/17.sst".to_owned()),
             bytes: [(topology::NodeId(0), 4 << 20), (topology::NodeId(1), 1 << 16)].into_iter().collect(),
             threads: 1,
-            remote_share: Some(0.25),
-            remote_bytes_per_s: 1e6,
-            read_bytes_per_s: 4e6,
-            write_bytes_per_s: 2e6,
+            rates: Rates {
+                remote_share: Some(0.25),
+                remote_bytes_per_s: 1e6,
+                read_bytes_per_s: 4e6,
+                write_bytes_per_s: 2e6,
+            },
         };
         let (mount, policy) = ("/data".into(), "nthread".to_owned());
         let emulated = Some("emulated optane, scale 200".to_owned());
