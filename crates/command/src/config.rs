@@ -194,7 +194,7 @@ mod tests {
     fn a_bad_value_is_named_with_its_line() {
         for (text, place) in [
             ("[engine\n", "h.toml:1:"),
-            ("[node.zero]\nread_bw_max = 1\n", "h.toml:"),
+            ("[node.zero]\nfile_data = true\n", "h.toml:"),
             ("[node.0]\n\nread_bw_max = \"fast\"\n", "h.toml:3:"),
             ("[engine]\nwindow_s = \"long\"\n", "h.toml:2:"),
         ] {

@@ -3,7 +3,7 @@
 use memory_model::figures::{COPY_BYTES, COPY_S, REMOTE_LOAD};
 use serde::{Deserialize, Serialize};
 
-use crate::numbers::{limit, not_negative, positive};
+use crate::numbers::{not_negative, positive};
 
 /// Settings of Dragonfly. The settings of the thread rules are NThread's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Settings {
     #[serde(deserialize_with = "positive")]
     pub local_gain: f64,
     /// Migration speed in bytes/s until measured: 16 KiB in 35 µs (NThread III-C1).
-    #[serde(deserialize_with = "positive")]
+    #[serde(deserialize_with = "topology::units::positive_rate")]
     pub migration_bw: f64,
     /// A file's readers on the target must read this many times as much as its readers on the
     /// source.
@@ -37,10 +37,10 @@ pub struct Settings {
     pub cooldown_s: f64,
     /// Bytes that may move per day, over all files, to limit wear. 10 TB is about a sixteenth of
     /// the rating of one 128 GB Optane module.
-    #[serde(deserialize_with = "limit")]
+    #[serde(deserialize_with = "topology::units::bytes_limit")]
     pub bytes_per_day: f64,
     /// Bytes that may move at once after a long time without moves.
-    #[serde(deserialize_with = "limit")]
+    #[serde(deserialize_with = "topology::units::bytes_limit")]
     pub burst_bytes: f64,
 }
 
