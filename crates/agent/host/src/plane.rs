@@ -71,9 +71,11 @@ impl HostPlane {
                 Err(error) => (None, Some(format!("mapped files are not observed: {error}"))),
             },
         };
-        let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
-        let reclaimed =
-            settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
+        let meter = Meter::open(&settings.act.sys_root, &settings.observe.proc_root, &topology);
+        let reclaimed = settings
+            .observe
+            .ranges
+            .then(|| Reclaimed::new(&settings.observe.proc_root, &settings.act.sys_root, &topology));
         let who = observe::who::tasks(&settings.observe.proc_root);
         let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         plane.actor.ask(who);
@@ -87,7 +89,7 @@ impl HostPlane {
         observer: Option<Box<dyn Observe>>,
     ) -> Result<Self, HostError> {
         Ok(Self {
-            actor: Actor::new(settings.act(), topology, observer)?,
+            actor: Actor::new(settings.act.clone(), topology, observer)?,
             settings,
             facts: None,
             mapped: None,
@@ -136,11 +138,11 @@ impl HostPlane {
         };
         let (mut reclaimed, unknown) = match &mut self.reclaimed {
             Some(reclaimed) => {
-                reclaimed.window(&self.settings.observe.proc_root, &self.settings.sys_root, self.actor.topology())
+                reclaimed.window(&self.settings.observe.proc_root, &self.settings.act.sys_root, self.actor.topology())
             }
             None => (BTreeMap::new(), None),
         };
-        let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
+        let free = topology::sysfs::free_memory(&self.settings.act.sys_root, self.actor.topology());
         let mut load = |node: &Node| NodeLoad {
             read_bytes: seen.node_read.get(node.id),
             write_bytes: seen.node_write.get(node.id),

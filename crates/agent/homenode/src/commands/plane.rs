@@ -46,19 +46,20 @@ pub fn open(
         window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
         ..observe::Settings::default()
     };
-    let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
-    let touch_own_affinity = args.scope.touch_own_affinity;
+    let act = act::Settings {
+        touch_own_affinity: args.scope.touch_own_affinity,
+        beside_sched_ext: args.scope.beside_sched_ext || config.engine.beside_sched_ext,
+        move_back,
+        ..act::Settings::default()
+    };
     // Whole thousandths: settings are compared.
     let budget_milli_cpus = (config.engine.budget.cpu * 1000.0).round() as u32;
     let settings = host::Settings {
         observe,
-        touch_own_affinity,
-        beside_sched_ext,
+        act,
         mapped: policy.wants_mapped,
         idle: policy.wants_idle && ranges,
-        move_back,
         budget_milli_cpus,
-        ..host::Settings::default()
     };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
