@@ -48,7 +48,6 @@ macro_rules! skeleton {
         #[allow(
             clippy::all,
             clippy::pedantic,
-            missing_docs,
             clippy::undocumented_unsafe_blocks,
             clippy::unwrap_used,
             clippy::expect_used
