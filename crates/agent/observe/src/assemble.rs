@@ -28,7 +28,6 @@ use super::types::{FileSeen, ObservedThread};
 /// so, and of so many hardly one has enough bytes to decide where a thread belongs.
 pub(super) const MOST_FILES: usize = 16_384;
 
-/// The node of every CPU, and all nodes.
 #[derive(Debug)]
 pub(super) struct Places {
     node_of_cpu: Vec<Option<NodeId>>,
@@ -36,7 +35,6 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Whether it is a node of the machine.
     pub fn knows(&self, node: u32) -> bool {
         self.nodes.binary_search(&NodeId(node)).is_ok()
     }
@@ -82,7 +80,6 @@ impl Touched {
     }
 }
 
-/// The result of one window.
 #[derive(Debug, Default)]
 pub(super) struct Assembled {
     pub threads: Vec<ObservedThread>,
@@ -90,7 +87,6 @@ pub(super) struct Assembled {
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
     pub node_write: NodeBytes,
-    /// Bytes that were handed on.
     pub handed_bytes: u64,
     /// Bytes on nodes that the machine does not have.
     pub odd_node_bytes: u64,

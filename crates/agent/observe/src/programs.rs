@@ -59,7 +59,6 @@ enum Trial {
 /// What the kernel made of the smallest program of each kind.
 #[derive(Debug)]
 pub(super) struct Trials {
-    /// Whether it loads a program.
     pub load: Result<(), String>,
     pub tracepoint: Result<(), String>,
     pub function: Result<(), String>,
@@ -195,15 +194,12 @@ fn bpf(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> ObserveError
     move |source| ObserveError::Bpf { step, source }
 }
 
-/// Facts about the machine that the programs need.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     /// CPUs that can ever be: length of affinity masks and per-CPU values.
     pub possible_cpus: usize,
     pub nodes: Vec<u32>,
-    /// Entries of a table.
     pub entries: u32,
-    /// The kernel's release.
     pub kernel: String,
     /// Width of the node's number in a page's flags.
     pub node_bits: u32,
@@ -221,7 +217,6 @@ const TASKS: pass::Most = pass::Most { records: 1 << 20, bytes: 2 << 30, cpu: Du
 /// (32 bytes for key and value, and about 60 for the entry).
 const RANGES: u32 = 65_536;
 
-/// Loaded and attached programs.
 pub(super) struct Programs {
     skel: ObserveSkel<'static>,
     pass: Link,
@@ -236,7 +231,6 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Loads and attaches.
     pub fn start(chosen: &Configuration, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
         silence_libbpf();
         match Self::load(&chosen.hooks, chosen.steady, settings, machine) {
@@ -451,7 +445,6 @@ impl Programs {
         Ok(values.iter().filter_map(|value| records::pending_entry(value)).collect())
     }
 
-    /// The counters of each CPU.
     pub fn counters(&self) -> Result<Vec<Counters>, ObserveError> {
         let values = self
             .skel
@@ -490,7 +483,6 @@ impl Programs {
         Ok(bytes.map_err(bpf("reading the marked threads"))?.and_then(|bytes| Watched::decode(&bytes)))
     }
 
-    /// Removes a thread's marks.
     pub fn unmark(&self, tid: u32) {
         // An absent entry was removed when the thread exited.
         _ = self.skel.maps.marked.delete(&tid.to_ne_bytes());

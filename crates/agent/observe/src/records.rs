@@ -123,7 +123,6 @@ pub(super) use intf::{counters as Counters, range_key, usage as Usage, usage_key
 const _: () = assert!(intf::NS_PER_TICK as u64 == linux::threads::NS_PER_TICK);
 const _: () = assert!(1 << intf::RANGE_SHIFT == placement::RANGE_BYTES);
 
-/// One thread in a pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Task {
     pub record: task_record,
@@ -145,7 +144,6 @@ impl DerefMut for Task {
     }
 }
 
-/// All records of one pass.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     pub tasks: Vec<Task>,
@@ -271,7 +269,6 @@ impl Pass {
         Some((task_record::BYTES + 8 * record.mask_words as usize, record.tid.into()))
     }
 
-    /// Takes in a record.
     pub fn take(&mut self, record: &[u8]) {
         let task = self.task(record);
         self.tasks.extend(task);
@@ -286,7 +283,6 @@ impl Pass {
         Some(Task { record, mask: from..self.masks.len() })
     }
 
-    /// The affinity of a task of this pass.
     pub fn mask(&self, task: &Task) -> &[u64] {
         self.masks.get(task.mask.clone()).unwrap_or_default()
     }
@@ -324,12 +320,10 @@ impl Task {
         (self.tid, (self.start_ns >> START_SHIFT) as u32)
     }
 
-    /// Its process.
     pub fn process(&self) -> ProcessId {
         ProcessId { pid: self.tgid, start_ns: as_shown(self.leader_start_ns) }
     }
 
-    /// Its parent process.
     pub fn parent(&self) -> ProcessId {
         ProcessId { pid: self.ppid, start_ns: as_shown(self.parent_start_ns) }
     }

@@ -207,7 +207,6 @@ mod tests {
         task((pid, start), (1, 1), 0)
     }
 
-    /// A procfs with these processes.
     fn procfs(processes: &[(u32, u64)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (pid, start) in processes {

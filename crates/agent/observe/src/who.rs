@@ -39,7 +39,6 @@ pub fn tasks(proc_root: &Path) -> Option<Arc<dyn Tasks>> {
     }
 }
 
-/// The kernel's list of tasks.
 #[derive(Debug)]
 pub struct Who {
     program: OwnedFd,

@@ -35,14 +35,12 @@ skeleton!(mod skel = "hotness.skel.rs");
 
 use skel::{HotnessSkel, HotnessSkelBuilder};
 
-/// One mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
     /// First address beyond it.
     pub end: u64,
-    /// Inode number.
     pub ino: u64,
     /// The file system's device, as the kernel encodes it.
     pub dev: u32,
@@ -59,7 +57,6 @@ pub struct Target {
     pub start_ns: u64,
 }
 
-/// The kernel's answer about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// When the process started, ns since boot.
@@ -68,7 +65,6 @@ pub struct Found {
     pub memory: u64,
 }
 
-/// The loaded programs.
 pub struct Kernel {
     skel: HotnessSkel<'static>,
 }
@@ -103,10 +99,6 @@ impl Kernel {
     }
 
     /// Loads the program that lists mappings, which any machine has.
-    ///
-    /// # Errors
-    ///
-    /// As [`Kernel::open`].
     pub fn of_mappings() -> Result<Self, ObserveError> {
         Self::load(false)
     }
