@@ -23,7 +23,6 @@ use crate::output::units::{bytes, count, percent, seconds, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
 
-/// Observes, and prints one map.
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
@@ -65,7 +64,6 @@ pub fn observe(
     Ok((report, limits))
 }
 
-/// What a group is called in the tables.
 fn unit(cgroup: &str) -> String {
     if cgroup.is_empty() { "(ended)".to_owned() } else { units::name(cgroup) }
 }
@@ -74,7 +72,6 @@ fn share(part: u64, all: u64) -> String {
     if all == 0 { "-".to_owned() } else { percent(part as f64 / all as f64) }
 }
 
-/// The map as tables.
 pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
     let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "control group"));

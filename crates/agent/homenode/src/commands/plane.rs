@@ -107,12 +107,10 @@ pub fn move_only(policy: Traits, command: bool) -> Result<(), Failure> {
     keep_only(privileges::to_move(Path::new(PROC)) | files | memory | when(command, CapabilitySet::KILL))
 }
 
-/// Keeps only the capabilities that observing needs.
 pub fn observe_only() -> Result<(), Failure> {
     keep_only(privileges::to_observe(Path::new(PROC)))
 }
 
-/// Keeps only these capabilities.
 pub fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
     privileges::keep_only(keep)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
@@ -127,7 +125,6 @@ pub fn hurry() {
     }
 }
 
-/// Observes one window.
 pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Failure> {
     plane.observe(window).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot observe", &e))
 }

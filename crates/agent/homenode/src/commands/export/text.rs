@@ -5,12 +5,9 @@ use std::fmt::{Display, Write};
 use placement::flow::{Pair, Sums};
 use session::totals::{Found, Told};
 
-/// How the text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Prometheus's text format 0.0.4.
     Prometheus,
-    /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
@@ -18,7 +15,6 @@ pub enum Form {
 pub const OPEN_METRICS: &str = "application/openmetrics-text";
 
 impl Form {
-    /// Its media type.
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -27,7 +23,6 @@ impl Form {
     }
 }
 
-/// All metrics.
 pub fn metrics(found: &Found, form: Form) -> String {
     let mut text = Text { text: String::new(), form };
     let up = matches!(found, Found::Now(_));

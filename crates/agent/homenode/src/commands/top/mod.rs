@@ -51,7 +51,6 @@ use volumes::Volumes;
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Shows the live view, or one window.
 pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     if global.json && !args.once {
         let failure = Failure::new(Exit::Usage, "usage", "top --json needs --once: the live view is no JSON");
@@ -78,7 +77,6 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     live(move || Source::open(&config, &args, &state_dir, verbose), choices)
 }
 
-/// Where windows come from.
 struct Source {
     plane: HostPlane,
     /// Knows the load of nodes.
@@ -154,7 +152,6 @@ fn table<R>(columns: &[Column<R>], rows: &[R]) -> String {
     table.render()
 }
 
-/// The live view.
 fn live(
     open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
     mut choices: Choices,
@@ -174,11 +171,9 @@ fn live(
     ended.map(|()| Exit::Done)
 }
 
-/// The observing thread.
 struct Watch {
     windows: Receiver<Result<Window, Failure>>,
     window_ms: Arc<AtomicU64>,
-    /// Whether services are shown.
     units: Arc<AtomicBool>,
     thread: thread::Thread,
 }

@@ -60,19 +60,15 @@ fn matches(thread: &ThreadRow, text: &str) -> bool {
         || thread.pid.to_string().contains(text)
 }
 
-/// A column of a table.
 pub struct Column<R> {
     /// Head; `>` stands before heads of figures.
     pub head: &'static str,
-    /// Width in the live view.
     pub width: u16,
     /// Which columns go first when the terminal is narrow: the highest.
     pub expendable: u8,
-    /// The cell's text.
     pub cell: fn(&R) -> String,
 }
 
-/// Columns of the node table.
 pub const NODE_COLUMNS: [Column<NodeRow>; 7] = [
     Column { head: ">node", width: 4, expendable: 0, cell: |n| n.node.to_string() },
     Column { head: ">CPUs", width: 5, expendable: 5, cell: |n| n.cpus.to_string() },
@@ -83,7 +79,6 @@ pub const NODE_COLUMNS: [Column<NodeRow>; 7] = [
     Column { head: ">free memory", width: 11, expendable: 4, cell: |n| size(n.memory_free) },
 ];
 
-/// Columns of the thread table.
 pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: ">tid", width: 7, expendable: 1, cell: |t| t.tid.to_string() },
     Column { head: ">pid", width: 7, expendable: 8, cell: |t| t.pid.to_string() },
@@ -97,7 +92,6 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
-/// Columns of the table of services.
 pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
     Column { head: "service", width: 28, expendable: 0, cell: unit },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
@@ -110,7 +104,6 @@ pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
     Column { head: ">CPU", width: 7, expendable: 6, cell: |u| percent(u.cpu) },
 ];
 
-/// The service's name.
 fn unit(row: &ServiceRow) -> String {
     if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
 }
@@ -123,7 +116,6 @@ fn on_nodes(row: &ServiceRow) -> String {
 /// Most characters of a file's name.
 const NAME: u16 = 24;
 
-/// Columns of the table of files.
 pub const FILE_COLUMNS: [Column<FileRow>; 6] = [
     Column { head: "file", width: NAME, expendable: 0, cell: name },
     Column { head: ">threads", width: 7, expendable: 2, cell: |f| f.threads.to_string() },

@@ -15,13 +15,10 @@ use crate::output::escape;
 /// Columns between two columns of a table.
 const GAP: u16 = 1;
 
-/// State that is drawn.
 pub struct Picture<'a> {
     /// The window, sorted and filtered; absent before the first has passed.
     pub window: Option<&'a Window>,
-    /// The user's choices.
     pub choices: &'a Choices,
-    /// Volumes that can be shown.
     pub volumes: usize,
     /// Why there will be no further window.
     pub ended: Option<&'a str>,
@@ -47,7 +44,6 @@ fn rows(area: Rect, window: Option<&Window>) -> [Rect; 6] {
     Layout::vertical([one, nodes, copies, Constraint::Min(0), files, one]).areas(area)
 }
 
-/// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
     let [title, node_area, copy_area, thread_area, file_area, footer] = rows(frame.area(), picture.window);
     let bold = Style::new().add_modifier(Modifier::BOLD);

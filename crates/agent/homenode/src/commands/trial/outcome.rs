@@ -12,7 +12,6 @@ use crate::signals::Stop;
 /// What is measured of each period.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Key in JSON.
     pub key: &'static str,
     /// For people.
     pub name: &'static str,
@@ -60,7 +59,6 @@ impl Outcome {
         Self { better, ..self }
     }
 
-    /// A value for people.
     pub fn shown(&self, value: f64) -> String {
         match self.form {
             _ if !value.is_finite() => "unknown".to_owned(),
@@ -144,7 +142,6 @@ impl Sums {
         }
     }
 
-    /// Whether the period is over.
     pub fn over(&self) -> bool {
         self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
     }
