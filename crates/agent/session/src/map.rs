@@ -30,33 +30,26 @@ pub const MOST: usize = 10_000;
 /// Kinds of notes that are kept. There are some twenty, but they can have names and causes in them.
 const NOTES_MAX: usize = 100;
 
-/// One control group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Unit {
     /// Path of the group; empty if its processes ended before they could be asked.
     pub cgroup: String,
     /// How many of its processes used file bytes. [`MOST`]: so many or more.
     pub processes: usize,
-    /// Its bytes.
     #[serde(flatten)]
     pub bytes: Flow,
 }
 
-/// One process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Process {
-    /// Process id.
     pub pid: u32,
     /// Name of the thread that was seen first.
     pub comm: String,
-    /// Its control group.
     pub cgroup: String,
-    /// Its bytes.
     #[serde(flatten)]
     pub bytes: Flow,
 }
 
-/// One file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct File {
     /// File id: `major:minor:inode`.
@@ -67,12 +60,10 @@ pub struct File {
     pub size: Option<u64>,
     /// Its bytes in memory by node, as last seen.
     pub nodes: NodeBytes,
-    /// Its bytes.
     #[serde(flatten)]
     pub bytes: Flow,
 }
 
-/// Windows added up.
 #[derive(Clone, Debug, Default)]
 pub struct Map {
     windows: u32,
@@ -91,7 +82,6 @@ pub struct Map {
 pub struct Report {
     /// Format version, 1.
     pub version: u32,
-    /// Windows that were added up.
     pub windows: u32,
     /// Their length together, in seconds.
     pub seconds: f64,
@@ -100,7 +90,6 @@ pub struct Report {
     pub sum: Flow,
     /// Flow that others read, by node: threads that ended within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
-    /// The control groups.
     pub services: Vec<Unit>,
     /// The processes with most bytes.
     pub processes: Vec<Process>,

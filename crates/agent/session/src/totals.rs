@@ -37,12 +37,9 @@ use serde::{Deserialize, Serialize};
 use crate::published;
 use crate::units::{self, Asks, Groups};
 
-/// The file in the state directory.
 pub const FILE: &str = "totals.json";
 
-/// Services with a row of their own.
 pub const SHOWN: usize = 100;
-/// Services that are remembered.
 pub const KEPT: usize = 4096;
 /// The row of all other services.
 pub const OTHER: &str = "other";
@@ -63,7 +60,6 @@ const LONGEST: u64 = 64 << 20;
 /// stretch windows, and stop for a while on a busy machine.
 const LATE: (f64, f64) = (4.0, 5.0);
 
-/// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     /// Format version, 1.
@@ -78,20 +74,16 @@ pub struct Told {
     pub boot_s: f64,
     /// The same in seconds since 1970.
     pub unix_s: f64,
-    /// The policy.
     pub policy: String,
     /// Length of the last window, seconds.
     pub window_s: f64,
-    /// Windows so far.
     pub windows: u64,
     /// Threads that used file bytes in the last window.
     pub threads: u64,
-    /// Threads whose affinity is homenode's.
     pub bound_threads: u64,
     /// Copies that the kernel does not return from.
     #[serde(default)]
     pub stuck_copies: u64,
-    /// Services that are remembered.
     pub units: u64,
     /// CPU time of homenode, without that of copies, seconds; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,34 +94,27 @@ pub struct Told {
     /// Flow that others than the listed threads read, by node of the data: threads that ended
     /// within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
-    /// What became of moves.
     pub moves: Vec<Moves>,
-    /// The services.
     pub rows: Vec<Row>,
 }
 
-/// Moves of one kind with one result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moves {
     /// `thread`, `process` or `file`.
     pub kind: String,
     /// What became of them ([`engine::tally`]).
     pub result: String,
-    /// How many.
     pub count: u64,
 }
 
-/// Flow of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Its name ([`crate::units::name`]), [`OTHER`] or [`UNKNOWN`].
     pub unit: String,
-    /// Its bytes.
     #[serde(flatten)]
     pub bytes: Flow,
 }
 
-/// A service.
 #[derive(Debug, Default)]
 struct Unit {
     /// Flow that were counted while it had a row.
@@ -323,7 +308,6 @@ impl Drop for Totals {
     }
 }
 
-/// What a reader finds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Found {
     /// The daemon runs.
@@ -373,7 +357,6 @@ impl Told {
     }
 }
 
-/// The id of this boot.
 pub(crate) fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

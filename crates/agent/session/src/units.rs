@@ -94,12 +94,9 @@ fn shortened(name: String) -> String {
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 
-/// A service and its control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The service's name.
     pub name: Arc<str>,
-    /// The control group's path.
     pub group: Arc<str>,
 }
 
@@ -127,7 +124,6 @@ impl Groups {
         Self { threads, processes: HashMap::new(), window: 0, turn: 1, asks, left: asks }
     }
 
-    /// A window begins.
     pub fn window(&mut self) {
         let window = self.window;
         if self.processes.len() > MOST {

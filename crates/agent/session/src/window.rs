@@ -17,10 +17,8 @@ use crate::units::Groups;
 /// Files of a volume that are shown, at most.
 const MOST_FILES: usize = 20;
 
-/// One node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeRow {
-    /// Node id.
     pub node: NodeId,
     /// How many CPUs it has online.
     pub cpus: usize,
@@ -69,23 +67,17 @@ fn per_s(bytes: u64, window_s: f64) -> f64 {
     if window_s > 0.0 { bytes as f64 / window_s } else { 0.0 }
 }
 
-/// One thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThreadRow {
-    /// Thread id.
     pub tid: u32,
-    /// Process id.
     pub pid: u32,
     /// Start time, nanoseconds since boot, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// Name.
     pub comm: String,
-    /// Node it runs on.
     pub node: NodeId,
     /// Its home node; absent where it read nothing.
     pub home: Option<NodeId>,
-    /// Its file bytes.
     #[serde(flatten)]
     pub rates: Rates,
     /// CPU use as a fraction of one CPU.
@@ -97,18 +89,13 @@ pub struct ThreadRow {
     pub pinned: Option<String>,
 }
 
-/// One service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRow {
     /// Its name ([`crate::units::name`]); empty for processes that could not be asked.
     pub service: String,
-    /// How many of its processes touched file data.
     pub processes: usize,
-    /// How many of its threads did.
     pub threads: usize,
-    /// The nodes that these threads run on.
     pub nodes: Vec<NodeId>,
-    /// Their file bytes.
     #[serde(flatten)]
     pub rates: Rates,
     /// Share that would be local if each thread ran at its home node; absent where nothing was
@@ -146,7 +133,6 @@ pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow>
     units.into_iter().map(row).collect()
 }
 
-/// One file of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRow {
     /// File id: `major:minor:inode`.
@@ -156,14 +142,11 @@ pub struct FileRow {
     pub path: Option<String>,
     /// Bytes of data on each node.
     pub bytes: NodeBytes,
-    /// How many threads touched it.
     pub threads: usize,
-    /// Its bytes.
     #[serde(flatten)]
     pub rates: Rates,
 }
 
-/// One window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Format version, 1.
@@ -172,9 +155,7 @@ pub struct Window {
     pub window_s: f64,
     /// Share of file bytes read from another node; absent where nothing was read.
     pub remote_share: Option<f64>,
-    /// The nodes.
     pub nodes: Vec<NodeRow>,
-    /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
     /// The services that touched file data; absent unless they are asked for, and of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -189,7 +170,6 @@ pub struct Window {
     pub copies: Vec<Copy>,
     /// Limits of this observation.
     pub notes: Vec<String>,
-    /// The same as the text shows it.
     #[serde(skip)]
     pub shown_notes: Vec<String>,
     /// The first line: long, shorter, shortest.
@@ -298,14 +278,11 @@ impl Window {
     }
 }
 
-/// A copy that goes on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Copy {
     /// Subject of the copy: a file or a process.
     pub name: String,
-    /// The node that it leaves.
     pub from: NodeId,
-    /// The node that it goes to.
     pub to: NodeId,
     /// Bytes to copy; 0 before the first tenth is done.
     pub bytes: u64,
@@ -332,16 +309,12 @@ const LATE_WINDOWS: f64 = 2.0;
 /// Seconds that a decision may take.
 const SLACK_S: f64 = 2.0;
 
-/// A mount and its last window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mounted {
     /// Format version, 1.
     pub version: u32,
-    /// Mount point.
     pub mount: PathBuf,
-    /// The server's process.
     pub pid: u32,
-    /// Policy that decides for it.
     pub policy: String,
     /// Label of emulated memory; absent for real memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,7 +325,6 @@ pub struct Mounted {
     /// The boot in which the window was written, and when, in seconds since then; only in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<(String, f64)>,
-    /// The window.
     pub window: Window,
 }
 
