@@ -35,7 +35,6 @@ use crate::reclaim::Reclaimed;
 use crate::settings::{HostError, Settings};
 use crate::thrift::Spent;
 
-/// The host.
 pub struct HostPlane {
     /// It also has the observer, because it watches the births of the threads that it moves.
     actor: Actor<Box<dyn Observe>>,
@@ -55,7 +54,6 @@ pub struct HostPlane {
 }
 
 impl HostPlane {
-    /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         let mut observer = Observer::open(&settings.observe, &topology)?;
         let budget = f64::from(settings.budget_milli_cpus) / 1000.0;
@@ -82,7 +80,6 @@ impl HostPlane {
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
 
-    /// Opens the host with the given observer.
     pub fn with_observer(
         settings: Settings,
         topology: Topology,
@@ -218,12 +215,10 @@ impl HostPlane {
     }
 }
 
-/// A thread as the actor takes it.
 fn seen(ObservedThread { thread, mask, asked, kernel_thread, .. }: ObservedThread) -> Seen {
     Seen { thread, mask, asked, kernel_thread }
 }
 
-/// Adds mapped files.
 fn add_mapped(processes: &mut Vec<Process>, mapped: Vec<MappedProcess>) {
     for of in mapped {
         match processes.iter_mut().find(|process| process.pid == of.pid) {

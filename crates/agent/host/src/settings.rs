@@ -6,9 +6,7 @@ use placement::Wish;
 /// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Settings of the observer.
     pub observe: observe::Settings,
-    /// Settings of the acting part.
     pub act: act::Settings,
     /// Also observe which pages of mapped files processes use. Default: no, as only some policies
     /// look at it. One that can do without looks at programs that read files by loads alone, and
@@ -36,7 +34,6 @@ impl Default for Settings {
 /// Why the plane cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Observing is impossible.
     #[error(transparent)]
     Observe(#[from] ObserveError),
     /// procfs or sysfs cannot be read.
