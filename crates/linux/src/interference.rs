@@ -45,7 +45,6 @@ pub struct Interference {
     pub found: String,
     /// How it affects homenode, in one sentence.
     pub effect: String,
-    /// Advice to the user.
     pub advice: String,
 }
 

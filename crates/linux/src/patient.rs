@@ -70,7 +70,6 @@ pub const MEMORY: &str = "pagemap";
 /// What is asked: an id, and what of it.
 type Subject = (u32, &'static str);
 
-/// What a thread that answers runs.
 type Question = Box<dyn FnOnce() + Send>;
 
 static SILENT: Mutex<Vec<Subject>> = Mutex::new(Vec::new());
@@ -107,10 +106,6 @@ pub fn ask<T: Send + 'static>(
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// [`ask`] with another limit, for what takes long by itself.
-///
-/// # Errors
-///
-/// Those of [`ask`].
 pub fn ask_for<T: Send + 'static>(
     patience: Duration,
     id: u32,
@@ -121,10 +116,6 @@ pub fn ask_for<T: Send + 'static>(
 }
 
 /// [`ask_for`], given up soon after `stop` is true.
-///
-/// # Errors
-///
-/// Those of [`ask`].
 pub fn ask_until<T: Send + 'static>(
     stop: &dyn Fn() -> bool,
     patience: Duration,
