@@ -18,7 +18,6 @@ use crate::exit::{Exit, Failure};
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The file this was read from.
     #[serde(skip)]
     path: Option<PathBuf>,
     /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
@@ -102,7 +101,6 @@ impl Config {
         self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
     }
 
-    /// From the text of a file.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         toml::from_str(text).map_err(|error| {
             let place = match error.span() {
