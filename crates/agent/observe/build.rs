@@ -96,7 +96,8 @@ fn interface(header: &Path, to: &Path) -> Result<(), String> {
     fs::write(to, rust).map_err(|e| format!("{}: {e}", to.display()))
 }
 
-/// The fields that a line declares: `u32 tid, tgid;`, `char comm[COMM_LEN];`, `struct usage usage;`.
+/// The fields that a line declares: `u32 tid, tgid;`, `char comm[COMM_LEN];`,
+/// `struct usage usage;`.
 fn fields(line: &str) -> Option<String> {
     let line = line.strip_suffix(';')?;
     let (of, names) = line.strip_prefix("struct ").unwrap_or(line).split_once(' ')?;
