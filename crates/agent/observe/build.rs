@@ -1,5 +1,5 @@
-//! Compiles the BPF programs, generates their skeletons, and gives the constants of their interface
-//! to Rust.
+//! Compiles the BPF programs, generates their skeletons, and gives the constants and structures of
+//! their interface to Rust.
 //!
 //! Needs clang with the BPF target: `$CLANG`, or the first of `clang-19` … `clang` on the PATH. The
 //! programs carry their own small kernel structures (CO-RE), so neither kernel headers nor a
@@ -7,7 +7,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,7 +42,7 @@ fn build() -> Result<(), String> {
     let mut include = OsString::from("-I");
     include.push(variable("DEP_BPF_INCLUDE")?);
     arguments.push(include);
-    constants(&sources.join("intf.h"), &out.join("intf.rs"))?;
+    interface(&sources.join("intf.h"), &out.join("intf.rs"))?;
     for name in ["observe", "trial", "checks", "hotness", "who"] {
         SkeletonBuilder::new()
             .source(sources.join(format!("{name}.bpf.c")))
@@ -74,28 +73,59 @@ fn link_for_libelf() {
     }
 }
 
-/// Writes each constant of the interface as one of Rust: a number, `(~0U)`, `(~0ULL)`,
-/// `(1U << SHIFT)`, `(1ULL << SHIFT)`, or a number of 64 bits in hexadecimal.
-fn constants(header: &Path, to: &Path) -> Result<(), String> {
+/// Writes each constant of the interface as one of Rust, and each structure as a `record!`.
+fn interface(header: &Path, to: &Path) -> Result<(), String> {
     let text = fs::read_to_string(header).map_err(|e| format!("{}: {e}", header.display()))?;
     let mut rust = String::new();
+    let mut inside = false;
     for line in text.lines() {
-        let line = line.split("/*").next().unwrap_or_default();
-        let Some((name, value)) = line.strip_prefix("#define ").and_then(|rest| rest.trim().split_once(' ')) else {
-            continue;
-        };
-        let (of, value) = match value.trim() {
-            "(~0U)" => ("u32", "u32::MAX".to_owned()),
-            "(~0ULL)" => ("u64", "u64::MAX".to_owned()),
-            shift if shift.starts_with("(1U << ") => ("u32", shift.replace("1U", "1").replace(['(', ')'], "")),
-            shift if shift.starts_with("(1ULL << ") => ("u64", shift.replace("1ULL", "1").replace(['(', ')'], "")),
-            hex if hex.starts_with("0x") && hex.ends_with("ULL") => ("u64", hex.replace("ULL", "")),
-            number if number.parse::<u32>().is_ok() => ("u32", number.to_owned()),
-            other => return Err(format!("{}: {name} has an unknown form: {other}", header.display())),
-        };
-        writeln!(rust, "pub const {name}: {of} = {value};").map_err(|e| e.to_string())?;
+        let line = line.split("/*").next().unwrap_or_default().trim();
+        let unknown = || format!("{}: of an unknown form: {line}", header.display());
+        if let Some(name) = line.strip_prefix("struct ").and_then(|rest| rest.strip_suffix(" {")) {
+            inside = true;
+            rust += &format!("record! {{ {name} {{\n");
+        } else if inside && line == "};" {
+            inside = false;
+            rust += "} }\n";
+        } else if inside && !line.is_empty() {
+            rust += &fields(line).ok_or_else(unknown)?;
+        } else if let Some((name, value)) = line.strip_prefix("#define ").and_then(|rest| rest.split_once(' ')) {
+            rust += &constant(name, value.trim()).ok_or_else(unknown)?;
+        }
     }
     fs::write(to, rust).map_err(|e| format!("{}: {e}", to.display()))
+}
+
+/// The fields that a line declares: `u32 tid, tgid;`, `char comm[COMM_LEN];`,
+/// `struct usage usage;`.
+fn fields(line: &str) -> Option<String> {
+    let line = line.strip_suffix(';')?;
+    let (of, names) = line.strip_prefix("struct ").unwrap_or(line).split_once(' ')?;
+    let of = match of {
+        "s64" => "i64",
+        "char" => "u8",
+        same => same,
+    };
+    let field = |name: &str| match name.trim().split_once('[') {
+        Some((name, length)) => format!("{name}: [{of}; {} as usize],\n", length.trim_end_matches(']')),
+        None => format!("{}: {of},\n", name.trim()),
+    };
+    Some(names.split(',').map(field).collect())
+}
+
+/// A number, `(~0U)`, `(~0ULL)`, `(1U << SHIFT)`, `(1ULL << SHIFT)`, or a number of 64 bits in
+/// hexadecimal.
+fn constant(name: &str, value: &str) -> Option<String> {
+    let (of, value) = match value {
+        "(~0U)" => ("u32", "u32::MAX".to_owned()),
+        "(~0ULL)" => ("u64", "u64::MAX".to_owned()),
+        shift if shift.starts_with("(1U << ") => ("u32", shift.replace("1U", "1").replace(['(', ')'], "")),
+        shift if shift.starts_with("(1ULL << ") => ("u64", shift.replace("1ULL", "1").replace(['(', ')'], "")),
+        hex if hex.starts_with("0x") && hex.ends_with("ULL") => ("u64", hex.replace("ULL", "")),
+        number if number.parse::<u32>().is_ok() => ("u32", number.to_owned()),
+        _ => return None,
+    };
+    Some(format!("pub const {name}: {of} = {value};\n"))
 }
 
 fn clang() -> Result<OsString, String> {

@@ -18,7 +18,6 @@ use crate::exit::{Exit, Failure};
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The file this was read from.
     #[serde(skip)]
     path: Option<PathBuf>,
     /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
@@ -100,7 +99,6 @@ impl Config {
         self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
     }
 
-    /// From the text of a file.
     pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         toml::from_str(text).map_err(|error| {
             let place = match error.span() {
@@ -185,7 +183,7 @@ mod tests {
     fn a_bad_value_is_named_with_its_line() {
         for (text, place) in [
             ("[engine\n", "h.toml:1:"),
-            ("[node.zero]\nread_bw_max = 1\n", "h.toml:"),
+            ("[node.zero]\nfile_data = true\n", "h.toml:"),
             ("[node.0]\n\nread_bw_max = \"fast\"\n", "h.toml:3:"),
             ("[engine]\nwindow_s = \"long\"\n", "h.toml:2:"),
         ] {

@@ -23,7 +23,6 @@ use crate::output::{self, complain, escape};
 /// Exit codes. The help of `homenode` and docs/guide.md list the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
-    /// Done.
     Done,
     /// Some of the work failed, or `doctor` found something missing.
     Partly,
@@ -40,7 +39,6 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// The number the shell sees.
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -108,7 +106,6 @@ impl Failure {
         self
     }
 
-    /// Adds what the user can do about it.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -120,7 +117,6 @@ impl Failure {
         self
     }
 
-    /// The exit code.
     pub fn exit(&self) -> Exit {
         self.exit
     }

@@ -11,7 +11,6 @@ use crate::output::background::Log;
 /// Environment variable with a filter such as `host=debug,engine=info`.
 const FILTER: &str = "HOMENODE_LOG";
 
-/// Starts logging.
 pub fn init(global: &Global) {
     let level = match global.verbose {
         // What the engine warns of is printed with the window, as a note.

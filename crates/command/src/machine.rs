@@ -18,16 +18,12 @@ use crate::exit::{Exit, Failure};
 /// The kernel's sysfs.
 pub const SYS: &str = "/sys";
 
-/// The kernel's procfs.
 pub const PROC: &str = "/proc";
 
-/// A machine, and where its figures are from.
 pub struct Machine {
-    /// The machine, with the bandwidths that are known.
     pub topology: Topology,
     /// What was measured, if it is of this machine.
     pub measured: Option<Measured>,
-    /// The file of what was measured.
     pub file: PathBuf,
     /// Why that file is not used, although it is there.
     pub unused: Option<String>,
@@ -35,10 +31,6 @@ pub struct Machine {
 }
 
 /// The machine under `sys`, with what was measured and what homenode.toml adds.
-///
-/// # Errors
-///
-/// As [`Machine::read`].
 pub fn read(sys: &Path, config: &Config) -> Result<Topology, Failure> {
     let machine = Machine::read(sys, config)?;
     if let Some(why) = &machine.unused {

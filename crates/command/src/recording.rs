@@ -24,7 +24,6 @@ const LONGEST_LINE: u64 = 1 << 30;
 /// Largest snapshot that is read: 100,000 threads with ten files each are below it.
 const LARGEST: u64 = 1 << 30;
 
-/// A recording that is being written.
 pub struct Writer {
     path: PathBuf,
     out: File,
@@ -86,7 +85,6 @@ impl Writer {
         Ok(whole)
     }
 
-    /// Appends one snapshot.
     pub fn append(&mut self, snapshot: &Snapshot) -> Result<(), Failure> {
         let failure = |e: &io::Error| Failure::io("write", &self.path, e);
         let line = serde_json::to_string(snapshot).map_err(|e| failure(&e.into()))?;
@@ -131,7 +129,6 @@ fn end_of_last_line(file: &mut File, length: u64) -> io::Result<u64> {
     Ok(0)
 }
 
-/// A recording that is being read.
 pub struct Reader {
     name: String,
     lines: BufReader<Box<dyn Read>>,

@@ -17,10 +17,8 @@ use crate::exit::{Exit, Failure};
 /// to write down what it had seen, and was killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Whether a signal has asked us to stop.
 #[derive(Clone, Default)]
 pub struct Stop {
-    /// How many came.
     came: Arc<AtomicUsize>,
     interrupt: Arc<AtomicBool>,
 }
@@ -67,12 +65,10 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Whether it is time to stop.
     pub fn requested(&self) -> bool {
         self.came() > 0
     }
 
-    /// How many signals have asked us to stop.
     pub fn came(&self) -> usize {
         self.came.load(Ordering::Acquire)
     }

@@ -11,32 +11,26 @@ use crate::threads::as_shown;
 /// A watched thread, or one that a watched thread started, directly or over several generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Descendant {
-    /// Thread id.
     pub tid: u32,
-    /// Process id.
     pub pid: u32,
     /// The thread that forked it; for [`Origin::Exec`] of a watched thread, the id which that had
     /// before.
     pub parent_tid: u32,
     /// When it started, ns since boot: to the nanosecond.
     pub start_ns: u64,
-    /// Why it is watched.
     pub origin: Origin,
     /// Its affinity is its own: set by others since it was watched or born, or put back by us.
     pub own: bool,
 }
 
 impl Descendant {
-    /// The thread as procfs shows it.
     pub fn id(&self) -> ThreadId {
         ThreadId { tid: self.tid, start_ns: as_shown(self.start_ns) }
     }
 }
 
-/// Why a thread is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// It was moved.
     Moved,
     /// It was born of a watched thread.
     Born,

@@ -33,7 +33,6 @@ pub enum Group {
     Hidden(String),
 }
 
-/// The machine's cpusets.
 #[derive(Clone, Debug)]
 pub struct Cpusets {
     v1: Option<Mount>,
@@ -41,7 +40,6 @@ pub struct Cpusets {
 }
 
 impl Cpusets {
-    /// Finds the mounts of control groups.
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
         let bytes = std::fs::read(&path).map_err(|e| named(path.display(), e))?;

@@ -5,14 +5,13 @@
 //!
 //! **Approach.** Look for the programs that users have met: numad, the kernel's NUMA balancing,
 //! demotion and DAMON schemes, a sched_ext scheduler, the kubelet's CPU manager, and NRI plugins
-//! that place containers. Report
-//! for each what was found, how it affects homenode's moves, and what to do. homenode turns nothing
-//! off.
+//! that place containers. Report for each what was found, how it affects homenode's moves, and what
+//! to do. homenode turns nothing off.
 //!
 //! Any user may name a process `kubelet` and choose its arguments. So only processes of root in the
 //! first PID and mount namespaces count. Of the files that a kubelet names, only regular ones are
-//! read, without waiting and up to a size. The search runs in a thread of its own and is given up
-//! after a while, because a file system may never answer.
+//! read, without waiting and up to a size. The search is a question of [`patient`], because a file
+//! system may never answer.
 //!
 //! **Limits.** Processes that /proc hides from the caller (`hidepid`, another PID namespace), and
 //! those in containers, are not found. The kubelet's policy is read from its command line, its
@@ -22,25 +21,20 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
-use crate::privileges;
 use crate::threads::field;
+use crate::{patient, privileges};
 
 /// Larger files are not read.
 const FILE_BYTES: u64 = 1 << 20;
 
 /// How long to wait for the search. It takes some ms where nothing hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How often to ask whether to stop.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Something else on this machine that places threads or memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -51,7 +45,6 @@ pub struct Interference {
     pub found: String,
     /// How it affects homenode, in one sentence.
     pub effect: String,
-    /// Advice to the user.
     pub advice: String,
 }
 
@@ -65,38 +58,26 @@ impl Interference {
 /// mount (`/proc`), `sys_root` a sysfs mount (`/sys`). Whatever cannot be read is taken as absent.
 /// Returns after a few seconds at most, and without a result soon after `stop` is true.
 pub fn detect(proc_root: &Path, sys_root: &Path, stop: &dyn Fn() -> bool) -> Vec<Interference> {
-    let (found, finds) = mpsc::sync_channel(1);
     let (proc_root, sys_root) = (proc_root.to_owned(), sys_root.to_owned());
-    let search = std::thread::Builder::new().spawn(move || {
+    let found = patient::ask_until(stop, PATIENCE, 0, "other programs", move || {
         // It reads what others control, and may stay behind for ever.
         if let Err(error) = privileges::keep_only(CapabilitySet::SYS_PTRACE) {
             tracing::debug!(%error, "the search for other programs keeps its privileges");
         }
-        // An error means that the search took too long and the receiver is gone.
-        let _ = found.send(search(&proc_root, &sys_root));
+        Ok(search(&proc_root, &sys_root))
     });
-    let result = match search {
-        Ok(_) => {
-            let last = Instant::now() + PATIENCE;
-            loop {
-                match finds.recv_timeout(PAUSE) {
-                    Ok(found) => break Ok(found),
-                    Err(RecvTimeoutError::Timeout) if stop() => return Vec::new(),
-                    Err(RecvTimeoutError::Timeout) if Instant::now() < last => {}
-                    Err(error) => break Err(error.to_string()),
-                }
-            }
-        }
-        Err(error) => Err(error.to_string()),
-    };
-    result.unwrap_or_else(|error| {
-        vec![Interference::new(
+    // Other questions need the privileges that this one gave up.
+    patient::forget_worker();
+    match found {
+        Ok(found) => found,
+        Err(_) if stop() => Vec::new(),
+        Err(_) => vec![Interference::new(
             "not known",
-            format!("the search for other programs did not end: {error}"),
+            "the search for other programs did not end".to_owned(),
             "another program may place threads without homenode's knowledge",
             "look for processes whose files are on a file system that does not answer",
-        )]
-    })
+        )],
+    }
 }
 
 fn search(proc_root: &Path, sys_root: &Path) -> Vec<Interference> {
@@ -595,14 +576,5 @@ mod tests {
     fn an_nri_resource_policy_is_found_by_name() {
         let found = in_proc(&[("55/comm", "nri-resource-po\n")]);
         assert_eq!(found, one("NRI resource policy", "process 55 (nri-resource-po)"));
-    }
-
-    #[test]
-    fn a_search_that_hangs_ends_when_the_caller_stops() {
-        let sys = root(&[("kernel/sched_ext/root/ops", "x\n")]);
-        // Nobody ever writes to it, so opening it for reading does not return.
-        let fifo = sys.path().join("kernel/sched_ext/state");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
-        assert_eq!(detect(Path::new("/nonexistent"), sys.path(), &|| true), []);
     }
 }

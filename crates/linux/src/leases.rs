@@ -34,7 +34,6 @@ const MOST: u64 = 256 << 10;
 /// For how long a longer list is not read again.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// What a list says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Leases {
     /// The inodes in it.

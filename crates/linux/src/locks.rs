@@ -22,7 +22,6 @@ pub struct Lock<'a> {
     pub pid: i32,
     /// Major and minor number of the file system's device. Of btrfs, `stat(2)` says another one.
     pub dev: (u32, u32),
-    /// The file.
     pub ino: u64,
 }
 

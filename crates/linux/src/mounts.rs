@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use topology::FileId;
 
-/// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Its id, as `statx` gives it.
@@ -16,11 +15,9 @@ pub struct Mount {
     pub dev: u32,
     /// The directory of the file system that is visible there; `/`: the whole of it.
     pub root: PathBuf,
-    /// Mount point.
     pub point: PathBuf,
     /// Whether files can be written through this mount.
     pub writable: bool,
-    /// Type of its file system.
     pub fs_type: String,
     /// Options of the superblock, such as `dax=always`.
     pub options: String,
@@ -47,7 +44,6 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Reads a table.
     pub fn parse(table: &[u8]) -> Self {
         let mut mounts = Self::default();
         for mount in list(table) {
@@ -60,12 +56,10 @@ impl Mounts {
         mounts
     }
 
-    /// The mounts of a device.
     pub fn of_dev(&self, dev: u32) -> impl Iterator<Item = &Mount> {
         self.by_dev.get(&dev).into_iter().flatten().filter_map(|id| self.by_id.get(id))
     }
 
-    /// The mount with this id.
     pub fn of_id(&self, id: u64) -> Option<&Mount> {
         self.by_id.get(&id)
     }

@@ -70,7 +70,6 @@ pub const MEMORY: &str = "pagemap";
 /// What is asked: an id, and what of it.
 type Subject = (u32, &'static str);
 
-/// What a thread that answers runs.
 type Question = Box<dyn FnOnce() + Send>;
 
 static SILENT: Mutex<Vec<Subject>> = Mutex::new(Vec::new());
@@ -103,12 +102,22 @@ pub fn ask<T: Send + 'static>(
     ask_for(PATIENCE, id, what, question)
 }
 
+/// How often to ask whether to stop.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// [`ask`] with another limit, for what takes long by itself.
-///
-/// # Errors
-///
-/// Those of [`ask`].
 pub fn ask_for<T: Send + 'static>(
+    patience: Duration,
+    id: u32,
+    what: &'static str,
+    question: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    ask_until(&|| false, patience, id, what, question)
+}
+
+/// [`ask_for`], given up soon after `stop` is true.
+pub fn ask_until<T: Send + 'static>(
+    stop: &dyn Fn() -> bool,
     patience: Duration,
     id: u32,
     what: &'static str,
@@ -128,15 +137,22 @@ pub fn ask_for<T: Send + 'static>(
     };
     let (tell, told) = sync_channel(1);
     let over = Arc::new(AtomicBool::new(false));
-    let end = End { subject: (id, what), over: Arc::clone(&over) };
+    let asked = End { subject: (id, what), over: Arc::clone(&over) };
     put(Box::new(move || {
         let before = own_cpu_ns();
         let answer = question();
         // Nobody listens after the time is over.
         let _ = tell.send((answer, own_cpu_ns().saturating_sub(before)));
-        drop(end);
+        drop(asked);
     }))?;
-    let answer = match told.recv_timeout(patience) {
+    let end = Instant::now() + patience;
+    let answer = loop {
+        match told.recv_timeout(PAUSE.min(end.saturating_duration_since(Instant::now()))) {
+            Err(RecvTimeoutError::Timeout) if Instant::now() < end && !stop() => {}
+            answer => break answer,
+        }
+    };
+    let answer = match answer {
         Err(RecvTimeoutError::Timeout) => {
             let mut silent = silent();
             if !over.load(Ordering::Relaxed) {
@@ -328,6 +344,16 @@ mod tests {
         while ask_again().is_err() {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_question_that_hangs_is_given_up_when_the_caller_stops() {
+        let (_keep, wait) = channel::<()>();
+        let hang = move || wait.recv().map_err(io::Error::other);
+        let begun = Instant::now();
+        let error = ask_until(&|| true, Duration::from_secs(600), u32::MAX - 5, "of_a_stop", hang).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
 
     /// 32 readers that hung in `execve()` kept homenode from undoing anything.

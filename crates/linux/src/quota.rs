@@ -13,23 +13,18 @@ pub const PROJECT: &str = "trusted.homenode.project";
 /// Users and projects that one answer has room for.
 pub const MOST: usize = 500;
 
-/// Whose space it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
-    /// A user's.
     User(u32),
-    /// A project's.
     Project(u32),
 }
 
 /// What a user or a project uses and may. Limits of 0 are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quota {
-    /// Whose.
     #[serde(flatten)]
     pub subject: Subject,
-    /// Bytes of data and logs.
     pub bytes: u64,
     /// Of these, at most.
     pub bytes_limit: u64,
@@ -51,7 +46,6 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Its form as an attribute's value.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -60,7 +54,6 @@ impl Quotas {
 /// Limits for a user or a project: `user 1000 1073741824 0`, of bytes and of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Whose.
     pub subject: Subject,
     /// Bytes; 0: no limit.
     pub bytes: u64,

@@ -14,10 +14,6 @@ pub fn random() -> f64 {
 }
 
 /// A random number that nobody can guess.
-///
-/// # Errors
-///
-/// The kernel's.
 pub fn secret() -> io::Result<u64> {
     let mut bytes = [0; 8];
     getrandom(&mut bytes, GetRandomFlags::empty())?;

@@ -60,13 +60,10 @@ pub mod ticks {
 pub struct Stat {
     /// The thread: its start time is in whole hundredths of a second.
     pub id: ThreadId,
-    /// Name.
     pub comm: String,
     /// Process id of the parent.
     pub ppid: u32,
-    /// Session id.
     pub session: u32,
-    /// Whether it is a kernel thread.
     pub kernel_thread: bool,
     /// The CPU it runs on, or ran on last.
     pub cpu: u32,
@@ -101,10 +98,6 @@ pub enum Pinned {
 
 impl Pinned {
     /// Whether the thread with this id is still the one that was pinned. Waits for nobody.
-    ///
-    /// # Errors
-    ///
-    /// As the kernel gives them.
     pub fn is_still(&self, id: ThreadId) -> io::Result<bool> {
         match self {
             // Looking up a file takes no lock of the thread, whatever reading it takes.
@@ -151,7 +144,6 @@ pub(crate) fn read_again<'a>(file: &File, into: &'a mut [u8]) -> io::Result<Opti
     }
 }
 
-/// Threads of a machine.
 #[derive(Clone, Debug)]
 pub struct Threads {
     proc_root: PathBuf,
@@ -169,7 +161,6 @@ impl Threads {
         self.tasks = tasks;
     }
 
-    /// The procfs.
     pub fn root(&self) -> &Path {
         &self.proc_root
     }
@@ -282,10 +273,6 @@ impl Threads {
 
     /// The CPUs that a thread was given, also those that are offline now, which the system call
     /// leaves out.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Threads::status`].
     pub fn affinity(&self, tid: u32) -> io::Result<CpuSet> {
         let unknown = || io::Error::new(ErrorKind::InvalidData, format!("/proc/{tid}/status has an unknown form"));
         field(&self.status(tid)?, "Cpus_allowed_list").and_then(|list| list.parse().ok()).ok_or_else(unknown)
@@ -334,7 +321,6 @@ fn started(tid: u32, stat: PathBuf) -> io::Result<u64> {
     parse(&bytes).map(|(_, stat)| stat.id.start_ns).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-/// The numeric names in a directory.
 fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {

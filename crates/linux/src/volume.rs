@@ -62,7 +62,6 @@ const STOPPING: Duration = Duration::from_secs(30);
 pub enum Order {
     /// `1`, or `1 rate=100000000`: to this node, at most so many bytes a second.
     To(NodeId, Option<u64>),
-    /// `cancel`.
     Cancel,
 }
 
@@ -109,16 +108,13 @@ pub struct Drain {
     pub stays: Vec<Stays>,
     /// How many more stay.
     pub more: usize,
-    /// How long it has taken.
     pub seconds: f64,
     /// Errno of a failure.
     pub errno: Option<i32>,
-    /// Why it failed.
     pub why: Option<String>,
 }
 
 impl Drain {
-    /// Its form as an attribute's value.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -127,11 +123,9 @@ impl Drain {
 /// A file or directory of which something stays in a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stays {
-    /// Its number.
     pub inode: u64,
     /// A path to it from the root of the volume, if one was found.
     pub path: Option<String>,
-    /// Why it stays.
     pub why: String,
 }
 
@@ -162,28 +156,23 @@ pub struct Migration {
     pub moved_bytes: u64,
     /// Bytes that were there before.
     pub already_bytes: u64,
-    /// How long it has taken.
     pub seconds: f64,
     /// Errno of a failure.
     pub errno: Option<i32>,
-    /// Why it failed.
     pub why: Option<String>,
 }
 
 impl Migration {
-    /// Its form as an attribute's value.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// What [`SCRUB`] can be set to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScrubOrder {
     /// `start`, or `start rate=100000000`: goes on where the last one was stopped, or begins; at most
     /// so many bytes a second.
     Start(Option<u64>),
-    /// `cancel`.
     Cancel,
 }
 
@@ -252,7 +241,6 @@ impl Scrub {
     }
 }
 
-/// Damage that a scrub has found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScrubFault {
     /// The inode; `None`: it is a superblock.
@@ -261,7 +249,6 @@ pub struct ScrubFault {
     pub path: Option<String>,
     /// The bytes of the file, from and to; `None`: it is no data.
     pub bytes: Option<(u64, u64)>,
-    /// What is wrong.
     pub what: String,
     /// It was put right.
     pub mended: bool,
@@ -309,11 +296,9 @@ pub struct Place {
 /// Who serves a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// Its process.
     pub pid: i32,
     /// The process that starts the next one when it dies, if there is one.
     pub holder: Option<i32>,
-    /// Its version.
     pub version: String,
     /// Device and inode of its program.
     pub program: (u64, u64),

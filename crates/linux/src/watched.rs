@@ -15,7 +15,6 @@ pub struct Watched {
     stat: Open,
     /// Only where its CPU time is wanted.
     schedstat: Option<File>,
-    /// Its process.
     pub pid: u32,
     /// When it started, as in [`Stat::id`].
     pub start_ns: u64,
@@ -67,19 +66,11 @@ impl Watched {
     }
 
     /// The thread as it is now; `None` if it has ended. A zombie has not.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     pub fn now(&self) -> io::Result<Option<Stat>> {
         Ok(self.stat.read()?.map(|(_, stat)| stat))
     }
 
     /// Its CPU time; `None` if it has ended, or the kernel does not count it, or it was not wanted.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     pub fn time(&self) -> io::Result<Option<Time>> {
         let mut bytes = [0; 128];
         let Some(schedstat) = &self.schedstat else { return Ok(None) };

@@ -11,6 +11,8 @@
 //! **Limits.** Policy `auto` and the laboratory share the figures, though not the equations: an
 //! error of a figure misleads both in the same way.
 
+#![warn(missing_docs)]
+
 pub mod figures;
 mod profile;
 pub mod queues;

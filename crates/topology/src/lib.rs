@@ -11,6 +11,8 @@
 //! **Limits.** A topology shows one moment: CPUs that go on- or offline later show at the next
 //! read. [`sysfs::outline`] tells cheaply whether one is due.
 
+#![warn(missing_docs)]
+
 mod bytes;
 pub mod capture;
 pub mod config;
@@ -22,6 +24,7 @@ mod regions;
 mod source;
 pub mod sysfs;
 pub mod tiers;
+pub mod units;
 
 pub use bytes::NodeBytes;
 pub use cpus::{CpuSet, ParseCpuSetError};

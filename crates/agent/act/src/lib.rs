@@ -16,8 +16,6 @@
 //!
 //! **Limits.** Threads in containers whose control groups are hidden from us are refused.
 
-#![allow(missing_docs)]
-
 mod actor;
 pub mod copying;
 pub mod data;

@@ -4,7 +4,8 @@
 //! The window right after a move is not judged, because it includes reads from before the move. The
 //! next [`JUDGED`] windows in which something is read are taken together, weighted by bytes.
 
-use placement::{FileUse, Snapshot, Thread};
+use placement::Snapshot;
+pub(crate) use placement::flow::Sums as Bytes;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::FileId;
 
@@ -14,33 +15,6 @@ use crate::journal::{About, Event};
 const JUDGED: u32 = 2;
 /// Windows after which a move is judged by the data so far, even if there is none.
 const PATIENCE: u32 = 10;
-
-/// File bytes read, and those of them that came from another node.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Bytes {
-    read: u64,
-    remote: u64,
-}
-
-impl Bytes {
-    pub(crate) fn of_thread(thread: &Thread) -> Self {
-        Self { read: thread.read_bytes.total(), remote: thread.remote_bytes() }
-    }
-
-    fn of_file(thread: &Thread, used: &FileUse) -> Self {
-        let read = used.read_bytes.total();
-        Self { read, remote: read.saturating_sub(used.read_bytes.get(thread.node)) }
-    }
-
-    pub(crate) fn add(&mut self, more: Self) {
-        self.read = self.read.saturating_add(more.read);
-        self.remote = self.remote.saturating_add(more.remote);
-    }
-
-    pub(crate) fn remote_share(self) -> Option<f64> {
-        (self.read > 0).then(|| self.remote as f64 / self.read as f64)
-    }
-}
 
 /// Share of the file bytes that a thread, the threads of a process, or the readers of a file read
 /// from another node; `None` where nothing was read.
@@ -74,7 +48,7 @@ fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subje
         }
         for used in thread.files.iter().filter(|_| !files.is_empty()) {
             if let Some(file) = files.get(&used.file) {
-                add(*file, Bytes::of_file(thread, used));
+                add(*file, Bytes::of_use(thread, used));
             }
         }
     }
@@ -117,7 +91,7 @@ impl Audit {
         for (subject, watched) in &mut self.watched {
             watched.windows += 1;
             let bytes = seen.get(subject).copied().unwrap_or_default();
-            if watched.windows > 1 && watched.judged < JUDGED && bytes.read > 0 {
+            if watched.windows > 1 && watched.judged < JUDGED && bytes.read_bytes > 0 {
                 watched.judged += 1;
                 watched.after.add(bytes);
             }

@@ -13,8 +13,6 @@
 //! by the snapshots (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock
 //! time appears only in the journal.
 
-#![allow(missing_docs)]
-
 mod attempt;
 pub mod audit;
 mod carry;

@@ -28,6 +28,7 @@ pub struct Settings {
     pub budget: Budget,
     /// Largest size of the journal in bytes, both of its files together. Default 8 MiB: it lies in
     /// memory under `/run`.
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub journal_bytes: u64,
     /// Moves that copy, and moves that do not pay: `[moves]` in `homenode.toml`. Without that
     /// section, as in a simulation, they are unlimited.
@@ -56,10 +57,12 @@ pub struct Moves {
     /// Bytes per second that all copies together may take. Default 5e8: a quarter of the writes
     /// that one Optane module of 128 GB sustains (1.85 GB/s, NThread's machine), so that a copy
     /// leaves the load most of the slowest memory there is.
+    #[serde(deserialize_with = "topology::units::rate")]
     pub rate: f64,
     /// Bytes that may be copied in 24 hours. Default 1.6e12: a hundredth of what an Optane module
     /// of 128 GB may be written each day of its five years (292 PB in all, Intel's data sheet).
     /// Copies take no more of its endurance than that.
+    #[serde(deserialize_with = "topology::units::bytes_limit")]
     pub bytes_per_day: f64,
     /// How many copies may run at once. Default 2: one goes on while the other waits for a busy
     /// page.
@@ -118,6 +121,7 @@ pub struct Budget {
     /// CPU time per second: 0.03 (the default) is three hundredths of one CPU.
     pub cpu: f64,
     /// Resident memory in bytes. Default 64 MiB.
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub memory_bytes: u64,
     /// For how many consecutive windows the cost must exceed the budget. Default 5: start-up and
     /// single bursts do not count.

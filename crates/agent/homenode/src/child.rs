@@ -28,7 +28,6 @@ pub struct Child {
     inner: std::process::Child,
     pid: Pid,
     name: String,
-    /// Whether it was let go.
     began: bool,
 }
 
@@ -54,7 +53,6 @@ impl Child {
         }
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.inner.id()
     }
@@ -78,7 +76,6 @@ impl Child {
         Ok(())
     }
 
-    /// Whether it was let run.
     pub fn began(&self) -> bool {
         self.began
     }
@@ -93,12 +90,10 @@ impl Child {
             .map_err(|e| Failure::from_error(Exit::Io, format!("cannot signal {}", self.name), &io::Error::from(e)))
     }
 
-    /// Whether it has ended.
     pub fn ended(&mut self) -> bool {
         !matches!(self.inner.try_wait(), Ok(None))
     }
 
-    /// Waits for its end.
     pub fn wait(mut self) -> Exit {
         self.inner.wait().map_or(Exit::Io, exit)
     }

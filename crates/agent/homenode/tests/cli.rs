@@ -131,7 +131,7 @@ fn measured_figures_are_used_and_those_of_another_machine_are_not() {
         fs::write(&file, measured.to_string()).unwrap();
     };
     write(&topology);
-    fs::write(&config, format!("measured = {file:?}\n[node.{node}]\nwrite_bw_max = 1e9\n")).unwrap();
+    fs::write(&config, format!("measured = {file:?}\n[node.{node}]\nwrite_bw_max = \"1GB/s\"\n")).unwrap();
     let config = config.to_str().unwrap();
     let (code, out, err) = ends(&["nodes", "--json", "--config", config]);
     assert_eq!((code, err.as_str()), (0, ""));
@@ -282,7 +282,9 @@ fn a_bad_configuration_is_named_with_key_and_line() {
         ("[nthread]\nlocality_margin = -1\n", ":2:", "-1"),
         ("[engine]\nwindow_s = 0.0\n", ":", "window_s"),
         ("[node.0]\nread_bw_max = \"fast\"\n", ":2:", "fast"),
-        ("[node.77]\nread_bw_max = 1\n", ":", "node.77"),
+        ("[node.77]\nread_bw_max = \"1GB/s\"\n", ":", "node.77"),
+        ("[node.0]\nread_bw_max = 6\n", ":2:", "the unit is missing, as in 6MB/s"),
+        ("[nthread]\nlocality_margin = 20\n", ":2:", "the unit is missing, as in 20MB/s"),
         ("[colour]\n", ":1:", "colour"),
     ] {
         fs::write(&config, text).unwrap();

@@ -48,7 +48,6 @@ pub fn open(event: Event, cpu: u32) -> io::Result<Counter> {
     }
 }
 
-/// An open counter.
 pub struct Counter {
     file: File,
     /// The last reading: count, time enabled, time running.
@@ -56,7 +55,6 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Reads from this file.
     pub fn new(file: File) -> Self {
         Self { file, last: [0; 3] }
     }

@@ -35,7 +35,6 @@ use crate::reclaim::Reclaimed;
 use crate::settings::{HostError, Settings};
 use crate::thrift::Spent;
 
-/// The host.
 pub struct HostPlane {
     /// It also has the observer, because it watches the births of the threads that it moves.
     actor: Actor<Box<dyn Observe>>,
@@ -55,7 +54,6 @@ pub struct HostPlane {
 }
 
 impl HostPlane {
-    /// Opens the host for observing and acting.
     pub fn open(settings: Settings, topology: Topology) -> Result<Self, HostError> {
         let mut observer = Observer::open(&settings.observe, &topology)?;
         let budget = f64::from(settings.budget_milli_cpus) / 1000.0;
@@ -71,23 +69,24 @@ impl HostPlane {
                 Err(error) => (None, Some(format!("mapped files are not observed: {error}"))),
             },
         };
-        let meter = Meter::open(&settings.sys_root, &settings.observe.proc_root, &topology);
-        let reclaimed =
-            settings.observe.ranges.then(|| Reclaimed::new(&settings.observe.proc_root, &settings.sys_root, &topology));
+        let meter = Meter::open(&settings.act.sys_root, &settings.observe.proc_root, &topology);
+        let reclaimed = settings
+            .observe
+            .ranges
+            .then(|| Reclaimed::new(&settings.observe.proc_root, &settings.act.sys_root, &topology));
         let who = observe::who::tasks(&settings.observe.proc_root);
         let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         plane.actor.ask(who);
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
 
-    /// Opens the host with the given observer.
     pub fn with_observer(
         settings: Settings,
         topology: Topology,
         observer: Option<Box<dyn Observe>>,
     ) -> Result<Self, HostError> {
         Ok(Self {
-            actor: Actor::new(settings.act(), topology, observer)?,
+            actor: Actor::new(settings.act.clone(), topology, observer)?,
             settings,
             facts: None,
             mapped: None,
@@ -136,11 +135,11 @@ impl HostPlane {
         };
         let (mut reclaimed, unknown) = match &mut self.reclaimed {
             Some(reclaimed) => {
-                reclaimed.window(&self.settings.observe.proc_root, &self.settings.sys_root, self.actor.topology())
+                reclaimed.window(&self.settings.observe.proc_root, &self.settings.act.sys_root, self.actor.topology())
             }
             None => (BTreeMap::new(), None),
         };
-        let free = topology::sysfs::free_memory(&self.settings.sys_root, self.actor.topology());
+        let free = topology::sysfs::free_memory(&self.settings.act.sys_root, self.actor.topology());
         let mut load = |node: &Node| NodeLoad {
             read_bytes: seen.node_read.get(node.id),
             write_bytes: seen.node_write.get(node.id),
@@ -216,12 +215,10 @@ impl HostPlane {
     }
 }
 
-/// A thread as the actor takes it.
 fn seen(ObservedThread { thread, mask, asked, kernel_thread, .. }: ObservedThread) -> Seen {
     Seen { thread, mask, asked, kernel_thread }
 }
 
-/// Adds mapped files.
 fn add_mapped(processes: &mut Vec<Process>, mapped: Vec<MappedProcess>) {
     for of in mapped {
         match processes.iter_mut().find(|process| process.pid == of.pid) {

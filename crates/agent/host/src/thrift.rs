@@ -9,7 +9,6 @@ use crate::facts::Facts;
 /// How far windows may be stretched. A run ends only when its window does.
 const STRETCH_MAX: u32 = 4;
 
-/// What homenode has spent.
 #[derive(Debug)]
 pub(crate) struct Spent {
     /// In the last window, without copies: they are paced, and not for observing.

@@ -7,7 +7,6 @@ use linux::allocation::{self, Before, Spread};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use topology::NodeId;
 
-/// Pages to ask where they are.
 const ASKED: usize = 256;
 
 /// Anonymous memory of zeros, all of it present, on one node.
@@ -76,13 +75,11 @@ impl Buffer {
         Ok(())
     }
 
-    /// Its content.
     pub fn words(&self) -> &[u64] {
         // SAFETY: `words` words of this value's own mapping, which lives as long as the borrow.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 
-    /// Its content, to be changed.
     pub fn words_mut(&mut self) -> &mut [u64] {
         // SAFETY: as above, and the borrow is unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.words) }

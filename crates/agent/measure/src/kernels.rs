@@ -71,7 +71,6 @@ pub fn load(words: &[u64]) -> u64 {
     head.iter().chain(sums).chain(tail).fold(0, |sum, word| sum.wrapping_add(*word))
 }
 
-/// Reads all words.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn load(words: &[u64]) -> u64 {
     // Eight sums, so that no addition waits for the one before.
@@ -104,7 +103,6 @@ pub fn store(words: &mut [u64], value: u64) {
     }
 }
 
-/// Writes all words.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn store(words: &mut [u64], value: u64) {
     std::hint::black_box(words).fill(value);

@@ -31,7 +31,6 @@ use std::time::Duration;
 
 pub use steps::{MOST_BYTES, Progress, Settings, measure};
 
-/// Why there are no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// This is no time or no place to measure.
@@ -40,28 +39,19 @@ pub enum MeasureError {
     /// So many pairs do not fit into the time.
     #[error("it takes at least {} s here, for all pairs of nodes ({pairs})", needed.as_secs_f64().ceil())]
     TooShort {
-        /// Pairs of nodes.
         pairs: usize,
         /// Least time.
         needed: Duration,
     },
     /// The time was over before the last pair.
     #[error("the time was over after {done} of {pairs} pairs of nodes: something else had the CPUs or the memory")]
-    TimeOver {
-        /// Pairs that were measured.
-        done: usize,
-        /// All pairs.
-        pairs: usize,
-    },
-    /// The caller stopped it.
+    TimeOver { done: usize, pairs: usize },
     #[error("stopped")]
     Stopped,
-    /// A call failed.
     #[error("{what}: {source}")]
     Failed {
         /// What could not be done.
         what: String,
-        /// The kernel's reason.
         source: io::Error,
     },
 }

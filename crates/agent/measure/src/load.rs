@@ -16,7 +16,6 @@ const PIECE: usize = 4096;
 /// Loads of the chain between two looks at the clock.
 const LOADS: u32 = 64;
 
-/// What a load does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
     Reads,
@@ -28,13 +27,11 @@ impl Mix {
     pub const ALL: [Self; 3] = [Self::Reads, Self::Writes, Self::Reads2Writes1];
 }
 
-/// Memory of one node.
 pub struct Memory<'a> {
     pub read: &'a [u64],
     pub write: &'a mut [u64],
 }
 
-/// One step.
 #[derive(Clone, Copy)]
 pub struct Step<'a> {
     pub mix: Mix,
@@ -49,14 +46,12 @@ pub struct Step<'a> {
     pub turn: u64,
 }
 
-/// What it found.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
     pub bytes_per_s: f64,
     pub latency_s: Option<f64>,
 }
 
-/// Binds the calling thread to one CPU.
 pub fn bind(cpu: u32) -> io::Result<()> {
     linux::affinity::set(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), &CpuSet::from_iter([cpu]))
 }
@@ -109,7 +104,6 @@ fn start<'scope>(
     })
 }
 
-/// Loads the memory for a while.
 pub fn run(step: &Step<'_>, memory: &mut Memory<'_>) -> io::Result<Found> {
     let n = step.cpus.len().max(1);
     let (read, write) = (memory.read, &mut *memory.write);

@@ -37,7 +37,6 @@ const LEAST: u64 = 16 << 20;
 /// Largest buffer in bytes: taking more would take long.
 pub const MOST_BYTES: u64 = 4 << 30;
 
-/// How to measure.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Longest time for everything.
@@ -50,20 +49,14 @@ pub struct Settings {
     pub force: bool,
     /// A sysfs mount.
     pub sys: PathBuf,
-    /// A proc mount.
     pub proc: PathBuf,
 }
 
-/// What is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Steps done.
     pub done: usize,
-    /// All steps.
     pub all: usize,
-    /// Node of the CPUs.
     pub cpu_node: NodeId,
-    /// Node of the memory.
     pub memory_node: NodeId,
 }
 
@@ -204,7 +197,6 @@ struct Run<'a> {
     length: Duration,
     stop: &'a dyn Fn() -> bool,
     tell: &'a mut dyn FnMut(Progress),
-    /// Number of the step.
     turn: u64,
     steps: usize,
     pairs: usize,

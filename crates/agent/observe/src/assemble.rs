@@ -28,7 +28,6 @@ use super::types::{FileSeen, ObservedThread};
 /// so, and of so many hardly one has enough bytes to decide where a thread belongs.
 pub(super) const MOST_FILES: usize = 16_384;
 
-/// The node of every CPU, and all nodes.
 #[derive(Debug)]
 pub(super) struct Places {
     node_of_cpu: Vec<Option<NodeId>>,
@@ -36,7 +35,6 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Whether it is a node of the machine.
     pub fn knows(&self, node: u32) -> bool {
         self.nodes.binary_search(&NodeId(node)).is_ok()
     }
@@ -82,7 +80,6 @@ impl Touched {
     }
 }
 
-/// The result of one window.
 #[derive(Debug, Default)]
 pub(super) struct Assembled {
     pub threads: Vec<ObservedThread>,
@@ -90,7 +87,6 @@ pub(super) struct Assembled {
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
     pub node_write: NodeBytes,
-    /// Bytes that were handed on.
     pub handed_bytes: u64,
     /// Bytes on nodes that the machine does not have.
     pub odd_node_bytes: u64,
@@ -111,7 +107,7 @@ pub(super) fn assemble(
     exited_cpu_ns: &[u64],
 ) -> Assembled {
     let mut out = Assembled::default();
-    entries.sort_unstable_by_key(|e| e.0);
+    entries.sort_unstable_by_key(|e| e.0.order());
     totals(&entries, places, &mut out);
     cpu_totals(pass, places, exited_cpu_ns, &mut out);
 
@@ -162,8 +158,8 @@ pub(super) fn assemble(
             thread,
             ppid: task.ppid,
             mask,
-            asked: task.asked,
-            kernel_thread: task.kernel_thread,
+            asked: task.asked(),
+            kernel_thread: task.kernel_thread(),
             cgroup_id: task.cgroup_id,
         });
     }
@@ -190,7 +186,7 @@ pub(super) fn of_window(tasks: &mut [Task], exited_cpu_ns: &mut [u64], scale: f6
     if !scale.is_finite() {
         return;
     }
-    let times = tasks.iter_mut().flat_map(|task| [&mut task.cpu_ns, &mut task.wait_ns]);
+    let times = tasks.iter_mut().map(|task| &mut task.record).flat_map(|task| [&mut task.cpu_ns, &mut task.wait_ns]);
     times.chain(exited_cpu_ns).for_each(|ns| *ns = (*ns as f64 * scale).round() as u64);
 }
 
@@ -201,7 +197,7 @@ pub(super) fn unslice(slices: &Slices, pass: &Pass, entries: &mut [(Key, Usage)]
         return;
     }
     let cpu_ns: FxHashMap<(u32, u32), u64> = pass.tasks.iter().map(|task| (task.key(), task.cpu_ns)).collect();
-    entries.sort_unstable_by_key(|e| e.0);
+    entries.sort_unstable_by_key(|e| e.0.order());
     for thread in entries.chunk_by_mut(|a, b| a.0.thread() == b.0.thread()) {
         let Some((key, _)) = thread.first() else { continue };
         let cpu_s = cpu_ns.get(&key.thread()).copied().unwrap_or(0) as f64 / 1e9;
@@ -358,6 +354,7 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
+    use crate::records::intf::task_record;
     use std::path::Path;
 
     use super::*;
@@ -374,14 +371,10 @@ mod tests {
     fn pass(tasks: &[(u32, u32, u64)]) -> Pass {
         let tasks: Vec<Task> = tasks
             .iter()
+            .copied()
             .map(|(tid, cpu, start_ns)| Task {
-                tid: *tid,
-                tgid: *tid,
-                cpu: *cpu,
-                start_ns: *start_ns,
-                cpu_ns: 500_000_000,
+                record: task_record { tid, tgid: tid, cpu, start_ns, cpu_ns: 500_000_000, ..task_record::default() },
                 mask: 0..1,
-                ..Task::default()
             })
             .collect();
         Pass { tasks, masks: vec![0b1101], cut: false }

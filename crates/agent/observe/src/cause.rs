@@ -13,7 +13,6 @@ pub(super) fn of_io(error: &io::Error) -> String {
     }
 }
 
-/// A libbpf error.
 pub(super) fn of_bpf(error: &libbpf_rs::Error) -> String {
     let mut source: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(e) = source {

@@ -21,7 +21,6 @@ use super::weights::at_least;
 /// Programs to attach, and limits of what they see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Configuration {
-    /// Programs to attach.
     pub hooks: BTreeSet<Hook>,
     /// Whether the hook on the read path stays attached. Otherwise it is attached for a part of the
     /// time where it costs more than its budget.

@@ -36,8 +36,8 @@ impl Buffer {
             let mut count = batch as u32;
             let from = if first { std::ptr::null_mut() } else { cursor.as_mut_ptr() };
             // SAFETY: keys and values hold `count` elements of the map's key and value size, which
-            // the tests compare with the compiled programs'; `from` is null or a cursor of the last
-            // call; all outlive the call.
+            // `programs` compares with the compiled programs'; `from` is null or a cursor of the
+            // last call; all outlive the call.
             let result = unsafe {
                 libbpf_sys::bpf_map_lookup_and_delete_batch(
                     fd,

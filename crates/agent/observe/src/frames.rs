@@ -13,7 +13,6 @@ use super::types::ObserveError;
 /// As many as `bpf/frames.h` has room for.
 const FRAMES_MAX: usize = intf::FRAMES_MAX as usize;
 
-/// Frames of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frames {
     pub first: u64,

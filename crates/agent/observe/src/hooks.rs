@@ -54,7 +54,6 @@ pub enum Hook {
     ArcRead,
 }
 
-/// How a program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -67,7 +66,6 @@ pub enum Kind {
 }
 
 impl Hook {
-    /// All of them.
     pub const ALL: [Self; 22] = [
         Self::ReadFunction,
         Self::ReadFunctionIter,
@@ -98,7 +96,6 @@ impl Hook {
         serde_json::to_value(self).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
     }
 
-    /// The kernel's function or tracepoint.
     pub fn target(self) -> &'static str {
         match self {
             Self::ReadFunction | Self::ReadFunctionIter => "filemap_get_pages",
@@ -125,7 +122,6 @@ impl Hook {
         }
     }
 
-    /// How it is attached.
     pub fn kind(self) -> Kind {
         match self {
             Self::ReadFunction

@@ -21,7 +21,6 @@ use topology::FileId;
 
 use crate::mapped::kernel::Kernel;
 
-/// Finds inodes.
 pub struct Inodes(Option<Kernel>);
 
 impl Inodes {

@@ -48,7 +48,6 @@ macro_rules! skeleton {
         #[allow(
             clippy::all,
             clippy::pedantic,
-            missing_docs,
             clippy::undocumented_unsafe_blocks,
             clippy::unwrap_used,
             clippy::expect_used
@@ -101,8 +100,8 @@ pub fn decode_any(bytes: &[u8]) {
     _ = pass::read(&mut &*bytes, most, records::Pass::first, |record| all.take(record));
     let pass = all;
     pass.tasks.iter().for_each(|task| _ = (pass.mask(task), task.comm(), task.key(), task.process(), task.parent()));
-    _ = (records::Key::decode(bytes), records::Usage::decode(bytes), records::Pending::decode(bytes));
-    _ = (records::Counters::decode(bytes), records::Watched::decode(bytes));
+    _ = (records::pending_entry(bytes), Counters::decode(bytes), records::Watched::decode(bytes));
+    _ = (records::range(bytes, bytes), records::descendant(bytes));
 }
 
 pub use choose::{Configuration, choose};
@@ -116,8 +115,8 @@ use linux::births::Descendant;
 use linux::clock::{self, ClockId};
 use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
-use records::Counters;
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
+use records::{Counters, Record};
 use scope::Filter;
 use slices::{Attached, HookCost, Slicer, Slices};
 
@@ -478,7 +477,7 @@ fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
-        for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree) {
+        for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree()) {
             programs.mark(ThreadId { tid: task.tid, start_ns: task.start_ns }, MARK_TREE)?;
         }
     }

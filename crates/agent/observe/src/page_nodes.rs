@@ -38,7 +38,6 @@ pub struct NodeBits {
     pub source: NodeSource,
 }
 
-/// What tells the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeSource {

@@ -28,11 +28,9 @@ use super::programs::Trials;
 /// Where sysfs is.
 const SYS: &str = "/sys";
 
-/// Whether something is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "is")]
 pub enum Fact {
-    /// Available.
     Available,
     /// Not available.
     Missing {
@@ -47,7 +45,6 @@ impl Fact {
         Self::Missing { cause: cause.into() }
     }
 
-    /// Whether it is available.
     pub fn available(&self) -> bool {
         *self == Self::Available
     }
@@ -76,7 +73,6 @@ impl<E: fmt::Display> From<Result<(), E>> for Fact {
     }
 }
 
-/// The kernel's capabilities.
 #[derive(Clone, Debug, Serialize)]
 pub struct Capabilities {
     /// Release, such as `6.12.117+deb12-amd64`.
@@ -111,7 +107,6 @@ pub struct Capabilities {
     pub nohz_full: CpuSet,
     /// Whether OpenZFS is loaded.
     pub zfs: bool,
-    /// Every hook that the programs know.
     pub hooks: BTreeMap<Hook, Fact>,
 }
 

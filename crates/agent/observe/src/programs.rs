@@ -23,7 +23,7 @@ use super::frames;
 use super::grace::Grace;
 use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
-use super::records::{self, Counters, Key, Pass, Pending, Usage, Watched, fresh_sampler};
+use super::records::{self, Counters, Key, Pass, Record, Usage, Watched, fresh_sampler, range_key};
 use super::slices::{Limits, Maps, Slicer};
 use linux::births::Descendant;
 
@@ -39,18 +39,12 @@ skeleton!(mod trial_skel = "trial.skel.rs");
 use observe_skel::{ObserveSkel, ObserveSkelBuilder};
 use trial_skel::{TrialSkel, TrialSkelBuilder};
 
-/// Sizes of the programs' own types.
-#[cfg(test)]
-pub(super) mod layout {
-    use super::observe_skel::types;
-
-    pub const KEY: usize = size_of::<types::usage_key>();
-    pub const USAGE: usize = size_of::<types::usage>();
-    pub const RANGE_KEY: usize = size_of::<types::range_key>();
-    pub const PENDING: usize = size_of::<types::pending>();
-    pub const COUNTERS: usize = size_of::<types::counters>();
-    pub const WATCHED: usize = size_of::<types::watched>();
-}
+/// What is drained has the sizes of the compiled programs' types.
+const _: () = {
+    assert!(size_of::<observe_skel::types::usage_key>() == Key::BYTES);
+    assert!(size_of::<observe_skel::types::usage>() == Usage::BYTES);
+    assert!(size_of::<observe_skel::types::range_key>() == range_key::BYTES);
+};
 
 /// The smallest program of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +59,6 @@ enum Trial {
 /// What the kernel made of the smallest program of each kind.
 #[derive(Debug)]
 pub(super) struct Trials {
-    /// Whether it loads a program.
     pub load: Result<(), String>,
     pub tracepoint: Result<(), String>,
     pub function: Result<(), String>,
@@ -201,15 +194,12 @@ fn bpf(step: impl Into<String>) -> impl FnOnce(libbpf_rs::Error) -> ObserveError
     move |source| ObserveError::Bpf { step, source }
 }
 
-/// Facts about the machine that the programs need.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     /// CPUs that can ever be: length of affinity masks and per-CPU values.
     pub possible_cpus: usize,
     pub nodes: Vec<u32>,
-    /// Entries of a table.
     pub entries: u32,
-    /// The kernel's release.
     pub kernel: String,
     /// Width of the node's number in a page's flags.
     pub node_bits: u32,
@@ -227,7 +217,6 @@ const TASKS: pass::Most = pass::Most { records: 1 << 20, bytes: 2 << 30, cpu: Du
 /// (32 bytes for key and value, and about 60 for the entry).
 const RANGES: u32 = 65_536;
 
-/// Loaded and attached programs.
 pub(super) struct Programs {
     skel: ObserveSkel<'static>,
     pass: Link,
@@ -242,7 +231,6 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Loads and attaches.
     pub fn start(chosen: &Configuration, settings: &Settings, machine: &Machine) -> Result<Self, Refused> {
         silence_libbpf();
         match Self::load(&chosen.hooks, chosen.steady, settings, machine) {
@@ -349,7 +337,7 @@ impl Programs {
 
     fn fresh_samplers(&mut self, cpus: usize) -> Result<(), libbpf_rs::Error> {
         let map = &self.skel.maps.samplers;
-        let values = vec![fresh_sampler(map.value_size() as usize); cpus];
+        let values = vec![fresh_sampler(); cpus];
         map.update_percpu(&0u32.to_ne_bytes(), &values, MapFlags::ANY)
     }
 
@@ -359,7 +347,7 @@ impl Programs {
     }
 
     fn make_unattributed(&self, epoch: u32) -> Result<(), libbpf_rs::Error> {
-        let zero = [0; super::records::Usage::BYTES];
+        let zero = [0; Usage::BYTES];
         for node in &self.nodes {
             self.table(epoch).update(&Key::unattributed(*node), &zero, MapFlags::ANY)?;
         }
@@ -413,7 +401,7 @@ impl Programs {
 
     /// Empties an ended epoch's table and prepares it for the next. Returns one entry for each key,
     /// in the order of the keys.
-    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, super::records::Usage)>, ObserveError> {
+    pub fn drain(&mut self, epoch: u32) -> Result<Vec<(Key, Usage)>, ObserveError> {
         // A program that had read the epoch before it ended may still be adding to it.
         self.grace.wait().map_err(bpf("waiting for running programs"))?;
         let pending = self.pending(epoch).map_err(bpf("taking the pending entries of the CPUs"))?;
@@ -422,8 +410,8 @@ impl Programs {
             .drain
             .all(fd, (Key::BYTES, Usage::BYTES), |key, usage| Some((Key::decode(key)?, Usage::decode(usage)?)))
             .map_err(|source| ObserveError::Io { what: "emptying the table of counted bytes".to_owned(), source })?;
-        entries.extend(pending.iter().map(|last| (last.key, last.usage)));
-        entries.sort_unstable_by_key(|entry| entry.0);
+        entries.extend(pending);
+        entries.sort_unstable_by_key(|entry| entry.0.order());
         entries.dedup_by(|next, kept| {
             let same = next.0 == kept.0;
             if same {
@@ -444,20 +432,19 @@ impl Programs {
     /// Empties the table of ranges. What is read from a range at that very moment may be lost.
     pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
         let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
-        let drained = self.drain.all(fd, (records::RANGE_KEY_BYTES, size_of::<u64>()), records::range);
+        let drained = self.drain.all(fd, (range_key::BYTES, i64::BYTES), records::range);
         drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 
     /// Takes the pending entry of each CPU for an ended epoch.
-    fn pending(&self, epoch: u32) -> Result<Vec<Pending>, libbpf_rs::Error> {
+    fn pending(&self, epoch: u32) -> Result<Vec<(Key, Usage)>, libbpf_rs::Error> {
         let map = &self.skel.maps.pending;
         let values = map.lookup_percpu(&epoch.to_ne_bytes(), MapFlags::ANY)?.unwrap_or_default();
-        let nothing = vec![vec![0; Pending::BYTES]; values.len()];
+        let nothing = vec![records::nothing_pending(); values.len()];
         map.update_percpu(&epoch.to_ne_bytes(), &nothing, MapFlags::ANY)?;
-        Ok(values.iter().filter_map(|value| Pending::decode(value)).collect())
+        Ok(values.iter().filter_map(|value| records::pending_entry(value)).collect())
     }
 
-    /// The counters of each CPU.
     pub fn counters(&self) -> Result<Vec<Counters>, ObserveError> {
         let values = self
             .skel
@@ -496,7 +483,6 @@ impl Programs {
         Ok(bytes.map_err(bpf("reading the marked threads"))?.and_then(|bytes| Watched::decode(&bytes)))
     }
 
-    /// Removes a thread's marks.
     pub fn unmark(&self, tid: u32) {
         // An absent entry was removed when the thread exited.
         _ = self.skel.maps.marked.delete(&tid.to_ne_bytes());

@@ -2,111 +2,148 @@
 //!
 //! **Problem.** Map entries and iterator output are plain bytes in the kernel's layout.
 //!
-//! **Approach.** A checked cursor reads every field: no transmutes, and short input gives `None`.
+//! **Approach.** The build turns each structure of the header into a [`record!`], which is read
+//! field by field: no transmutes, and short input gives `None`.
 //!
-//! **Limits.** Host byte order only. The tests compare the layouts with the compiled programs'
-//! types.
+//! **Limits.** Host byte order only. A structure may have no gaps between its fields.
+
+use std::ops::{Deref, DerefMut, Range};
 
 use linux::births::{Descendant, Origin};
 use linux::threads::as_shown;
 use placement::ranges::RangeKey;
 use topology::{FileId, ProcessId};
 
-/// The constants of `bpf/intf.h`, where their comments are. The build makes them.
+/// A field or a structure of them.
+pub(super) trait Record: Copy {
+    const BYTES: usize;
+
+    /// Takes it off the front of these bytes.
+    fn take(bytes: &mut &[u8]) -> Option<Self>;
+
+    /// Adds it to the end of these bytes.
+    fn put(&self, bytes: &mut Vec<u8>);
+
+    /// Each number of it and of another one by `op`, in the kernel's arithmetic modulo 2^64.
+    fn combined(self, other: Self, op: fn(u64, u64) -> u64) -> Self;
+
+    fn decode(mut bytes: &[u8]) -> Option<Self> {
+        Self::take(&mut bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::BYTES);
+        self.put(&mut bytes);
+        bytes
+    }
+}
+
+macro_rules! number {
+    ($($type:ty)*) => {
+        $(impl Record for $type {
+            const BYTES: usize = size_of::<Self>();
+
+            fn take(bytes: &mut &[u8]) -> Option<Self> {
+                let (head, tail) = bytes.split_first_chunk()?;
+                *bytes = tail;
+                Some(Self::from_ne_bytes(*head))
+            }
+
+            fn put(&self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_ne_bytes());
+            }
+
+            fn combined(self, other: Self, op: fn(u64, u64) -> u64) -> Self {
+                op(self as u64, other as u64) as Self
+            }
+        })*
+    };
+}
+number!(u8 u16 u32 u64 i64);
+
+impl<const N: usize> Record for [u8; N] {
+    const BYTES: usize = N;
+
+    fn take(bytes: &mut &[u8]) -> Option<Self> {
+        let (head, tail) = bytes.split_first_chunk()?;
+        *bytes = tail;
+        Some(*head)
+    }
+
+    fn put(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self);
+    }
+
+    fn combined(self, _: Self, _: fn(u64, u64) -> u64) -> Self {
+        self
+    }
+}
+
+/// A structure of the programs'.
+macro_rules! record {
+    ($name:ident { $($field:ident: $type:ty,)* }) => {
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+
+        impl Record for $name {
+            const BYTES: usize = 0 $(+ <$type>::BYTES)*;
+
+            fn take(bytes: &mut &[u8]) -> Option<Self> {
+                Some(Self { $($field: Record::take(bytes)?,)* })
+            }
+
+            fn put(&self, bytes: &mut Vec<u8>) {
+                $(self.$field.put(bytes);)*
+            }
+
+            fn combined(self, other: Self, op: fn(u64, u64) -> u64) -> Self {
+                Self { $($field: self.$field.combined(other.$field, op),)* }
+            }
+        }
+
+        const _: () = assert!($name::BYTES == size_of::<$name>(), "there is a gap between its fields");
+    };
+}
+
+/// The constants and structures of `bpf/intf.h`, where their comments are. The build makes them.
 pub(super) mod intf {
-    #![allow(dead_code)] // some are for the programs alone
+    #![allow(dead_code, non_camel_case_types)] // some are for the programs alone; the names are theirs
+    use super::Record;
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 use intf::{
-    COMM_LEN, DESCENDANT_BYTES, NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_BYTES,
-    TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
+    NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
+    descendant_record, pending, sampler, task_record,
 };
+pub(super) use intf::{counters as Counters, range_key, usage as Usage, usage_key as Key, watched as Watched};
 
 const _: () = assert!(intf::NS_PER_TICK as u64 == linux::threads::NS_PER_TICK);
+const _: () = assert!(1 << intf::RANGE_SHIFT == placement::RANGE_BYTES);
 
-/// One thread, one file, one node (`struct usage_key`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Key {
-    pub tid: u32,
-    pub start_lo: u32,
-    pub dev: u32,
-    pub ino: u64,
-    pub node: u32,
-}
-
-/// Bytes of one key (`struct usage`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub read: i64,
-    pub remote: i64,
-    pub written: i64,
-    /// The part of `read` by calls, not by faults.
-    pub called: i64,
-    pub sliced: i64,
-    pub sliced_remote: i64,
-    pub sliced_reads: i64,
-    /// Read calls in 1/1024ths: all, those whose beginning is known, and those that began where the
-    /// last read ended.
-    pub calls: i64,
-    pub placed: i64,
-    pub continued: i64,
-    /// Handed on by sendfile or splice.
-    pub handed: i64,
-    /// Times that the file was open; 0 if the kernel does not say.
-    pub opens: u32,
-    /// The inode's generation.
-    pub generation: u32,
-}
-
-/// Bytes of a key of the table of ranges (`struct range_key`).
-pub(super) const RANGE_KEY_BYTES: usize = 24;
-
-/// A CPU's latest entry, not yet in its table (`struct pending`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pending {
-    pub key: Key,
-    pub usage: Usage,
-}
-
-/// Counters of one CPU (`struct counters`), or their sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counters {
-    pub full_bytes: u64,
-    pub crowded_bytes: u64,
-    pub unknown_read: u64,
-    pub unknown_written: u64,
-    pub exited_cpu_ns: u64,
-    pub counted: u64,
-    pub stood_for: u64,
-    pub children_full: u64,
-    pub reads: u64,
-}
-
-/// One thread in a pass (`struct task_record` and the mask behind it).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Task {
-    pub tid: u32,
-    pub tgid: u32,
-    pub ppid: u32,
-    pub cpu: u32,
-    pub start_ns: u64,
-    pub cpu_ns: u64,
-    pub wait_ns: u64,
-    pub cgroup_id: u64,
-    /// When its process started.
-    pub leader_start_ns: u64,
-    /// When its parent process started.
-    pub parent_start_ns: u64,
-    pub kernel_thread: bool,
-    pub in_tree: bool,
-    /// Whether an affinity was asked for; `None` where the kernel does not say.
-    pub asked: Option<bool>,
-    pub comm: [u8; COMM_LEN as usize],
+    pub record: task_record,
     /// Words of the affinity mask: a range of [`Pass::masks`].
-    pub mask: std::ops::Range<usize>,
+    pub mask: Range<usize>,
 }
 
-/// All records of one pass.
+impl Deref for Task {
+    type Target = task_record;
+
+    fn deref(&self) -> &task_record {
+        &self.record
+    }
+}
+
+impl DerefMut for Task {
+    fn deref_mut(&mut self) -> &mut task_record {
+        &mut self.record
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Pass {
     pub tasks: Vec<Task>,
@@ -116,50 +153,10 @@ pub(super) struct Pass {
     pub cut: bool,
 }
 
-/// One watched thread or a descendant (`struct watched`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Watched {
-    pub start_ns: u64,
-    pub asked: u64,
-    pub tgid: u32,
-    pub parent_tid: u32,
-    pub marks: u32,
-    pub origin: u32,
-}
-
-pub(super) struct Cursor<'a>(pub &'a [u8]);
-
-impl Cursor<'_> {
-    pub fn bytes<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (head, tail) = self.0.split_first_chunk::<N>()?;
-        self.0 = tail;
-        Some(*head)
-    }
-
-    pub fn u32(&mut self) -> Option<u32> {
-        self.bytes().map(u32::from_ne_bytes)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.bytes().map(u16::from_ne_bytes)
-    }
-
-    pub fn u64(&mut self) -> Option<u64> {
-        self.bytes().map(u64::from_ne_bytes)
-    }
-
-    fn i64(&mut self) -> Option<i64> {
-        self.bytes().map(i64::from_ne_bytes)
-    }
-}
-
 impl Key {
-    pub const BYTES: usize = 24;
-
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut c = Cursor(bytes);
-        let (tid, dev, ino) = (c.u32()?, c.u32()?, c.u64()?);
-        Some(Self { tid, dev, ino, start_lo: c.u32()?, node: c.u32()? })
+    /// Where it comes in a list: the entries of a thread, and of these a file's, are together.
+    pub fn order(&self) -> impl Ord + use<> {
+        (self.thread(), self.dev, self.ino, self.node)
     }
 
     /// The thread: its id, and a part of its start time.
@@ -173,55 +170,23 @@ impl Key {
     }
 
     /// The key for bytes on one node that found no free entry.
-    pub fn unattributed(node: u32) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[20..].copy_from_slice(&node.to_ne_bytes());
-        bytes
+    pub fn unattributed(node: u32) -> Vec<u8> {
+        Self { node, ..Self::default() }.encode()
     }
 }
 
 /// A range of a file with the node of its data and that of its readers, and its bytes: a sum of the
 /// kernel's.
 pub(super) fn range(key: &[u8], value: &[u8]) -> Option<(RangeKey, u64)> {
-    let (mut c, bytes) = (Cursor(key), Cursor(value).i64()?);
-    let (ino, dev, generation) = (c.u64()?, c.u32()?, c.u32()?);
+    let range_key { ino, dev, generation, range, node, here } = Record::decode(key)?;
     let file = FileId { dev, ino, generation };
-    Some((RangeKey { file, range: c.u32()?, node: c.u16()?, by: c.u16()? }, bytes.max(0) as u64))
+    Some((RangeKey { file, range, node, by: here }, i64::decode(value)?.max(0) as u64))
 }
 
 impl Usage {
     /// Whether the file's bytes were touched, not only handed on.
     pub fn touched(&self) -> bool {
         self.read > 0 || self.written > 0 || self.handed == 0
-    }
-
-    pub const BYTES: usize = 96;
-
-    /// The sums, in the kernel's order.
-    fn sums(&mut self) -> [&mut i64; 11] {
-        let Self {
-            read,
-            remote,
-            written,
-            called,
-            sliced,
-            sliced_remote,
-            sliced_reads,
-            calls,
-            placed,
-            continued,
-            handed,
-            ..
-        } = self;
-        [read, remote, written, called, sliced, sliced_remote, sliced_reads, calls, placed, continued, handed]
-    }
-
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (mut c, mut usage) = (Cursor(bytes), Self::default());
-        for sum in usage.sums() {
-            *sum = c.i64()?;
-        }
-        Some(Self { opens: c.u32()?, generation: c.u32()?, ..usage })
     }
 
     /// The smaller of its opens and these; 0 is unknown. As in the programs, because who looks at a
@@ -231,10 +196,9 @@ impl Usage {
     }
 
     /// Adds another entry of the same key.
-    pub fn add(&mut self, mut other: Self) {
-        self.sums().into_iter().zip(other.sums()).for_each(|(sum, more)| *sum += *more);
-        self.opens = other.fewer_opens(self.opens);
-        self.generation = other.generation;
+    pub fn add(&mut self, other: Self) {
+        let (opens, generation) = (other.fewer_opens(self.opens), other.generation);
+        *self = Self { opens, generation, ..self.combined(other, u64::wrapping_add) };
     }
 
     /// Adds what slices stand for, times `scale`, to what was read.
@@ -256,156 +220,99 @@ impl Usage {
     }
 }
 
-impl Pending {
-    /// Key, two words that only the programs use, usage.
-    pub const BYTES: usize = Key::BYTES + 16 + Usage::BYTES;
+/// A CPU's latest entry, not yet in its table; `None` also when nothing is pending.
+pub(super) fn pending_entry(bytes: &[u8]) -> Option<(Key, Usage)> {
+    let pending { key, usage, .. } = Record::decode(bytes)?;
+    (key.tid != 0).then_some((key, usage))
+}
 
-    /// `None` also when nothing is pending.
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (key, rest) = bytes.split_at_checked(Key::BYTES)?;
-        let (key, usage) = (Key::decode(key)?, Usage::decode(rest.get(16..)?)?);
-        (key.tid != 0).then_some(Self { key, usage })
-    }
+/// The bytes of a CPU's latest entry when nothing is pending.
+pub(super) fn nothing_pending() -> Vec<u8> {
+    pending::default().encode()
 }
 
 impl Counters {
-    /// All of them, in the kernel's order.
-    fn all(&mut self) -> [&mut u64; 9] {
-        [
-            &mut self.full_bytes,
-            &mut self.crowded_bytes,
-            &mut self.unknown_read,
-            &mut self.unknown_written,
-            &mut self.exited_cpu_ns,
-            &mut self.counted,
-            &mut self.stood_for,
-            &mut self.children_full,
-            &mut self.reads,
-        ]
-    }
-
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (mut c, mut counters) = (Cursor(bytes), Self::default());
-        for counter in counters.all() {
-            *counter = c.u64()?;
-        }
-        Some(counters)
-    }
-
     /// The increase since `before`.
-    pub fn since(mut self, mut before: Self) -> Self {
-        self.all().into_iter().zip(before.all()).for_each(|(now, before)| *now = now.wrapping_sub(*before));
-        self
+    pub fn since(self, before: Self) -> Self {
+        self.combined(before, u64::wrapping_sub)
     }
 
-    pub fn add(&mut self, mut other: Self) {
-        self.all().into_iter().zip(other.all()).for_each(|(sum, more)| *sum = sum.wrapping_add(*more));
-    }
-}
-
-impl Watched {
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut c = Cursor(bytes);
-        let (start_ns, asked) = (c.u64()?, c.u64()?);
-        Some(Self { start_ns, asked, tgid: c.u32()?, parent_tid: c.u32()?, marks: c.u32()?, origin: c.u32()? })
-    }
-
-    pub fn encode(&self) -> [u8; 32] {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&self.start_ns.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&self.asked.to_ne_bytes());
-        for (i, word) in [self.tgid, self.parent_tid, self.marks, self.origin].into_iter().enumerate() {
-            bytes[16 + 4 * i..20 + 4 * i].copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes
+    pub fn add(&mut self, other: Self) {
+        *self = self.combined(other, u64::wrapping_add);
     }
 }
 
-/// The length of the first `struct descendant_record`, and its thread's id.
+/// The length of the first record of a watched thread, and the thread's id.
 pub(super) fn first_descendant(bytes: &[u8]) -> Option<(usize, u64)> {
-    Some((DESCENDANT_BYTES as usize, Cursor(bytes.get(8..)?).u32()?.into()))
+    Some((descendant_record::BYTES, descendant_record::decode(bytes)?.tid.into()))
 }
 
-/// A `struct descendant_record`.
 pub(super) fn descendant(bytes: &[u8]) -> Option<Descendant> {
-    let mut c = Cursor(bytes);
-    let start_ns = c.u64()?;
-    let (tid, pid, parent_tid) = (c.u32()?, c.u32()?, c.u32()?);
-    let origin = match c.u32()? {
+    let descendant_record { start_ns, tid, tgid: pid, parent_tid, origin, own, .. } = Record::decode(bytes)?;
+    let origin = match origin {
         ORIGIN_MARKED => Origin::Moved,
         ORIGIN_BORN => Origin::Born,
         _ => Origin::Exec,
     };
-    Some(Descendant { tid, pid, parent_tid, start_ns, origin, own: c.u32()? != 0 })
+    Some(Descendant { tid, pid, parent_tid, start_ns, origin, own: own != 0 })
 }
 
-/// A `struct sampler` that counts the next event and has no open request.
-pub(super) fn fresh_sampler(bytes: usize) -> Vec<u8> {
-    let mut sampler = vec![0; bytes];
-    for (word, value) in [(0, 1), (1, NOT_OPEN)] {
-        if let Some(place) = sampler.get_mut(8 * word..8 * word + 8) {
-            place.copy_from_slice(&value.to_ne_bytes());
-        }
-    }
-    sampler
+/// A sampler that counts the next event and has no open request.
+pub(super) fn fresh_sampler() -> Vec<u8> {
+    sampler { countdown: 1, open_last: NOT_OPEN, ..sampler::default() }.encode()
 }
 
 impl Pass {
     /// The length of the first record, and its thread's id.
     pub fn first(bytes: &[u8]) -> Option<(usize, u64)> {
-        let words = Cursor(bytes.get(68..)?).u32()?;
-        Some((TASK_BYTES as usize + 8 * words as usize, Cursor(bytes).u32()?.into()))
+        let record = task_record::decode(bytes)?;
+        Some((task_record::BYTES + 8 * record.mask_words as usize, record.tid.into()))
     }
 
-    /// Takes in a record.
     pub fn take(&mut self, record: &[u8]) {
-        let task = self.task(&mut Cursor(record));
+        let task = self.task(record);
         self.tasks.extend(task);
     }
 
-    fn task(&mut self, c: &mut Cursor<'_>) -> Option<Task> {
-        let (tid, tgid, ppid, cpu) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?);
-        let (start_ns, cpu_ns, wait_ns, cgroup_id) = (c.u64()?, c.u64()?, c.u64()?, c.u64()?);
-        let (leader_start_ns, parent_start_ns) = (c.u64()?, c.u64()?);
-        let (flags, words, comm) = (c.u32()?, c.u32()?, c.bytes()?);
+    fn task(&mut self, mut bytes: &[u8]) -> Option<Task> {
+        let record = task_record::take(&mut bytes)?;
         let from = self.masks.len();
-        for _ in 0..words {
-            let word = c.u64()?;
-            self.masks.push(word);
+        for _ in 0..record.mask_words {
+            self.masks.push(Record::take(&mut bytes)?);
         }
-        Some(Task {
-            tid,
-            tgid,
-            ppid,
-            cpu,
-            start_ns,
-            cpu_ns,
-            wait_ns,
-            cgroup_id,
-            leader_start_ns,
-            parent_start_ns,
-            kernel_thread: flags & TASK_KTHREAD != 0,
-            in_tree: flags & TASK_IN_TREE != 0,
-            asked: match flags & (TASK_ASKED | TASK_NOT_ASKED) {
-                0 => None,
-                said => Some(said == TASK_ASKED),
-            },
-            comm,
-            mask: from..self.masks.len(),
-        })
+        Some(Task { record, mask: from..self.masks.len() })
     }
 
-    /// The affinity of a task of this pass.
     pub fn mask(&self, task: &Task) -> &[u64] {
         self.masks.get(task.mask.clone()).unwrap_or_default()
     }
 }
 
+/// A name of the kernel's; bytes that are not UTF-8 are replaced.
+pub(super) fn text(comm: &[u8]) -> String {
+    let end = comm.iter().position(|byte| *byte == 0).unwrap_or(comm.len());
+    String::from_utf8_lossy(comm.get(..end).unwrap_or_default()).into_owned()
+}
+
 impl Task {
-    /// The name; bytes that are not UTF-8 are replaced.
+    pub fn kernel_thread(&self) -> bool {
+        self.flags & TASK_KTHREAD != 0
+    }
+
+    pub fn in_tree(&self) -> bool {
+        self.flags & TASK_IN_TREE != 0
+    }
+
+    /// Whether an affinity was asked for; `None` where the kernel does not say.
+    pub fn asked(&self) -> Option<bool> {
+        match self.flags & (TASK_ASKED | TASK_NOT_ASKED) {
+            0 => None,
+            said => Some(said == TASK_ASKED),
+        }
+    }
+
     pub fn comm(&self) -> String {
-        let end = self.comm.iter().position(|b| *b == 0).unwrap_or(self.comm.len());
-        String::from_utf8_lossy(self.comm.get(..end).unwrap_or_default()).into_owned()
+        text(&self.record.comm)
     }
 
     /// The thread as keys hold it.
@@ -413,12 +320,10 @@ impl Task {
         (self.tid, (self.start_ns >> START_SHIFT) as u32)
     }
 
-    /// Its process.
     pub fn process(&self) -> ProcessId {
         ProcessId { pid: self.tgid, start_ns: as_shown(self.leader_start_ns) }
     }
 
-    /// Its parent process.
     pub fn parent(&self) -> ProcessId {
         ProcessId { pid: self.ppid, start_ns: as_shown(self.parent_start_ns) }
     }
@@ -427,44 +332,22 @@ impl Task {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::programs::layout;
 
     #[test]
-    fn sizes_are_those_of_the_compiled_programs() {
-        assert_eq!(layout::KEY, Key::BYTES);
-        assert_eq!(layout::USAGE, Usage::BYTES);
-        assert_eq!(layout::RANGE_KEY, RANGE_KEY_BYTES);
-        assert_eq!(1 << intf::RANGE_SHIFT, placement::RANGE_BYTES);
-        assert_eq!(layout::PENDING, Pending::BYTES);
-        assert_eq!(layout::COUNTERS, 9 * 8);
-        assert_eq!(layout::WATCHED, Watched::default().encode().len());
-    }
-
-    #[test]
-    fn descendants_are_read_as_written() {
-        let mut bytes = 7u64.to_ne_bytes().to_vec();
-        for word in [101u32, 100, 99, 2, 1, 0] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        let one = Descendant { tid: 101, pid: 100, parent_tid: 99, start_ns: 7, origin: Origin::Exec, own: true };
-        assert_eq!((first_descendant(&bytes), descendant(&bytes)), (Some((32, 101)), Some(one)));
-        assert_eq!(descendant(&bytes[..27]), None);
+    fn a_record_is_read_as_written_and_not_if_it_is_short() {
+        let key = Key::unattributed(3);
+        assert_eq!((key.len(), key[20]), (24, 3));
+        assert_eq!(Key::decode(&key), Some(Key { node: 3, ..Key::default() }));
+        assert!((0..24).all(|cut| Key::decode(&key[..cut]).is_none()));
     }
 
     #[test]
     fn a_task_has_its_length_its_id_and_its_mask() {
         let mut whole = Pass::default();
         for tid in [7u32, 8] {
-            let mut bytes = Vec::new();
-            for word in [tid, 6, 5, 3] {
-                bytes.extend(word.to_ne_bytes());
-            }
-            for word in [1u64 << 40, 1000, 0, 42, 7, 5] {
-                bytes.extend(word.to_ne_bytes());
-            }
-            bytes.extend((2u32 | 8).to_ne_bytes());
-            bytes.extend(1u32.to_ne_bytes());
-            bytes.extend(*b"worker\0\0\0\0\0\0\0\0\0\0");
+            let (comm, flags) = (*b"worker\0\0\0\0\0\0\0\0\0\0", TASK_IN_TREE | TASK_NOT_ASKED);
+            let record = task_record { tid, start_ns: 1 << 40, flags, mask_words: 1, comm, ..task_record::default() };
+            let mut bytes = record.encode();
             bytes.extend(0b1001u64.to_ne_bytes());
             assert_eq!(Pass::first(&bytes), Some((bytes.len(), tid.into())));
             assert!((0..72).all(|cut| Pass::first(&bytes[..cut]).is_none()));
@@ -473,18 +356,7 @@ mod tests {
         }
         assert_eq!(whole.tasks.len(), 2);
         let task = &whole.tasks[1];
-        assert_eq!((task.tid, task.tgid, task.ppid, task.cpu, task.in_tree), (8, 6, 5, 3, true));
-        assert_eq!((task.cgroup_id, task.leader_start_ns, task.parent_start_ns), (42, 7, 5));
-        assert_eq!(task.asked, Some(false));
+        assert_eq!((task.tid, task.in_tree(), task.kernel_thread(), task.asked()), (8, true, false, Some(false)));
         assert_eq!((task.comm().as_str(), whole.mask(task), task.key()), ("worker", &[0b1001][..], (8, 1 << 24)));
-    }
-
-    #[test]
-    fn keys_and_marks_survive_their_encoding() {
-        let key = Key::decode(&Key::unattributed(3)).unwrap();
-        assert_eq!(key, Key { node: 3, ..Key::default() });
-        let watched =
-            Watched { start_ns: 1 << 50, asked: 9, tgid: 2, parent_tid: 3, marks: intf::MARK_TREE, origin: 1 };
-        assert_eq!(Watched::decode(&watched.encode()), Some(watched));
     }
 }

@@ -40,7 +40,7 @@ impl Filter {
                 while grown {
                     grown = false;
                     for task in tasks {
-                        if task.in_tree || tree.known.contains(&task.parent()) {
+                        if task.in_tree() || tree.known.contains(&task.parent()) {
                             grown |= tree.known.insert(task.process());
                         }
                     }
@@ -57,7 +57,7 @@ impl Filter {
             Self::All => true,
             Self::Pids(pids) => pids.known.contains(&task.process()),
             Self::Cgroup(groups) => groups.inside.contains(&task.cgroup_id),
-            Self::Tree(tree) => task.in_tree || tree.known.contains(&task.process()),
+            Self::Tree(tree) => task.in_tree() || tree.known.contains(&task.process()),
         }
     }
 }
@@ -186,18 +186,27 @@ fn ids_below(root: &Path) -> io::Result<HashSet<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::intf::{TASK_IN_TREE, task_record};
 
     /// A process started at tick `start`, whose parent started at tick `parent_start`.
     fn task((tgid, start): (u32, u64), (ppid, parent_start): (u32, u64), cgroup_id: u64) -> Task {
         let (leader_start_ns, parent_start_ns) = (start * 10_000_000 + 1, parent_start * 10_000_000 + 1);
-        Task { tid: tgid, tgid, ppid, leader_start_ns, parent_start_ns, cgroup_id, ..Task::default() }
+        let record = task_record {
+            tid: tgid,
+            tgid,
+            ppid,
+            leader_start_ns,
+            parent_start_ns,
+            cgroup_id,
+            ..task_record::default()
+        };
+        Task { record, ..Task::default() }
     }
 
     fn process(pid: u32, start: u64) -> Task {
         task((pid, start), (1, 1), 0)
     }
 
-    /// A procfs with these processes.
     fn procfs(processes: &[(u32, u64)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (pid, start) in processes {
@@ -231,7 +240,8 @@ mod tests {
     #[test]
     fn a_tree_grows_by_parents_in_any_order_and_by_marks() {
         let mut filter = Filter::new(&Scope::Tree(10), procfs(&[(10, 2)]).path()).unwrap();
-        let orphan = Task { in_tree: true, ..process(40, 4) };
+        let mut orphan = process(40, 4);
+        orphan.flags = TASK_IN_TREE;
         let child = |pid: u32, ppid: u32| task((pid, u64::from(pid / 10)), (ppid, u64::from(ppid / 10)), 0);
         filter.learn(&[child(30, 20), task((20, 2), (10, 2), 0), process(5, 0), orphan, child(41, 40)]);
         let contained: Vec<u32> = [(10, 2), (20, 2), (30, 3), (40, 4), (41, 4), (5, 0)]

@@ -42,7 +42,7 @@ use linux::clock::{self, ClockId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::thread::CapabilitySet;
 
-use super::records::{Counters, intf};
+use super::records::{Counters, Record, intf};
 
 /// The part of a CPU's time that the hook may take. With the counting of events (0.25 %) and the
 /// interrupts it stays below 2 %.
@@ -90,7 +90,6 @@ impl Limits {
     }
 }
 
-/// What the hook costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HookCost {
     /// Seconds that the attached hook adds to a read that it does not count.
@@ -236,7 +235,6 @@ pub(super) struct Maps {
 
 /// Attaches and detaches one program; detaches it when dropped.
 pub(super) struct Slicer {
-    /// The cost of being attached.
     pub cost: HookCost,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -298,7 +296,6 @@ impl Slicer {
         Ok(Self { cost, shared, thread: Some(thread) })
     }
 
-    /// The next window has this length.
     pub fn window(&self, length: Duration) {
         self.shared.lock().allowed = length >= CYCLE * CYCLES_A_WINDOW;
     }
@@ -340,7 +337,6 @@ impl Drop for Slicer {
     }
 }
 
-/// The slicer is to stop.
 struct Stop;
 
 impl Shared {

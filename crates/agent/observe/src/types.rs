@@ -27,7 +27,6 @@ pub enum Scope {
     Tree(u32),
 }
 
-/// How to observe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -38,7 +37,6 @@ pub struct Settings {
     pub steady: bool,
     /// Which threads are reported.
     pub scope: Scope,
-    /// The procfs mount.
     pub proc_root: PathBuf,
     /// Number of (thread, file, node) entries that one window can hold, of which no process or user
     /// can take all. A note reports the bytes that did not fit. `None`: as many as the machine's
@@ -94,7 +92,6 @@ pub enum Hooks {
     Tracepoints,
 }
 
-/// Figures of one window.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// When the window ended: seconds on `CLOCK_BOOTTIME`.
@@ -118,14 +115,11 @@ pub struct Observed {
     pub notes: Vec<String>,
     /// Number of threads on the machine.
     pub tasks: usize,
-    /// The cost of this observation.
     pub cost: Cost,
 }
 
-/// One file in one window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileSeen {
-    /// The inode.
     pub id: FileId,
     /// Bytes that threads in scope read and wrote.
     pub bytes: u64,
@@ -133,7 +127,6 @@ pub struct FileSeen {
     pub file: ObservedFile,
 }
 
-/// One thread in one window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObservedThread {
     /// The thread as policies see it; `allowed_nodes` are those of the mask, and `pinned` is always
@@ -141,19 +134,16 @@ pub struct ObservedThread {
     pub thread: Thread,
     /// Process id of the parent.
     pub ppid: u32,
-    /// Affinity.
     pub mask: CpuSet,
     /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends
     /// from. `None` where the kernel does not say (before Linux 6.2).
     pub asked: Option<bool>,
-    /// Whether it is a kernel thread.
     pub kernel_thread: bool,
     /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there
     /// is none.
     pub cgroup_id: u64,
 }
 
-/// The cost of observing in one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
     /// CPU seconds of our own process (all its threads).
@@ -178,18 +168,14 @@ pub enum ObserveError {
     /// The kernel refused a step that its capabilities promised.
     #[error("cannot observe: {step}: {source}")]
     Bpf {
-        /// The operation.
         step: String,
-        /// The kernel's answer.
         #[source]
         source: libbpf_rs::Error,
     },
     /// A file, process or object that a setting names, or that observing needs, cannot be used.
     #[error("cannot observe: {what}: {source}")]
     Io {
-        /// The file or object.
         what: String,
-        /// The system's answer.
         #[source]
         source: std::io::Error,
     },

@@ -12,7 +12,6 @@ const K: usize = 16;
 /// Largest event in pages that the tables know.
 const PAGES: usize = 32;
 
-/// The tables.
 pub(super) struct Sampling {
     /// Quantiles of the exponential distribution, in 1/65,536ths.
     pub table: [u32; 1024],

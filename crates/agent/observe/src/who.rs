@@ -23,8 +23,8 @@ use topology::ThreadId;
 use crate::cause;
 use crate::mapped::kernel::pass;
 use crate::programs::silence_libbpf;
-use crate::records::Cursor;
-use crate::records::intf::{COMM_LEN, WHO_BYTES};
+use crate::records::intf::who;
+use crate::records::{Record, text};
 
 skeleton!(mod skel = "who.skel.rs");
 
@@ -39,7 +39,6 @@ pub fn tasks(proc_root: &Path) -> Option<Arc<dyn Tasks>> {
     }
 }
 
-/// The kernel's list of tasks.
 #[derive(Debug)]
 pub struct Who {
     program: OwnedFd,
@@ -88,7 +87,7 @@ impl Tasks for Who {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
             pass => pass?,
         };
-        let mut bytes = [0; 2 * WHO_BYTES as usize];
+        let mut bytes = [0; 2 * who::BYTES];
         // Once: a second read may find the task again.
         let length = loop {
             match pass.read(&mut bytes) {
@@ -106,10 +105,7 @@ impl Tasks for Who {
 }
 
 fn decode(bytes: &[u8]) -> Option<Stat> {
-    let mut c = Cursor(bytes);
-    let start_ns = as_shown(c.u64()?);
-    let (tid, ppid, session, cpu, kernel) = (c.u32()?, c.u32()?, c.u32()?, c.u32()?, c.u32()?);
-    let name: [u8; COMM_LEN as usize] = c.bytes()?;
-    let comm = String::from_utf8_lossy(name.split(|byte| *byte == 0).next()?).into_owned();
-    Some(Stat { id: ThreadId { tid, start_ns }, comm, ppid, session, kernel_thread: kernel != 0, cpu })
+    let who { start_ns, tid, ppid, session, cpu, kernel_thread, comm, .. } = Record::decode(bytes)?;
+    let id = ThreadId { tid, start_ns: as_shown(start_ns) };
+    Some(Stat { id, comm: text(&comm), ppid, session, kernel_thread: kernel_thread != 0, cpu })
 }

@@ -16,6 +16,7 @@ pub mod at_home;
 pub mod auto;
 pub mod cache_affinity;
 pub mod dragonfly;
+pub mod flow;
 mod load;
 pub mod load_change;
 pub mod npolicy;

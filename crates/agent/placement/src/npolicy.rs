@@ -45,6 +45,7 @@ pub struct Settings {
     #[serde(deserialize_with = "positive")]
     pub hot_margin: f64,
     /// Processes that touched fewer bytes per window than this, on average, are ignored.
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub min_bytes: u64,
 }
 

@@ -21,11 +21,6 @@ pub(crate) fn maybe<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D
     not_negative(from).map(Some)
 }
 
-/// A limit; `inf` is none.
-pub(crate) fn limit<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
-    number(from, |value| value >= 0.0, "a limit: zero, a positive number, or inf")
-}
-
 /// A share of what there is. A load can want somewhat more than all; a number far above 1 is a
 /// percentage by mistake. `inf` is no limit.
 pub(crate) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {

@@ -12,7 +12,6 @@ use topology::{NodeId, Topology};
 use crate::external::program::{Behind, Here, Keeper, Program, User};
 use crate::external::{ANSWER, External, Patience};
 
-/// The programs that decide.
 pub struct Programs {
     patience: Patience,
     user: Option<String>,

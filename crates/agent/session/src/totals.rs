@@ -9,7 +9,7 @@
 //! of nodes, and writes the sums to [`FILE`] in its state directory, as a whole and by rename. At
 //! most [`SHOWN`] services have a row of their own; the bytes of all others are in [`OTHER`]. A
 //! service that comes to read more than twice as much as the least of those takes its row, first
-//! the rows of those whose control group is gone. Bytes stay where they were counted, so no counter
+//! the rows of those whose control group is gone. Flow stay where they were counted, so no counter
 //! goes down: a service that loses its row and gets one again goes on where its own had stopped.
 //! The file has names of services, which systemd shows to everybody, and no paths of files, names
 //! of threads or ids. Whether it is up to date follows from the clock that counts from boot alone:
@@ -30,19 +30,16 @@ use command::exit::Failure;
 use engine::{Tally, WindowReport};
 use linux::clock::boot_s;
 use linux::cpuset::Hierarchies;
+use placement::flow::Flow;
 use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
-use crate::map::Bytes;
 use crate::published;
-use crate::units::{self, Groups};
+use crate::units::{self, Asks, Groups};
 
-/// The file in the state directory.
 pub const FILE: &str = "totals.json";
 
-/// Services with a row of their own.
 pub const SHOWN: usize = 100;
-/// Services that are remembered.
 pub const KEPT: usize = 4096;
 /// The row of all other services.
 pub const OTHER: &str = "other";
@@ -63,7 +60,6 @@ const LONGEST: u64 = 64 << 20;
 /// stretch windows, and stop for a while on a busy machine.
 const LATE: (f64, f64) = (4.0, 5.0);
 
-/// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     /// Format version, 1.
@@ -78,20 +74,16 @@ pub struct Told {
     pub boot_s: f64,
     /// The same in seconds since 1970.
     pub unix_s: f64,
-    /// The policy.
     pub policy: String,
     /// Length of the last window, seconds.
     pub window_s: f64,
-    /// Windows so far.
     pub windows: u64,
     /// Threads that used file bytes in the last window.
     pub threads: u64,
-    /// Threads whose affinity is homenode's.
     pub bound_threads: u64,
     /// Copies that the kernel does not return from.
     #[serde(default)]
     pub stuck_copies: u64,
-    /// Services that are remembered.
     pub units: u64,
     /// CPU time of homenode, without that of copies, seconds; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,43 +91,36 @@ pub struct Told {
     /// Memory of homenode with its BPF maps, bytes; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observer_memory_bytes: Option<u64>,
-    /// Bytes that others than the listed threads read, by node of the data: threads that ended
+    /// Flow that others than the listed threads read, by node of the data: threads that ended
     /// within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
-    /// What became of moves.
     pub moves: Vec<Moves>,
-    /// The services.
     pub rows: Vec<Row>,
 }
 
-/// Moves of one kind with one result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moves {
     /// `thread`, `process` or `file`.
     pub kind: String,
     /// What became of them ([`engine::tally`]).
     pub result: String,
-    /// How many.
     pub count: u64,
 }
 
-/// Bytes of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Its name ([`crate::units::name`]), [`OTHER`] or [`UNKNOWN`].
     pub unit: String,
-    /// Its bytes.
     #[serde(flatten)]
-    pub bytes: Bytes,
+    pub bytes: Flow,
 }
 
-/// A service.
 #[derive(Debug, Default)]
 struct Unit {
-    /// Bytes that were counted while it had a row.
-    bytes: Bytes,
+    /// Flow that were counted while it had a row.
+    bytes: Flow,
     shown: bool,
-    /// Bytes read and written, those of long ago counting less; as of this window.
+    /// Flow read and written, those of long ago counting less; as of this window.
     recent: f64,
     window: u64,
     /// Its control group, as of the last process that was asked.
@@ -162,8 +147,8 @@ pub struct Totals {
     shown: usize,
     /// Services without a row that read something in the last window.
     candidates: Vec<Arc<str>>,
-    other: Bytes,
-    unknown: Bytes,
+    other: Flow,
+    unknown: Flow,
 }
 
 impl Totals {
@@ -179,14 +164,14 @@ impl Totals {
         };
         Self {
             dir: dir.to_owned(),
-            groups: Groups::new(proc_root),
+            groups: Groups::new(proc_root, Asks::FEW),
             hierarchies: Hierarchies::new(proc_root),
             told,
             units: HashMap::new(),
             shown: 0,
             candidates: Vec::new(),
-            other: Bytes::default(),
-            unknown: Bytes::default(),
+            other: Flow::default(),
+            unknown: Flow::default(),
         }
     }
 
@@ -226,7 +211,7 @@ impl Totals {
             thread.read_bytes.iter().for_each(|(node, bytes)| listed.add(node, bytes));
             let row = match self.groups.unit(thread.pid, thread.process_start_ns) {
                 None => &mut self.unknown,
-                Some(name) => {
+                Some(units::Unit { name, group }) => {
                     let unit = self.units.entry(name.clone()).or_default();
                     if !unit.shown && self.shown < SHOWN {
                         unit.shown = true;
@@ -240,13 +225,11 @@ impl Totals {
                     unit.recent = unit.recent(window) + thread.file_bytes() as f64;
                     unit.window = window;
                     // A service may go on in another group.
-                    if let Some(group) = self.groups.group_of(thread.pid, thread.process_start_ns) {
-                        unit.group = Some(group);
-                    }
+                    unit.group = Some(group);
                     if unit.shown { &mut unit.bytes } else { &mut self.other }
                 }
             };
-            row.thread(thread);
+            row.add_thread(thread);
         }
         for node in &snapshot.nodes {
             told.unlisted_read_bytes.add(node.id, node.read_bytes.saturating_sub(listed.get(node.id)));
@@ -304,7 +287,7 @@ impl Totals {
     }
 
     fn rows(&self) -> Vec<Row> {
-        let row = |unit: &str, bytes: &Bytes| Row { unit: unit.to_owned(), bytes: bytes.clone() };
+        let row = |unit: &str, bytes: &Flow| Row { unit: unit.to_owned(), bytes: bytes.clone() };
         let shown = self.units.iter().filter(|(_, unit)| unit.shown);
         let mut rows: Vec<Row> = shown.map(|(name, unit)| row(name, &unit.bytes)).collect();
         rows.sort_by(|a, b| a.unit.cmp(&b.unit));
@@ -325,7 +308,6 @@ impl Drop for Totals {
     }
 }
 
-/// What a reader finds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Found {
     /// The daemon runs.
@@ -375,7 +357,6 @@ impl Told {
     }
 }
 
-/// The id of this boot.
 pub(crate) fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

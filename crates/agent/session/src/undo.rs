@@ -12,10 +12,6 @@ use topology::Topology;
 
 /// A plane that only undoes. That needs no topology, so sysfs is not read for one. `tasks`: who is
 /// asked about threads before procfs.
-///
-/// # Errors
-///
-/// procfs or sysfs cannot be read.
 pub fn plane(tasks: Option<Arc<dyn Tasks>>) -> Result<Actor<Unwatched>, Failure> {
     let mut actor = Actor::new(act::Settings::default(), Topology::default(), None)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e))?;
@@ -35,10 +31,6 @@ pub fn undo(state_dir: &Path, tasks: Option<Arc<dyn Tasks>>) -> Result<Finished,
 }
 
 /// Takes the state directory.
-///
-/// # Errors
-///
-/// See [`unusable`].
 pub fn open_state(state_dir: &Path) -> Result<StateDir, Failure> {
     StateDir::open(state_dir).map_err(|e| unusable(&e))
 }

@@ -26,10 +26,20 @@ const MOST: usize = 20_000;
 /// Windows after which an idle process may be forgotten.
 const IDLE: u32 = 60;
 /// Processes that are asked for in a window, at most; one takes some 20 µs.
-const ASKED: usize = 500;
-/// Of these, processes that were asked before: a service's manager puts them into their group after
-/// they have started.
-const ASKED_AGAIN: usize = 50;
+#[derive(Clone, Copy, Debug)]
+pub struct Asks {
+    /// For the first time.
+    pub new: usize,
+    /// Again: a service's manager puts them into their group after they have started.
+    pub again: usize,
+}
+
+impl Asks {
+    /// Of a loop of windows, which must not be late.
+    pub const FEW: Self = Self { new: 450, again: 50 };
+    /// Of a command that tells each process's group.
+    pub const ALL: Self = Self { new: usize::MAX, again: 500 };
+}
 
 /// The control group of a process, which started then: `/` for the root group; `None` if it has
 /// ended or cannot be asked.
@@ -84,9 +94,14 @@ fn shortened(name: String) -> String {
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 
-/// A unit and its control group, the window in which it was asked for, and the last one in which it
-/// was looked for.
-type Asked = (Option<(Arc<str>, Arc<str>)>, u32, u32);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    pub name: Arc<str>,
+    pub group: Arc<str>,
+}
+
+/// A unit, the window in which it was asked for, and the last one in which it was looked for.
+type Asked = (Option<Unit>, u32, u32);
 
 /// The units of processes, as last seen.
 #[derive(Debug)]
@@ -97,35 +112,35 @@ pub struct Groups {
     window: u32,
     /// Windows until each was asked again.
     turn: u32,
-    new: usize,
-    again: usize,
+    /// Of each window, and left in this one.
+    asks: Asks,
+    left: Asks,
 }
 
 impl Groups {
     /// Knows nothing yet. `proc_root` is a proc mount (`/proc`).
-    pub fn new(proc_root: &Path) -> Self {
+    pub fn new(proc_root: &Path, asks: Asks) -> Self {
         let threads = Threads::new(proc_root);
-        Self { threads, processes: HashMap::new(), window: 0, turn: 1, new: 0, again: 0 }
+        Self { threads, processes: HashMap::new(), window: 0, turn: 1, asks, left: asks }
     }
 
-    /// A window begins.
     pub fn window(&mut self) {
         let window = self.window;
         if self.processes.len() > MOST {
             self.processes.retain(|_, (_, _, seen)| window - *seen < IDLE);
         }
-        (self.window, self.new, self.again) = (window + 1, ASKED - ASKED_AGAIN, ASKED_AGAIN);
-        self.turn = self.processes.len().div_ceil(ASKED_AGAIN).max(1) as u32;
+        (self.window, self.left) = (window + 1, self.asks);
+        self.turn = self.processes.len().div_ceil(self.asks.again).max(1) as u32;
     }
 
     /// The unit of a process, by id and start time. `None` if it had ended before it could be
     /// asked, or too many others were asked in this window.
-    pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
+    pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Unit> {
         let id = (pid, start_ns.unwrap_or(0));
         let window = self.window;
-        let named = |group: String| (Arc::from(name(&group)), Arc::from(group));
+        let named = |group: String| Unit { name: Arc::from(name(&group)), group: Arc::from(group) };
         let known = self.processes.get_mut(&id);
-        let left = if known.is_some() { &mut self.again } else { &mut self.new };
+        let left = if known.is_some() { &mut self.left.again } else { &mut self.left.new };
         match known {
             Some((unit, asked, seen)) => {
                 *seen = window;
@@ -135,27 +150,20 @@ impl Groups {
                     *asked = window;
                     // One that has ended keeps its last.
                     let now = group(&self.threads, pid, start_ns);
-                    if let Some(now) = now.filter(|now| unit.as_ref().is_none_or(|(_, group)| **group != **now)) {
+                    if let Some(now) = now.filter(|now| unit.as_ref().is_none_or(|unit| *unit.group != **now)) {
                         *unit = Some(named(now));
                     }
                 }
-                unit.as_ref().map(|(unit, _)| unit.clone())
+                unit.clone()
             }
             None if *left == 0 => None,
             None => {
                 *left -= 1;
                 let unit = group(&self.threads, pid, start_ns).map(named);
-                let name = unit.as_ref().map(|(unit, _)| unit.clone());
-                self.processes.insert(id, (unit, window, window));
-                name
+                self.processes.insert(id, (unit.clone(), window, window));
+                unit
             }
         }
-    }
-
-    /// The control group of a process that [`unit`](Self::unit) knows.
-    pub fn group_of(&self, pid: u32, start_ns: Option<u64>) -> Option<Arc<str>> {
-        let (unit, _, _) = self.processes.get(&(pid, start_ns.unwrap_or(0)))?;
-        unit.as_ref().map(|(_, group)| group.clone())
     }
 }
 
@@ -216,6 +224,13 @@ mod tests {
         assert!(of("a") != of("b") && of("a").starts_with("/kubepods/é"), "{}", of("a"));
     }
 
+    const ASKED: usize = 500;
+    const ASKED_AGAIN: usize = 50;
+
+    fn called(groups: &mut Groups, pid: usize) -> Option<String> {
+        groups.unit(pid as u32, None).map(|unit| unit.name.to_string())
+    }
+
     #[test]
     fn few_processes_are_asked_and_a_move_to_another_group_is_noticed() {
         let proc_root = tempfile::tempdir().unwrap();
@@ -224,21 +239,21 @@ mod tests {
             std::fs::create_dir_all(&dir).unwrap();
             std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
         };
-        let mut groups = Groups::new(proc_root.path());
+        let mut groups = Groups::new(proc_root.path(), Asks { new: ASKED - ASKED_AGAIN, again: ASKED_AGAIN });
         of(1, "/first.service");
         groups.window();
-        assert_eq!(groups.unit(1, None).as_deref(), Some("first.service"));
+        assert_eq!(called(&mut groups, 1).as_deref(), Some("first.service"));
         of(1, "/second.service");
-        assert_eq!(groups.unit(1, None).as_deref(), Some("first.service"), "once in a window");
+        assert_eq!(called(&mut groups, 1).as_deref(), Some("first.service"), "once in a window");
         groups.window();
-        assert_eq!(groups.unit(1, None).as_deref(), Some("second.service"));
+        assert_eq!(called(&mut groups, 1).as_deref(), Some("second.service"));
         // It has ended.
         std::fs::remove_dir_all(proc_root.path().join("1")).unwrap();
         groups.window();
-        assert_eq!(groups.unit(1, None).as_deref(), Some("second.service"));
+        assert_eq!(called(&mut groups, 1).as_deref(), Some("second.service"));
         (2..=ASKED * 2).for_each(|pid| of(pid, "/many.service"));
         groups.window();
-        let known = |groups: &mut Groups| (2..=ASKED * 2).filter(|p| groups.unit(*p as u32, None).is_some()).count();
+        let known = |groups: &mut Groups| (2..=ASKED * 2).filter(|p| called(groups, *p).is_some()).count();
         assert_eq!(known(&mut groups), ASKED - ASKED_AGAIN);
         groups.window();
         assert_eq!(known(&mut groups), 2 * (ASKED - ASKED_AGAIN));
@@ -248,7 +263,7 @@ mod tests {
             groups.window();
             known(&mut groups);
         }
-        let moved = (2..=ASKED * 2).filter(|p| groups.unit(*p as u32, None).as_deref() == Some("moved.service"));
+        let moved = (2..=ASKED * 2).filter(|p| called(&mut groups, *p).as_deref() == Some("moved.service"));
         assert_eq!(moved.count(), 2 * ASKED - 1);
     }
 }

@@ -7,20 +7,18 @@ use std::sync::Arc;
 use command::output::limits::Limits;
 use command::output::units::{count, percent, rate, seconds, size};
 use command::output::words;
+use placement::flow::Sums;
 use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-use crate::map::Bytes;
 use crate::units::Groups;
 
 /// Files of a volume that are shown, at most.
 const MOST_FILES: usize = 20;
 
-/// One node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeRow {
-    /// Node id.
     pub node: NodeId,
     /// How many CPUs it has online.
     pub cpus: usize,
@@ -36,30 +34,52 @@ pub struct NodeRow {
     pub memory_free: u64,
 }
 
-/// One thread.
+/// File bytes of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Share of the bytes read from another node; absent where nothing was read.
+    pub remote_share: Option<f64>,
+    /// Read from another node, bytes/s.
+    pub remote_bytes_per_s: f64,
+    /// Read, bytes/s.
+    pub read_bytes_per_s: f64,
+    /// Written, bytes/s.
+    pub write_bytes_per_s: f64,
+}
+
+impl Rates {
+    fn of(sums: &Sums, window_s: f64) -> Self {
+        Self {
+            remote_share: sums.remote_share(),
+            remote_bytes_per_s: per_s(sums.remote_bytes, window_s),
+            read_bytes_per_s: per_s(sums.read_bytes, window_s),
+            write_bytes_per_s: per_s(sums.write_bytes, window_s),
+        }
+    }
+
+    /// Read and written, bytes/s.
+    pub fn touched(&self) -> f64 {
+        self.read_bytes_per_s + self.write_bytes_per_s
+    }
+}
+
+fn per_s(bytes: u64, window_s: f64) -> f64 {
+    if window_s > 0.0 { bytes as f64 / window_s } else { 0.0 }
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThreadRow {
-    /// Thread id.
     pub tid: u32,
-    /// Process id.
     pub pid: u32,
     /// Start time, nanoseconds since boot, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<u64>,
-    /// Name.
     pub comm: String,
-    /// Node it runs on.
     pub node: NodeId,
     /// Its home node; absent where it read nothing.
     pub home: Option<NodeId>,
-    /// Share of its file bytes read from another node; absent where it read nothing.
-    pub remote_share: Option<f64>,
-    /// File bytes read from another node, bytes/s.
-    pub remote_bytes_per_s: f64,
-    /// File bytes read, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// File bytes written, bytes/s.
-    pub write_bytes_per_s: f64,
+    #[serde(flatten)]
+    pub rates: Rates,
     /// CPU use as a fraction of one CPU.
     pub cpu: f64,
     /// Its last move by a running homenode, from the journal.
@@ -69,28 +89,18 @@ pub struct ThreadRow {
     pub pinned: Option<String>,
 }
 
-/// One service.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRow {
     /// Its name ([`crate::units::name`]); empty for processes that could not be asked.
     pub service: String,
-    /// How many of its processes touched file data.
     pub processes: usize,
-    /// How many of its threads did.
     pub threads: usize,
-    /// The nodes that these threads run on.
     pub nodes: Vec<NodeId>,
-    /// Share of the file bytes read from another node; absent where nothing was read.
-    pub remote_share: Option<f64>,
+    #[serde(flatten)]
+    pub rates: Rates,
     /// Share that would be local if each thread ran at its home node; absent where nothing was
     /// read.
     pub could_be_local_share: Option<f64>,
-    /// File bytes read from another node, bytes/s.
-    pub remote_bytes_per_s: f64,
-    /// File bytes read, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// File bytes written, bytes/s.
-    pub write_bytes_per_s: f64,
     /// CPU use of these threads, in CPUs.
     pub cpu: f64,
 }
@@ -98,26 +108,22 @@ pub struct ServiceRow {
 /// The services of a window. `groups` is asked for the processes of threads that touched file data.
 pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow> {
     groups.window();
-    let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
     let mut units: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
     for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
-        units.entry(groups.unit(thread.pid, thread.process_start_ns)).or_default().push(thread);
+        let unit = groups.unit(thread.pid, thread.process_start_ns);
+        units.entry(unit.map(|unit| unit.name)).or_default().push(thread);
     }
     let row = |(unit, threads): (Option<Arc<str>>, Vec<&Thread>)| {
-        let mut bytes = Bytes::default();
-        threads.iter().for_each(|thread| bytes.thread(thread));
-        let share = |part: u64| (bytes.read_bytes > 0).then(|| part as f64 / bytes.read_bytes as f64);
+        let mut sums = Sums::default();
+        threads.iter().for_each(|thread| sums.add(Sums::of_thread(thread)));
         let distinct = |of: fn(&Thread) -> u32| threads.iter().map(|thread| of(thread)).collect::<BTreeSet<u32>>();
         ServiceRow {
             service: unit.map_or_else(String::new, |unit| unit.to_string()),
             processes: distinct(|thread| thread.pid).len(),
             threads: threads.len(),
             nodes: distinct(|thread| thread.node.0).into_iter().map(NodeId).collect(),
-            remote_share: share(bytes.remote_bytes),
-            could_be_local_share: share(bytes.could_be_local_bytes),
-            remote_bytes_per_s: per_s(bytes.remote_bytes),
-            read_bytes_per_s: per_s(bytes.read_bytes),
-            write_bytes_per_s: per_s(bytes.write_bytes),
+            rates: Rates::of(&sums, snapshot.window_s),
+            could_be_local_share: sums.could_be_local_share(),
             cpu: match snapshot.window_s {
                 s if s > 0.0 => threads.iter().map(|thread| thread.cpu_s).sum::<f64>() / s,
                 _ => 0.0,
@@ -127,7 +133,6 @@ pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow>
     units.into_iter().map(row).collect()
 }
 
-/// One file of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRow {
     /// File id: `major:minor:inode`.
@@ -137,19 +142,11 @@ pub struct FileRow {
     pub path: Option<String>,
     /// Bytes of data on each node.
     pub bytes: NodeBytes,
-    /// How many threads touched it.
     pub threads: usize,
-    /// Share of the bytes read that was read from another node; absent where nothing was read.
-    pub remote_share: Option<f64>,
-    /// Bytes read from another node, bytes/s.
-    pub remote_bytes_per_s: f64,
-    /// Bytes read, bytes/s.
-    pub read_bytes_per_s: f64,
-    /// Bytes written, bytes/s.
-    pub write_bytes_per_s: f64,
+    #[serde(flatten)]
+    pub rates: Rates,
 }
 
-/// One window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Format version, 1.
@@ -158,9 +155,7 @@ pub struct Window {
     pub window_s: f64,
     /// Share of file bytes read from another node; absent where nothing was read.
     pub remote_share: Option<f64>,
-    /// The nodes.
     pub nodes: Vec<NodeRow>,
-    /// The threads that touched file data.
     pub threads: Vec<ThreadRow>,
     /// The services that touched file data; absent unless they are asked for, and of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -175,7 +170,6 @@ pub struct Window {
     pub copies: Vec<Copy>,
     /// Limits of this observation.
     pub notes: Vec<String>,
-    /// The same as the text shows it.
     #[serde(skip)]
     pub shown_notes: Vec<String>,
     /// The first line: long, shorter, shortest.
@@ -187,7 +181,7 @@ impl Window {
     /// Builds the contents from a snapshot. `plan` is a policy's: its forecast has the load of
     /// nodes.
     pub fn new(snapshot: &Snapshot, plan: &Plan, limits: &Limits) -> Self {
-        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
+        let per_s = |bytes| per_s(bytes, snapshot.window_s);
         let forecasts = plan.predicted.as_ref().map_or(&[][..], |p| &p.nodes);
         let forecast = |node| forecasts.iter().find(|f| f.node == node);
         let nodes = snapshot
@@ -203,24 +197,17 @@ impl Window {
                 memory_free: node.memory_free,
             })
             .collect();
-        let thread = |t: &Thread| {
-            let read = t.read_bytes.total();
-            let remote = t.remote_bytes();
-            ThreadRow {
-                tid: t.tid,
-                pid: t.pid,
-                start_ns: t.start_ns,
-                comm: t.comm.clone(),
-                node: t.node,
-                home: t.home(),
-                remote_share: (read > 0).then(|| remote as f64 / read as f64),
-                remote_bytes_per_s: per_s(remote),
-                read_bytes_per_s: per_s(read),
-                write_bytes_per_s: per_s(t.write_bytes.total()),
-                cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
-                last_move: None,
-                pinned: t.pinned.clone(),
-            }
+        let thread = |t: &Thread| ThreadRow {
+            tid: t.tid,
+            pid: t.pid,
+            start_ns: t.start_ns,
+            comm: t.comm.clone(),
+            node: t.node,
+            home: t.home(),
+            rates: Rates::of(&Sums::of_thread(t), snapshot.window_s),
+            cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
+            last_move: None,
+            pinned: t.pinned.clone(),
         };
         Self {
             version: 1,
@@ -242,33 +229,21 @@ impl Window {
     /// Builds the contents from a snapshot of a volume. Its journal knows moves and copies.
     pub fn of_volume(snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut window = Self::new(snapshot, plan, &Limits::recorded(1));
-        // Bytes read, of these from another node, and bytes written, of each file.
-        let mut sums: BTreeMap<FileId, [u64; 3]> = BTreeMap::new();
+        let mut sums: BTreeMap<FileId, Sums> = BTreeMap::new();
         for thread in &snapshot.threads {
             for used in &thread.files {
-                let [read, remote, written] = sums.entry(used.file).or_default();
-                *read += used.read_bytes.total();
-                *remote += used.read_bytes.total() - used.read_bytes.get(thread.node);
-                *written += used.write_bytes.total();
+                sums.entry(used.file).or_default().add(Sums::of_use(thread, used));
             }
         }
-        let per_s = |bytes: u64| if snapshot.window_s > 0.0 { bytes as f64 / snapshot.window_s } else { 0.0 };
-        let row = |file: &ObservedFile| {
-            let [read, remote, written] = sums.get(&file.file).copied().unwrap_or_default();
-            FileRow {
-                file: file.file,
-                path: file.path.clone(),
-                bytes: file.bytes.clone(),
-                threads: file.readers.len(),
-                remote_share: (read > 0).then(|| remote as f64 / read as f64),
-                remote_bytes_per_s: per_s(remote),
-                read_bytes_per_s: per_s(read),
-                write_bytes_per_s: per_s(written),
-            }
+        let row = |file: &ObservedFile| FileRow {
+            file: file.file,
+            path: file.path.clone(),
+            bytes: file.bytes.clone(),
+            threads: file.readers.len(),
+            rates: Rates::of(&sums.get(&file.file).copied().unwrap_or_default(), snapshot.window_s),
         };
         window.files = snapshot.files.iter().map(row).collect();
-        let touched = |f: &FileRow| f.read_bytes_per_s + f.write_bytes_per_s;
-        window.files.sort_by(|a, b| touched(b).total_cmp(&touched(a)).then_with(|| a.file.cmp(&b.file)));
+        window.files.sort_by(|a, b| b.rates.touched().total_cmp(&a.rates.touched()).then_with(|| a.file.cmp(&b.file)));
         window.files.truncate(MOST_FILES);
         window
     }
@@ -285,7 +260,7 @@ impl Window {
 
     /// `4 threads read 3.4 MB/s, 11 % remote`.
     fn summary(&self) -> String {
-        let read = rate(self.threads.iter().map(|t| t.read_bytes_per_s).sum());
+        let read = rate(self.threads.iter().map(|t| t.rates.read_bytes_per_s).sum());
         let share = self.remote_share.map_or(String::new(), |share| format!(", {} remote", percent(share)));
         format!("{} read {read}{share}", count(self.threads.len(), "thread"))
     }
@@ -303,14 +278,11 @@ impl Window {
     }
 }
 
-/// A copy that goes on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Copy {
     /// Subject of the copy: a file or a process.
     pub name: String,
-    /// The node that it leaves.
     pub from: NodeId,
-    /// The node that it goes to.
     pub to: NodeId,
     /// Bytes to copy; 0 before the first tenth is done.
     pub bytes: u64,
@@ -337,16 +309,12 @@ const LATE_WINDOWS: f64 = 2.0;
 /// Seconds that a decision may take.
 const SLACK_S: f64 = 2.0;
 
-/// A mount and its last window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mounted {
     /// Format version, 1.
     pub version: u32,
-    /// Mount point.
     pub mount: PathBuf,
-    /// The server's process.
     pub pid: u32,
-    /// Policy that decides for it.
     pub policy: String,
     /// Label of emulated memory; absent for real memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -357,7 +325,6 @@ pub struct Mounted {
     /// The boot in which the window was written, and when, in seconds since then; only in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<(String, f64)>,
-    /// The window.
     pub window: Window,
 }
 
@@ -374,6 +341,7 @@ impl Mounted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Asks;
 
     #[test]
     fn threads_are_added_up_by_the_service_of_their_process() {
@@ -403,12 +371,12 @@ mod tests {
         // What was asked for is there, also where nobody touched anything.
         let json = |services| serde_json::to_string(&Window { services, ..Window::default() }).unwrap();
         assert!(json(Some(Vec::new())).contains("\"services\":[]") && !json(None).contains("services"));
-        let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path()));
+        let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path(), Asks::FEW));
         // Nobody knows process 4 any more; process 3 touched nothing.
         assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
         let db = &rows[1];
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));
-        assert_eq!((db.read_bytes_per_s, db.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));
-        assert_eq!((db.remote_share, db.could_be_local_share), (Some(500.0 / 800.0), Some(400.0 / 800.0)));
+        assert_eq!((db.rates.read_bytes_per_s, db.rates.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));
+        assert_eq!((db.rates.remote_share, db.could_be_local_share), (Some(500.0 / 800.0), Some(400.0 / 800.0)));
     }
 }

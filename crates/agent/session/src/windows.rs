@@ -61,7 +61,6 @@ impl Output {
         Self { json, quiet, lines: Lines::new(limits), label: None, publisher: None, totals }
     }
 
-    /// Prints what happens on a mounted volume.
     pub fn of_volume(json: bool, quiet: bool, limits: Limits, publisher: Publisher) -> Self {
         let label = publisher.label();
         Self { json, quiet, lines: Lines::new(limits), label, publisher: Some(publisher), totals: None }

@@ -12,7 +12,6 @@ const ALL_SIGNS: usize = 13;
 /// Seed of the signs that are drawn: the same rounds give the same interval.
 const SEED: u64 = 0x7219_0d2c_55aa_0b6e;
 
-/// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Better {
@@ -59,7 +58,6 @@ pub struct Effect {
     pub mean: Option<f64>,
     /// Lower end of the interval; absent where there are too few rounds for one.
     pub low: Option<f64>,
-    /// Upper end.
     pub high: Option<f64>,
     /// How often chance alone gives a difference as large; absent where there are too few rounds to
     /// tell.
@@ -67,7 +65,6 @@ pub struct Effect {
     /// The smallest effect, either way, that as many rounds of as much noise show with the power of
     /// the settings; absent where too few rounds can show any.
     pub smallest: Option<f64>,
-    /// The verdict.
     pub verdict: Verdict,
 }
 

@@ -56,12 +56,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// For a trial of so many policies.
     pub fn of(policies: usize) -> Self {
         Self { alpha: 0.04, harm: 0.01, power: 0.8, draws: 19_999, policies: policies.max(1) }
     }
 
-    /// The part of one policy.
     pub(crate) fn each(&self, alpha: f64) -> f64 {
         alpha / self.policies.max(1) as f64
     }

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// What runs in a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arm {

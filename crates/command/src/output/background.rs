@@ -26,7 +26,6 @@ const LAST: Duration = Duration::from_millis(500);
 /// The same for all lines together.
 const LAST_OF_ALL: Duration = Duration::from_secs(2);
 
-/// Where it is written.
 type Open = fn() -> Box<dyn Write>;
 
 /// stdout or stderr.
@@ -37,7 +36,6 @@ pub struct Stream {
 }
 
 struct State {
-    /// There is a thread that writes.
     on: bool,
     /// Lines are not dropped any more.
     last: bool,
@@ -177,7 +175,6 @@ impl Stream {
 }
 
 impl State {
-    /// Whether something is still to be written.
     fn under_way(&self) -> bool {
         self.on && self.failed.is_none() && (self.writing || !self.waiting.is_empty())
     }
@@ -191,7 +188,6 @@ impl State {
     }
 }
 
-/// A writer for logs, to stderr.
 pub struct Log;
 
 impl Write for Log {

@@ -19,12 +19,10 @@ impl Limits {
         Self { kernel: Some(kernel), all: verbose > 0 }
     }
 
-    /// For a recorded window.
     pub fn recorded(verbose: u8) -> Self {
         Self { kernel: None, all: verbose > 0 }
     }
 
-    /// The lines for a window with these notes.
     pub fn lines(&self, notes: &[String]) -> Vec<String> {
         match &self.kernel {
             _ if self.all => notes.to_vec(),

@@ -4,10 +4,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table as Inner, presets};
 
 use super::escape;
 
-/// A table that is built row by row.
 pub struct Table {
     inner: Inner,
-    /// Which columns hold figures.
     figures: Vec<bool>,
 }
 

@@ -3,6 +3,8 @@
 //! Bytes that were read, written or moved are decimal (MB, as bandwidth is); sizes of files and
 //! memories are binary (MiB, as pages are).
 
+pub use topology::units::{parse_bytes, parse_positive_rate, parse_rate};
+
 /// Bytes that moved: `512 B`, `4.1 kB`, `300.0 MB`.
 pub fn bytes(n: u64) -> String {
     scaled(n as f64, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
@@ -76,15 +78,6 @@ fn scaled(mut value: f64, base: f64, units: &[&str]) -> String {
     format!("{value:.decimals$} {name}")
 }
 
-/// Reads `4MiB`, `300 MB`, `4096`.
-pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let value = parse(text, "")?;
-    if value > u64::MAX as f64 {
-        return Err("too large".to_owned());
-    }
-    Ok(value.round() as u64)
-}
-
 /// Reads a range of a file: `1GiB+256MiB` is 256 MiB from 1 GiB on, `4096+100` 100 bytes from byte
 /// 4096 on.
 pub fn parse_range(text: &str) -> Result<std::ops::Range<u64>, String> {
@@ -103,50 +96,6 @@ pub fn within(range: &std::ops::Range<u64>, file: u64) -> Result<(), String> {
         0 => Ok(()),
         start if start < file => Ok(()),
         start => Err(format!("the range begins at {}, and the file ends at {}", size(start), size(file))),
-    }
-}
-
-/// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s. The unit is required: `20` would be 20 B/s, which
-/// nobody means.
-pub fn parse_rate(text: &str) -> Result<f64, String> {
-    match parse(text, "/s")? {
-        rate if rate > 0.0 && !text.contains(|c: char| c.is_ascii_alphabetic() && c != 'e') => {
-            Err(format!("the unit is missing, as in {}MB/s", text.trim()))
-        }
-        rate => Ok(rate),
-    }
-}
-
-/// Reads a rate as [`parse_rate`] does, of at least 1 byte/s.
-pub fn parse_positive_rate(text: &str) -> Result<f64, String> {
-    match parse_rate(text)? {
-        rate if rate >= 1.0 => Ok(rate),
-        _ => Err("must be at least 1 byte a second".to_owned()),
-    }
-}
-
-fn parse(text: &str, suffix: &str) -> Result<f64, String> {
-    let error = || format!("expected a number with a unit, such as 200MB{suffix}");
-    let text = text.trim();
-    let text = text.strip_suffix(suffix).unwrap_or(text).trim_end();
-    // An exponent's `e` is part of the number; no unit starts with it.
-    let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | 'e' | '+' | '-'))).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kb" => 1e3,
-        "m" | "mb" => 1e6,
-        "g" | "gb" => 1e9,
-        "t" | "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(error()),
-    };
-    match number.parse::<f64>() {
-        Ok(value) if value.is_finite() && value >= 0.0 && (value * factor).is_finite() => Ok(value * factor),
-        _ => Err(error()),
     }
 }
 
@@ -183,20 +132,5 @@ mod tests {
     fn almost_nothing_is_not_nothing() {
         let shown: Vec<_> = [0.0, 0.001, 0.005, 0.47, 0.994, 0.9951, 1.0, 1.25].map(percent).into();
         assert_eq!(shown, ["0 %", "<1 %", "<1 %", "47 %", "99 %", ">99 %", "100 %", "125 %"].map(String::from));
-    }
-
-    #[test]
-    fn what_a_user_types_is_read_with_its_unit() {
-        for (text, n) in [("4MiB", 4 << 20), ("300 MB", 300_000_000), ("4096", 4096), ("1.5k", 1500), ("0", 0)] {
-            assert_eq!(parse_bytes(text), Ok(n), "{text}");
-        }
-        for (text, n) in [("200MB/s", 2e8), ("6.8 GB/s", 6.8e9), ("1e3kB/s", 1e6), ("5B/s", 5.0), ("0", 0.0)] {
-            assert_eq!(parse_rate(text), Ok(n), "{text}");
-        }
-        for text in ["", "MB", "-1", "1e999", "nan", "inf", "5 parsecs", "1..2", "3e40"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
-        assert!(parse_rate("-5MB/s").is_err());
-        assert_eq!(parse_rate("20"), Err("the unit is missing, as in 20MB/s".to_owned()));
     }
 }

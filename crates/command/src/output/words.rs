@@ -15,11 +15,9 @@ use super::units::{bytes, count, percent, seconds};
 /// How many threads that stay are listed before the rest is only counted; JSON has them all.
 const STAY_LINES: usize = 20;
 
-/// Names of the threads of a snapshot.
 pub struct Names<'a>(HashMap<u32, &'a Thread>);
 
 impl<'a> Names<'a> {
-    /// The threads of this snapshot.
     pub fn new(snapshot: &'a Snapshot) -> Self {
         Self(snapshot.threads.iter().map(|t| (t.tid, t)).collect())
     }

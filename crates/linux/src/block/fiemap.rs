@@ -10,11 +10,9 @@ use rustix::ioctl::opcode;
 /// A run of file bytes that lie one after the other on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Offset in the file.
     pub offset: u64,
     /// Offset on the file system's device.
     pub physical: u64,
-    /// Bytes.
     pub len: u64,
     /// Allocated but never written: reads as zeroes.
     pub unwritten: bool,
@@ -37,7 +35,6 @@ struct Raw {
     reserved: [u32; 3],
 }
 
-/// Extents that one call lists.
 const BATCH: usize = 64;
 
 /// `struct fiemap` with its extents.

@@ -60,7 +60,6 @@ const BUFFER: usize = 16 << 10;
 /// The last buffer: a table of ten thousand targets; larger ones are refused.
 const LARGEST: usize = 1 << 20;
 
-/// The ranges of a device-mapper device.
 pub(super) fn table(device: (u32, u32)) -> io::Result<Vec<Target>> {
     let control = File::options().read(true).write(true).open(CONTROL)?;
     let mut size = BUFFER;

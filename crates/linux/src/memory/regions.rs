@@ -36,7 +36,6 @@ const MOST_MAPS: u64 = 64 << 20;
 /// A mapping, or the adjoining parts of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Addresses.
     pub range: Range<u64>,
     /// Pages that are not anonymous are shared memory.
     pub shared_memory: bool,

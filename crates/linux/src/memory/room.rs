@@ -16,7 +16,6 @@ use crate::{cpuset, mounts};
 /// Bytes that a node can take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Free memory.
     pub free: u64,
     /// File pages that nobody has used for long.
     pub unused: u64,

@@ -23,7 +23,6 @@ use crate::threads::{Pinned, Threads, is_gone};
 /// Bits of an entry: the page is in memory; it is a page of a file or of shared memory.
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
-/// Bytes of an entry.
 const ENTRY: usize = 8;
 
 /// The memory of a process.
@@ -63,17 +62,14 @@ impl Space {
         Ok((stat.id == id.first_thread() && space.alive()?).then_some(space))
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.id.pid
     }
 
-    /// Its directory in procfs.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Bytes of a page.
     pub fn page_size(&self) -> u64 {
         self.page
     }

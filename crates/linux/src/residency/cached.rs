@@ -38,7 +38,6 @@ pub fn count(file: &File, offset: u64, len: u64) -> Option<u64> {
 
 /// Which pages of a mapped range are cached and up to date.
 pub enum Pages {
-    /// None.
     None,
     /// All; their number.
     All(usize),
@@ -65,7 +64,6 @@ pub fn pages(start: usize, pages: usize) -> io::Result<Pages> {
 }
 
 impl Pages {
-    /// Number of cached pages.
     pub fn count(&self) -> usize {
         match self {
             Self::None => 0,

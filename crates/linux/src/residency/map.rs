@@ -96,7 +96,6 @@ pub struct Toucher(OwnedFd);
 const BATCH: usize = 1024;
 
 impl Toucher {
-    /// Opens the means to touch pages.
     pub fn new() -> io::Result<Self> {
         // A file in memory takes the copied bytes: a write to /dev/null copies nothing, and so
         // touches nothing.

@@ -40,9 +40,7 @@ use topology::NodeBytes;
 /// The place of a file's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
-    /// The path as given.
     pub path: PathBuf,
-    /// Its size in bytes.
     pub size: u64,
     /// Bytes in memory: in the page cache, or allocated on a DAX device. The last page counts with
     /// the bytes the file has in it, so this is never more than `size`.
@@ -74,7 +72,6 @@ pub enum ResidencyError {
     File {
         /// The attempted action, such as `open`.
         what: &'static str,
-        /// The file.
         path: PathBuf,
         /// Cause, with its errno.
         source: io::Error,
@@ -82,7 +79,6 @@ pub enum ResidencyError {
     /// Not a regular file.
     #[error("{} is a {kind}: homenode looks at regular files only", path.display())]
     NotAFile {
-        /// The path.
         path: PathBuf,
         /// The kind of file, such as `directory`.
         kind: &'static str,
@@ -90,7 +86,6 @@ pub enum ResidencyError {
 }
 
 impl ResidencyError {
-    /// What failed with which file.
     pub fn file(what: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::File { what, path: path.to_owned(), source: source.into() }
     }
@@ -99,7 +94,6 @@ impl ResidencyError {
 /// Where the bytes of an open file are, at a bounded cost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// Its size in bytes.
     pub size: u64,
     /// Bytes in each node's memory.
     pub nodes: NodeBytes,

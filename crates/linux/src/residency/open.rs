@@ -23,12 +23,9 @@ pub enum Fs {
     Other,
 }
 
-/// A regular file, open for reading.
 #[derive(Debug)]
 pub struct Opened {
-    /// The path as given.
     pub path: PathBuf,
-    /// Open for reading.
     pub fd: File,
     /// Bytes, when it was opened.
     pub size: u64,
@@ -36,7 +33,6 @@ pub struct Opened {
     pub allocated: u64,
     /// Whether its data is accessed directly in persistent memory.
     pub dax: bool,
-    /// Kind of its file system.
     pub fs: Fs,
     /// Preferred unit of the file system; on hugetlbfs the size of a huge page.
     pub block: u64,
@@ -162,7 +158,6 @@ impl Opened {
         (self.fs == Fs::Plain).then(|| cached::count(&self.fd, offset, len))?
     }
 
-    /// The file's present size in bytes.
     pub fn size_now(&self) -> Result<u64, ResidencyError> {
         self.fd.metadata().map(|m| m.len()).map_err(|e| ResidencyError::file("look at", &self.path, e))
     }

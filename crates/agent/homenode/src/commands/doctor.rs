@@ -41,7 +41,6 @@ pub struct Report {
     kernel: String,
     nodes: usize,
     facts: Vec<Finding>,
-    /// The hooks in use.
     hooks: Vec<String>,
     /// Limits of observation, each with its cause.
     limits: Vec<String>,
@@ -50,7 +49,6 @@ pub struct Report {
     dead_mounts: Vec<PathBuf>,
 }
 
-/// One fact.
 #[derive(Serialize)]
 struct Finding {
     name: String,
@@ -104,7 +102,6 @@ impl Report {
     }
 }
 
-/// Prints what this machine allows.
 pub fn run(global: &Global, args: &DoctorArgs) -> Result<Exit, Failure> {
     let report = examine(global, args.exact)?;
     output::tell(global.json, &report, || text(&report))?;

@@ -77,7 +77,6 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// What the user asks about.
 enum Wanted {
     /// The id of a thread or process.
     Id(u32),
@@ -128,7 +127,6 @@ fn name(line: &Line) -> String {
     line.entry.thread.as_ref().map_or("homenode".to_owned(), name_of)
 }
 
-/// Name of an entry's subject.
 pub fn name_of(about: &About) -> String {
     match about.kind {
         Kind::Thread => words::thread(&about.comm, about.tid),
@@ -149,7 +147,6 @@ pub fn time(unix_s: f64, now: DateTime<Local>) -> String {
     time.format(format).to_string()
 }
 
-/// The event in one line.
 fn sentence(line: &Line) -> String {
     let moved = |from, to, word: &str, why: &str| format!("{}   {word}   {why}", words::direction(from, to));
     let share = |(before, after)| format!("   (remote share {} → {})", percent(before), percent(after));

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use command::args::Global;
 use engine::Plane;
-use linux::threads::Threads;
 use placement::Traits;
-use session::map::{Bytes, Map, Report};
-use session::units;
+use placement::flow::Flow;
+use session::map::{Map, Report};
+use session::units::{self, Asks, Groups};
 use topology::{NodeId, sysfs};
 
 use crate::cli::{MapArgs, ObserveArgs};
@@ -23,7 +23,6 @@ use crate::output::units::{bytes, count, percent, seconds, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
 
-/// Observes, and prints one map.
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
@@ -46,7 +45,7 @@ pub fn observe(
     let unknown = plane.topology().of_unknown_kind();
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
-    let threads = Threads::new(Path::new(PROC));
+    let mut groups = Groups::new(Path::new(PROC), Asks::ALL);
     let mut map = Map::default();
     let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
     for done in 0..windows {
@@ -54,7 +53,7 @@ pub fn observe(
             break;
         }
         bar.set_position(done);
-        map.add(&plane::observe(&mut plane, window)?, &mut |pid, start_ns| units::group(&threads, pid, start_ns));
+        map.add(&plane::observe(&mut plane, window)?, &mut groups);
     }
     bar.finish_and_clear();
     let mut report = map.report(top);
@@ -65,7 +64,6 @@ pub fn observe(
     Ok((report, limits))
 }
 
-/// What a group is called in the tables.
 fn unit(cgroup: &str) -> String {
     if cgroup.is_empty() { "(ended)".to_owned() } else { units::name(cgroup) }
 }
@@ -74,7 +72,6 @@ fn share(part: u64, all: u64) -> String {
     if all == 0 { "-".to_owned() } else { percent(part as f64 / all as f64) }
 }
 
-/// The map as tables.
 pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
     let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "control group"));
@@ -93,11 +90,11 @@ pub fn text(report: &Report, limits: &Limits) -> String {
             bytes(sum.handed_bytes)
         ));
     }
-    let others = report.other_read_bytes.total();
-    if others > 0 {
+    let unlisted = report.unlisted_read_bytes.total();
+    if unlisted > 0 {
         text.push_str(&format!(
             "{} more were read by threads that ended within a window, or are out of scope\n",
-            bytes(others)
+            bytes(unlisted)
         ));
     }
     let nodes: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.data_node).collect();
@@ -152,7 +149,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
 }
 
 /// A row for each node on which the threads of a group ran; the first has the sums.
-fn group_rows(table: &mut Table, name: &[String; 2], sum: &Bytes, nodes: &BTreeSet<NodeId>) {
+fn group_rows(table: &mut Table, name: &[String; 2], sum: &Flow, nodes: &BTreeSet<NodeId>) {
     let ran: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.cpu_node).collect();
     if ran.is_empty() {
         // It only handed on.

@@ -14,13 +14,11 @@ const STEP: Duration = Duration::from_millis(100);
 /// Bytes of one step without a limit: a fraction of a second, so that Ctrl-C acts at once.
 const UNLIMITED: u64 = 64 << 20;
 
-/// How a work goes.
 pub(super) struct Pace<'a> {
     /// Most bytes a second.
     pub rate: Option<f64>,
     /// No progress bar.
     pub json: bool,
-    /// Whether a signal has asked to stop.
     pub stop: &'a Stop,
 }
 

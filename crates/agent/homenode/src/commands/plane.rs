@@ -46,19 +46,20 @@ pub fn open(
         window: Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s)),
         ..observe::Settings::default()
     };
-    let beside_sched_ext = args.scope.beside_sched_ext || config.engine.beside_sched_ext;
-    let touch_own_affinity = args.scope.touch_own_affinity;
+    let act = act::Settings {
+        touch_own_affinity: args.scope.touch_own_affinity,
+        beside_sched_ext: args.scope.beside_sched_ext || config.engine.beside_sched_ext,
+        move_back,
+        ..act::Settings::default()
+    };
     // Whole thousandths: settings are compared.
     let budget_milli_cpus = (config.engine.budget.cpu * 1000.0).round() as u32;
     let settings = host::Settings {
         observe,
-        touch_own_affinity,
-        beside_sched_ext,
+        act,
         mapped: policy.wants_mapped,
         idle: policy.wants_idle && ranges,
-        move_back,
         budget_milli_cpus,
-        ..host::Settings::default()
     };
     HostPlane::open(settings, topology).map_err(|e| {
         let failure = Failure::from_error(Exit::Unsupported, "cannot observe", &e);
@@ -106,12 +107,10 @@ pub fn move_only(policy: Traits, command: bool) -> Result<(), Failure> {
     keep_only(privileges::to_move(Path::new(PROC)) | files | memory | when(command, CapabilitySet::KILL))
 }
 
-/// Keeps only the capabilities that observing needs.
 pub fn observe_only() -> Result<(), Failure> {
     keep_only(privileges::to_observe(Path::new(PROC)))
 }
 
-/// Keeps only these capabilities.
 pub fn keep_only(keep: CapabilitySet) -> Result<(), Failure> {
     privileges::keep_only(keep)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot give up the privileges of root", &e))
@@ -126,7 +125,6 @@ pub fn hurry() {
     }
 }
 
-/// Observes one window.
 pub fn observe(plane: &mut HostPlane, window: Duration) -> Result<Snapshot, Failure> {
     plane.observe(window).map_err(|e| Failure::from_error(Exit::Unsupported, "cannot observe", &e))
 }

@@ -42,7 +42,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of this path.
     pub fn of(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
         let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -86,7 +85,6 @@ pub struct Draft {
     dir: OwnedFd,
     name: OsString,
     to: OsString,
-    /// The file.
     pub file: fs::File,
 }
 

@@ -55,7 +55,6 @@ const MOST: usize = 20;
 /// A part of the report, as text and as JSON; or why it is not there.
 type Part = Result<(String, Value), String>;
 
-/// Collects and writes the report.
 pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let names = args.names;
     // Before the map takes its time.
@@ -206,7 +205,6 @@ pub fn left_out(text: &str) -> Option<String> {
     text.match_indices('/').any(is_path).then(|| "(left out: it names a path)".to_owned())
 }
 
-/// Leaves such texts out.
 fn clean(value: &mut Value) {
     match value {
         Value::String(text) => {

@@ -86,7 +86,6 @@ pub enum Which {
     All,
 }
 
-/// Runs `homenode warm`.
 pub fn run(global: &Global, args: &WarmArgs) -> Result<Exit, Failure> {
     let topology = machine::read(Path::new(machine::SYS), &Config::default())?;
     let how = match args.place {
@@ -171,7 +170,6 @@ struct Job<'a> {
     stop: Stop,
 }
 
-/// What became of one file.
 struct Done {
     path: PathBuf,
     /// It was opened, and not refused.
@@ -348,7 +346,6 @@ impl Done {
         })
     }
 
-    /// One line for a person.
     fn line(&self) -> String {
         let name = escape(&self.path.display().to_string());
         let mut line = match &self.now {

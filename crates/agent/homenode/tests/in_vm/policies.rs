@@ -93,7 +93,7 @@ pub fn guarded(bench: &Bench, readers: &Readers, limits: &str, declined: Option<
 /// The thesis's conditions (8.1, 8.2), but for "sequential or over and over": a reader of a small
 /// file soon starts over.
 fn arc_guarded_moves_a_process_only_under_its_conditions() -> Outcome {
-    const LIMITS: &str = "min_read_size = 65536\nmin_file = 16777216\nprocess_copy_bw = 200000000.0";
+    const LIMITS: &str = "min_read_size = 65536\nmin_file = 16777216\nprocess_copy_bw = \"200MB/s\"";
     let bench = Bench::new()?;
     // Of a file of 16 MiB, 64 KiB at a time, over and over, with so much memory.
     let readers = |memory_mib: &str| away(&bench, &bench.files(0, 1)?, memory_mib);

@@ -42,7 +42,6 @@ fn nvdimm(region: &&Region) -> bool {
     !region.name.starts_with("cxl-")
 }
 
-/// Nodes with a region of NVDIMMs.
 pub(super) fn nodes(topology: &Topology) -> BTreeSet<NodeId> {
     topology.regions.iter().filter(nvdimm).filter_map(|region| region.node).collect()
 }

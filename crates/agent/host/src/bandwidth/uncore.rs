@@ -38,7 +38,6 @@ pub(super) enum What {
     Written,
 }
 
-/// Where the codes of an event come from.
 #[derive(Clone, Copy, Debug)]
 enum Codes {
     /// The device's file `events/NAME`, with `NAME.scale` in MiB.
@@ -47,7 +46,6 @@ enum Codes {
     Known(&'static [(&'static str, u64)]),
 }
 
-/// A kind of device.
 struct Device {
     prefix: &'static str,
     name: &'static str,
@@ -83,7 +81,6 @@ const DEVICES: [Device; 3] = [
     },
 ];
 
-/// A counter to open.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spec {
     pub source: &'static str,
@@ -96,14 +93,12 @@ pub(super) struct Spec {
     pub bytes: f64,
 }
 
-/// An open counter.
 struct Counter {
     spec: Spec,
     counter: perf::Counter,
     sum: f64,
 }
 
-/// The counters of all nodes that have some.
 pub(super) struct Counters {
     all: Vec<Counter>,
     /// Why the other nodes have none, or have none any more.
@@ -294,7 +289,6 @@ impl Pmu {
         Ok(text.trim().to_owned())
     }
 
-    /// Whether the kernel names this event.
     pub fn lists(&self, event: &str) -> bool {
         self.dir.join("events").join(event).exists()
     }
@@ -341,7 +335,6 @@ fn of_device(dir: &Path, device: &Device, sockets: &[&Node]) -> Result<Vec<Spec>
     Ok(specs)
 }
 
-/// The node of a CPU.
 pub(super) fn node_of<'a>(nodes: impl IntoIterator<Item = &'a Node>, cpu: u32) -> Result<NodeId, String> {
     let node = nodes.into_iter().find(|node| node.cpus.contains(cpu)).map(|node| node.id);
     node.ok_or_else(|| format!("CPU {cpu} is on no node"))

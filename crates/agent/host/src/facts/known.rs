@@ -15,7 +15,6 @@ const MOST_AGE: u64 = 60;
 /// Subjects that are remembered: what matters in a window, ten times over, in some 300 KB.
 const MOST: usize = 1024;
 
-/// Facts about one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct FileFacts {
     pub path: Option<PathBuf>,
@@ -71,7 +70,6 @@ impl<K: Copy + Eq + Hash, F> Known<K, F> {
         }
     }
 
-    /// Forgets a subject.
     pub fn forget(&mut self, key: K) {
         self.0.remove(&key);
     }
@@ -81,14 +79,12 @@ impl<K: Copy + Eq + Hash, F> Known<K, F> {
         self.0.get(&key).map_or(0, |(_, found)| *found)
     }
 
-    /// Number of subjects.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 }
 
-/// A file or a process to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
     /// Index in the list of wanted files.

@@ -44,7 +44,6 @@ const WAIT_NEW: Duration = Duration::from_millis(100);
 /// a second.
 const WAIT: Duration = Duration::from_millis(20);
 
-/// Facts about files and processes.
 pub(crate) struct Facts {
     worker: Worker,
     /// The daemon's budget, as a share of one CPU.

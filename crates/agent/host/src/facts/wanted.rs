@@ -11,11 +11,9 @@ use topology::{FileId, ProcessId};
 /// each file; and no more than a hundred files matter at a time, whatever the machine does.
 const MATTERS: f64 = 0.01;
 
-/// A file to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WantedFile {
     pub id: FileId,
-    /// Bytes read and written.
     pub bytes: u64,
     /// Processes that touched it, by falling number of threads that did.
     pub readers: Vec<u32>,

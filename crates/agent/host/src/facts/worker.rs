@@ -43,7 +43,6 @@ pub(super) struct Missing {
     pub stuck: Option<String>,
 }
 
-/// The worker's handle.
 pub(super) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -192,7 +191,6 @@ impl Drop for Worker {
     }
 }
 
-/// The thread's own state.
 struct Looker {
     inodes: Inodes,
     threads: Threads,

@@ -76,7 +76,8 @@ pub fn own_affinity() -> Tried {
 pub fn touch_own_affinity() -> Tried {
     let process = Running::role("threads", &["1"]);
     affinity::set(process.pid(), &node(0)).unwrap();
-    let settings = Settings { touch_own_affinity: true, ..Settings::default() };
+    let settings =
+        Settings { act: act::Settings { touch_own_affinity: true, ..act::Settings::default() }, ..Settings::default() };
     let observer = Scripted::of(&[process.pid()]);
     let plane = HostPlane::with_observer(settings, topology(), Some(observer)).unwrap();
     let mut engine = engine(plane, 1, None);

@@ -98,6 +98,7 @@ pub fn prepared_twice() -> Tried {
     let procfs = procfs_with_two_nodes(&[pid]);
     let mut settings = host::Settings::default();
     settings.observe.proc_root = procfs.path().to_owned();
+    settings.act.proc_root = procfs.path().to_owned();
     let mut plane = host::HostPlane::with_observer(settings, topology(), Some(Scripted::of(&[]))).unwrap();
     let moves = [process_to(pid, 1), process_to(pid, 0)];
     let prepared = moves.each_ref().map(|mv| plane.prepare(mv).unwrap());

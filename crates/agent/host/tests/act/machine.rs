@@ -44,7 +44,10 @@ fn sysfs(sys: &Path, online: &CpuSet, isolated: &CpuSet) {
 }
 
 fn plane(sys: &Path, topology: Topology, pid: u32) -> HostPlane {
-    let settings = HostSettings { sys_root: sys.to_owned(), ..HostSettings::default() };
+    let settings = HostSettings {
+        act: act::Settings { sys_root: sys.to_owned(), ..act::Settings::default() },
+        ..HostSettings::default()
+    };
     HostPlane::with_observer(settings, topology, Some(Scripted::of(&[pid]))).unwrap()
 }
 
@@ -94,7 +97,10 @@ pub fn made_up_nodes() -> Tried {
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
     sysfs(sys.path(), &set([a]), &CpuSet::default());
     let topology = topology::sysfs::read(sys.path()).unwrap();
-    let settings = HostSettings { sys_root: sys.path().to_owned(), fixed_nodes: true, ..HostSettings::default() };
+    let settings = HostSettings {
+        act: act::Settings { sys_root: sys.path().to_owned(), fixed_nodes: true, ..act::Settings::default() },
+        ..HostSettings::default()
+    };
     let mut plane = HostPlane::with_observer(settings, topology.clone(), Some(Scripted::of(&[process.pid()]))).unwrap();
     sysfs(sys.path(), &all, &CpuSet::default());
     plane.observe(Duration::ZERO).unwrap();
@@ -145,7 +151,10 @@ pub fn sched_ext() -> Tried {
     assert!(matches!(pinned(), (None, false, Ok(()))));
     // The user may ask for it.
     write(sys.path(), "kernel/sched_ext/state", "enabled");
-    let told = HostSettings { sys_root: sys.path().to_owned(), beside_sched_ext: true, ..HostSettings::default() };
+    let told = HostSettings {
+        act: act::Settings { sys_root: sys.path().to_owned(), beside_sched_ext: true, ..act::Settings::default() },
+        ..HostSettings::default()
+    };
     let mut plane = HostPlane::with_observer(told, topology, Some(Scripted::of(&[process.pid()]))).unwrap();
     assert_eq!(plane.observe(Duration::ZERO).unwrap().threads[0].pinned, None);
     Ok(())

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The data that the programs and user space exchange. ../records.rs reads it, and its tests compare the sizes.
- * build.rs makes constants of Rust of those here: numbers, ~0 and shifts of 1. */
+/* The data that the programs and user space exchange. build.rs makes constants and structures of Rust of those here
+ * (../records.rs): numbers, ~0 and shifts of 1; one line for each field or more, and no gaps between them. */
 #ifndef HOMENODE_INTF_H
 #define HOMENODE_INTF_H
 
@@ -141,8 +141,6 @@ struct task_record {
 	char comm[COMM_LEN];
 	/* followed by mask_words u64 */
 };
-#define TASK_BYTES 88
-_Static_assert(sizeof(struct task_record) == TASK_BYTES, "struct task_record");
 #define TASK_KTHREAD 1
 #define TASK_IN_TREE 2
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
@@ -156,7 +154,6 @@ struct who {
 	char comm[COMM_LEN];
 	u32 unused;
 };
-#define WHO_BYTES 48
 
 /* Descendants. */
 struct watched {
@@ -183,8 +180,6 @@ struct descendant_record {
 	u32 own;
 	u32 pad;
 };
-#define DESCENDANT_BYTES 32
-_Static_assert(sizeof(struct descendant_record) == DESCENDANT_BYTES, "struct descendant_record");
 
 /* One mapping of a file (hotness.bpf.c). */
 struct mapping_record {
@@ -195,7 +190,5 @@ struct mapping_record {
 	u32 inode_flags;
 	u32 program;     /* it is executed: other mappings of the file are its data */
 };
-#define MAPPING_BYTES 40
-_Static_assert(sizeof(struct mapping_record) == MAPPING_BYTES, "struct mapping_record");
 
 #endif

@@ -7,8 +7,6 @@
 
 #define PIDTYPE_SID 3 /* since 4.19 */
 
-_Static_assert(sizeof(struct who) == WHO_BYTES, "struct who");
-
 SEC("iter/task")
 int who(struct bpf_iter__task *ctx)
 {

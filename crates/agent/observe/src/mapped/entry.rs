@@ -38,7 +38,6 @@ pub struct Entry {
 const ACCESSED: u64 = 1 << 5;
 
 impl Entry {
-    /// Whether it maps memory.
     pub fn present(&self) -> bool {
         self.raw & (ENTRY_PRESENT | ENTRY_PROTNONE) != 0
     }

@@ -19,7 +19,6 @@ use topology::NodeId;
 use super::entry::Piece;
 use super::places::Places;
 
-/// When a page is hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Samples in which it was accessed, at least.
@@ -38,7 +37,6 @@ impl Rule {
         self.last(history).count_ones()
     }
 
-    /// Whether such a page is hot.
     pub fn hot(self, history: u8) -> bool {
         self.times(history) >= self.least
     }
@@ -53,7 +51,6 @@ pub struct Page {
     node: u8,
 }
 
-/// Memory that a page takes.
 pub const SLOT_BYTES: u64 = size_of::<Page>() as u64;
 
 /// Not mapped.
@@ -68,7 +65,6 @@ struct Block {
     pages: Box<[Page]>,
 }
 
-/// The pages of one mapping.
 #[derive(Clone, Debug, Default)]
 pub struct Heat {
     blocks: BTreeMap<u64, Block>,
@@ -191,7 +187,6 @@ impl Heat {
 /// Marks the node of a page that this sample has not seen yet.
 const UNSEEN: u8 = 0x80;
 
-/// The index of a node.
 fn index(nodes: &mut Vec<NodeId>, node: NodeId) -> u8 {
     let at = nodes.iter().position(|n| *n == node).unwrap_or_else(|| {
         nodes.push(node);
@@ -201,10 +196,8 @@ fn index(nodes: &mut Vec<NodeId>, node: NodeId) -> u8 {
     (at as u8).min(UNSEEN - 1)
 }
 
-/// Bytes on one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// In hot pages.
     pub hot: u64,
     /// In other mapped pages.
     pub cold: u64,
@@ -212,7 +205,6 @@ pub struct Sum {
     pub touched: u64,
 }
 
-/// Bytes by node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums(pub FxHashMap<NodeId, Sum>);
 

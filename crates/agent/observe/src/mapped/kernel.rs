@@ -27,21 +27,20 @@ use rustc_hash::FxHashSet;
 use super::entry::Piece;
 use crate::pass::{self, Ended, Most};
 use crate::programs::silence_libbpf;
-use crate::records::intf::MAPPING_BYTES;
+use crate::records::Record;
+use crate::records::intf::mapping_record;
 use crate::types::ObserveError;
 
 skeleton!(mod skel = "hotness.skel.rs");
 
 use skel::{HotnessSkel, HotnessSkelBuilder};
 
-/// One mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
     /// First address beyond it.
     pub end: u64,
-    /// Inode number.
     pub ino: u64,
     /// The file system's device, as the kernel encodes it.
     pub dev: u32,
@@ -58,7 +57,6 @@ pub struct Target {
     pub start_ns: u64,
 }
 
-/// The kernel's answer about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// When the process started, ns since boot.
@@ -67,7 +65,6 @@ pub struct Found {
     pub memory: u64,
 }
 
-/// The loaded programs.
 pub struct Kernel {
     skel: HotnessSkel<'static>,
 }
@@ -102,10 +99,6 @@ impl Kernel {
     }
 
     /// Loads the program that lists mappings, which any machine has.
-    ///
-    /// # Errors
-    ///
-    /// As [`Kernel::open`].
     pub fn of_mappings() -> Result<Self, ObserveError> {
         Self::load(false)
     }
@@ -319,16 +312,14 @@ unsafe fn owned(fd: i32) -> io::Result<OwnedFd> {
     }
 }
 
-/// The length of the first `struct mapping_record`, and where the mapping begins.
+/// The length of the first record, and where the mapping begins.
 fn first(records: &[u8]) -> Option<(usize, u64)> {
-    Some((MAPPING_BYTES as usize, u64::from_ne_bytes(*records.first_chunk()?)))
+    Some((mapping_record::BYTES, mapping_record::decode(records)?.start))
 }
 
 /// A mapping, and whether it is executed.
 fn decode(record: &[u8]) -> Option<(Mapping, bool)> {
-    let long = |at: usize| Some(u64::from_ne_bytes(*record.get(at..)?.first_chunk()?));
-    let word = |at: usize| Some(u32::from_ne_bytes(*record.get(at..)?.first_chunk()?));
-    let device = word(28)? & libc::S_IFMT == libc::S_IFCHR;
-    let dax = device || word(32)? & S_DAX != 0;
-    Some((Mapping { start: long(0)?, end: long(8)?, ino: long(16)?, dev: word(24)?, dax }, word(36)? != 0))
+    let mapping_record { start, end, ino, dev, mode, inode_flags, program } = Record::decode(record)?;
+    let dax = mode & libc::S_IFMT == libc::S_IFCHR || inode_flags & S_DAX != 0;
+    Some((Mapping { start, end, ino, dev, dax }, program != 0))
 }

@@ -80,7 +80,6 @@ const PROCESSES_MOST: usize = 64;
 const SLOTS_MOST: u64 = 2 * process::SLOTS_MOST;
 const _: () = assert!(SLOTS_MOST * heat::SLOT_BYTES == 16 << 20);
 
-/// The mapped files of some processes.
 pub struct Mapped {
     kernel: Kernel,
     places: Places,
@@ -94,7 +93,6 @@ pub struct Mapped {
     credited: Instant,
 }
 
-/// Cost of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleCost {
     /// CPU seconds of ours.
@@ -103,14 +101,11 @@ pub struct SampleCost {
     pub lost_s: f64,
 }
 
-/// One process's mapped files.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MappedProcess {
-    /// Process id.
     pub pid: u32,
     /// When it started, ns since boot.
     pub start_ns: u64,
-    /// Its bytes by node.
     pub mapped: Vec<MappedMemory>,
 }
 

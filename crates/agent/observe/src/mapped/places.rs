@@ -17,7 +17,6 @@ use topology::{NodeId, Topology};
 use crate::frames::Frames;
 use crate::types::ObserveError;
 
-/// A range of frames on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     first: u64,
@@ -28,14 +27,12 @@ struct Range {
     region: bool,
 }
 
-/// The nodes of all memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// By rising first frame.
     ranges: Vec<Range>,
 }
 
-/// Bytes of a frame.
 const FRAME: u64 = 4096;
 
 impl Places {

@@ -39,14 +39,10 @@ const SET_AGAIN_S: f64 = 350e-9;
 /// Identity of a mapping from sample to sample: its start, device and inode.
 type Name = (u64, u32, u64);
 
-/// One mapping of a file.
 #[derive(Debug)]
 pub struct Region {
-    /// The mapping.
     pub mapping: Mapping,
-    /// Its pages.
     pub heat: Heat,
-    /// State from its accessed bits.
     pub row: Row,
     /// Whether the bits were cleared at the last sample.
     cleared: bool,
@@ -59,13 +55,11 @@ impl Region {
         Self { mapping, heat: Heat::default(), row: Row::Cleared, cleared: false, samples: 0 }
     }
 
-    /// Its bytes by node.
     pub fn add_to(&self, sums: &mut Sums, rule: Rule) {
         self.heat.add_to(sums, rule, (self.mapping.start, self.mapping.end), self.row != Row::Cleared);
     }
 }
 
-/// One process.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
@@ -85,13 +79,11 @@ pub struct Process {
     slots: u64,
     /// The room that this sample may take.
     room: u64,
-    /// Its directory in procfs.
     directory: PathBuf,
     /// When it was last asked about.
     pub asked: Instant,
     /// When it was last sampled.
     pub sampled: Option<Instant>,
-    /// How often.
     pub samples: u32,
     /// Seconds that the last sample has cost the process: its processors have set so many bits
     /// again since the sample before.
@@ -138,7 +130,6 @@ impl Process {
         self.found.map(|found| found.start_ns)
     }
 
-    /// Limits of observation.
     fn limits(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let pid = self.pid;

@@ -18,7 +18,6 @@
 //! A page that stays in one looks cold until it is evicted: a working set of up to some 8 MiB of 4
 //! KiB pages, or a few GiB of 2 MiB pages.
 
-/// Ways to clear the bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// `clear_refs` also clears the bits of persistent memory (Linux 6.16 and later).
@@ -32,7 +31,6 @@ pub struct Facts {
 /// Whether the bits say "since the last sample" or "ever".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// They are cleared at each sample.
     Cleared,
     /// They are never cleared, for this reason.
     Ever(String),

@@ -50,10 +50,6 @@ pub struct Watcher {
 impl Watcher {
     /// Starts the thread and waits until it can sample. `budget`: what the daemon may use, as a
     /// share of one CPU. `pause`: see [`Mapped::pausing`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapped::open`].
     pub fn start(proc_root: &Path, topology: &Topology, budget: f64, pause: Duration) -> Result<Self, ObserveError> {
         // One question may wait; a newer one is worth no more.
         let (ask, asked) = mpsc::sync_channel::<Vec<u32>>(1);

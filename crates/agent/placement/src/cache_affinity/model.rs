@@ -34,11 +34,13 @@ pub struct Settings {
     pub reduction: Option<f64>,
     /// Bytes/s at which a process's memory is copied, until copies of processes have shown their
     /// speed. Default: 16 KiB in 35 µs on Optane (NThread III-C1), on DRAM 2.8 times as fast (I).
-    #[serde(deserialize_with = "positive")]
+    #[serde(deserialize_with = "topology::units::positive_rate")]
     pub process_copy_bw: f64,
     /// Guard: smallest mean read, bytes (section 8.2: no gain below one ZFS block, 128 KiB).
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub min_read_size: u64,
     /// Guard: shortest file, bytes (chapter 9: "very large, over 1 GB").
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub min_file: u64,
     /// Both: a process that was moved before must read this many times as much from the target as
     /// from its own node.

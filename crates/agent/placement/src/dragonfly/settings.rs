@@ -22,7 +22,7 @@ pub struct Settings {
     #[serde(deserialize_with = "positive")]
     pub local_gain: f64,
     /// Migration speed in bytes/s until measured: 16 KiB in 35 µs (NThread III-C1).
-    #[serde(deserialize_with = "positive")]
+    #[serde(deserialize_with = "topology::units::positive_rate")]
     pub migration_bw: f64,
     /// A file's readers on the target must read this many times as much as its readers on the
     /// source.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::numbers::{not_negative, positive, share};
+use crate::numbers::{positive, share};
 
 /// Settings of NThread: the `[nthread]` table of `homenode.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,10 +11,11 @@ use crate::numbers::{not_negative, positive, share};
 pub struct Settings {
     /// Threads that read and wrote fewer file bytes than this in a window are ignored (IV: "we skip
     /// some threads").
+    #[serde(deserialize_with = "topology::units::bytes")]
     pub min_bytes: u64,
     /// Lead in reads of one node over every other node that makes it the target, bytes/s (III-A:
     /// 200 MB in a second).
-    #[serde(deserialize_with = "not_negative")]
+    #[serde(deserialize_with = "topology::units::rate")]
     pub locality_margin: f64,
     /// `BWr_weight` of Eq. 1: controller cost of a byte read, relative to a byte written.
     #[serde(deserialize_with = "positive")]

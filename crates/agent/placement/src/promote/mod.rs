@@ -52,7 +52,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 use topology::{NodeId, Topology};
 
-use crate::numbers::{limit, not_negative, positive};
+use crate::numbers::{not_negative, positive};
 use crate::processes::show;
 use crate::{
     FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot,
@@ -76,10 +76,10 @@ pub struct Settings {
     /// Bytes of a node that stay free beside the high watermark: what programs on it can allocate
     /// until the kernel must reclaim. Chosen: a second of a program that touches new memory as fast
     /// as one thread can (about 1 GB/s).
-    #[serde(deserialize_with = "limit")]
+    #[serde(deserialize_with = "topology::units::bytes_limit")]
     pub reserve_bytes: f64,
     /// Bytes promoted per second: half of `moves.rate`, so that other copies go on.
-    #[serde(deserialize_with = "limit")]
+    #[serde(deserialize_with = "topology::units::rate_limit")]
     pub rate: f64,
     /// For how many windows after the kernel has reclaimed memory of a node nothing is promoted to
     /// it: as many as a plan is compared over (`moves.trial`).

@@ -64,10 +64,8 @@ struct Announcement {
     /// Seconds between its decisions; 0: it decides in each window.
     #[serde(default)]
     period_s: f64,
-    /// It moves data of files.
     #[serde(default)]
     moves_files: bool,
-    /// It moves processes with their memory.
     #[serde(default)]
     moves_processes: bool,
     /// What it looks at beside threads and files, where it can be observed.
@@ -103,7 +101,6 @@ pub enum Patience {
     Window,
 }
 
-/// What is awaited of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Awaits {
     Nothing,
@@ -115,7 +112,6 @@ enum Awaits {
     },
 }
 
-/// The policy.
 pub struct External {
     /// `exec:` or `unix:`, and what the program calls itself.
     name: &'static str,

@@ -45,12 +45,9 @@ const ADDRESS_SPACE: u64 = 4 << 30;
 /// How long its end is waited for.
 const ENDS: Duration = Duration::from_secs(1);
 
-/// The user that a program runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
-    /// User id.
     pub uid: u32,
-    /// Group id.
     pub gid: u32,
 }
 
@@ -104,7 +101,6 @@ pub trait Program: Send + Sync {
     fn end(&self);
 }
 
-/// A program below this process.
 pub struct Here {
     command: String,
     user: Option<User>,
@@ -290,7 +286,6 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// The socket of this path.
     pub fn new(path: &str) -> Self {
         Self { path: path.into(), stream: Mutex::new(None) }
     }

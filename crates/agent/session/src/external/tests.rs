@@ -12,7 +12,6 @@ use super::*;
 
 const FIRST: &str = r#"echo '{"homenode":1,"name":"mine"}'"#;
 
-/// Starts a shell script.
 fn start(script: &str, limit: Duration) -> Result<External, String> {
     start_as(None, script, limit)
 }

@@ -51,7 +51,6 @@ pub struct ExportArgs {
     pub once: bool,
 }
 
-/// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// A loopback address.

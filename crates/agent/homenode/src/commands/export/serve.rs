@@ -215,7 +215,6 @@ fn wants_open_metrics(accepted: &[String]) -> bool {
     open > 0.0 && open >= liked("text/plain")
 }
 
-/// Listens.
 pub struct Server {
     listener: OwnedFd,
     /// Where, as a client says it.

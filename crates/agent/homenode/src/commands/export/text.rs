@@ -2,15 +2,12 @@
 
 use std::fmt::{Display, Write};
 
-use session::map::{Bytes, Pair};
+use placement::flow::{Pair, Sums};
 use session::totals::{Found, Told};
 
-/// How the text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Prometheus's text format 0.0.4.
     Prometheus,
-    /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
@@ -18,7 +15,6 @@ pub enum Form {
 pub const OPEN_METRICS: &str = "application/openmetrics-text";
 
 impl Form {
-    /// Its media type.
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -27,7 +23,6 @@ impl Form {
     }
 }
 
-/// All metrics.
 pub fn metrics(found: &Found, form: Form) -> String {
     let mut text = Text { text: String::new(), form };
     let up = matches!(found, Found::Now(_));
@@ -70,7 +65,7 @@ fn counters(text: &mut Text, told: &Told) {
             }
         }
     }
-    let shares: [Counter<Bytes>; 2] = [
+    let shares: [Counter<Sums>; 2] = [
         (
             "homenode_file_remote_read_bytes_total",
             "File bytes that threads read from another node than their own",
@@ -172,6 +167,9 @@ fn escape(value: &str, to: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use placement::flow::Flow;
     use session::totals::{Moves, Row};
     use topology::NodeId;
 
@@ -179,7 +177,8 @@ mod tests {
 
     fn told() -> Told {
         let pair = Pair { cpu_node: NodeId(0), data_node: NodeId(1), read_bytes: 7, write_bytes: 2 };
-        let bytes = Bytes { remote_bytes: 6, could_be_local_bytes: 5, pairs: vec![pair], ..Bytes::default() };
+        let sums = Sums { remote_bytes: 6, could_be_local_bytes: 5, ..Sums::default() };
+        let bytes = Flow { sums, pairs: vec![pair] };
         Told {
             program: "0.1.0".to_owned(),
             policy: "nthread".to_owned(),
@@ -242,5 +241,23 @@ mod tests {
             r#"homenode_file_read_bytes_total{cpu_node="0",data_node="1",unit="/x\"} 1\\nhomenode_up 0\\\\u{1b}[31m\\u{202e}é"} 7"#
         );
         assert!(!text.lines().any(|line| line == "homenode_up 0"), "{text}");
+    }
+
+    /// Every metric is documented with its kind, and every documented metric is there.
+    #[test]
+    fn the_documentation_lists_these_metrics() {
+        let unlisted_read_bytes = [(NodeId(0), 1)].into_iter().collect();
+        let full = Told { unlisted_read_bytes, observer_memory_bytes: Some(1), ..told() };
+        let text = metrics(&Found::Now(Box::new(full)), Form::Prometheus);
+        let written: BTreeSet<(&str, &str)> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        let documented = include_str!("../../../../../../docs/metrics.md");
+        let row = |line: &'static str| {
+            let (name, rest) = line.strip_prefix("| `homenode_")?.split_once("` | ")?;
+            Some((name.split('{').next()?, rest.split_once(' ')?.0))
+        };
+        let documented: BTreeSet<(&str, &str)> = documented.lines().filter_map(row).collect();
+        let written = written.into_iter().filter_map(|(name, kind)| Some((name.strip_prefix("homenode_")?, kind)));
+        assert_eq!(written.collect::<BTreeSet<_>>(), documented);
     }
 }

@@ -30,7 +30,6 @@ use crate::output::units::{seconds, size};
 use crate::output::{self, escape, progress};
 use crate::signals::Stop;
 
-/// One of the files that the user named.
 #[derive(Debug)]
 pub(in crate::commands) struct Named {
     path: PathBuf,
@@ -54,20 +53,17 @@ impl Named {
         Ok(Self { path: path.to_owned(), id, bytes: meta.len(), ranges: BTreeMap::new() })
     }
 
-    /// The files at these paths.
     pub(in crate::commands) fn all(paths: &[PathBuf]) -> Result<Vec<Self>, Failure> {
         let mut inodes = Inodes::new();
         paths.iter().map(|path| Self::new(path, &mut inodes)).collect()
     }
 
-    /// Takes in a window.
     fn add(&mut self, snapshot: &Snapshot) {
         let heat = snapshot.files.iter().filter(|file| file.file == self.id).flat_map(|file| &file.ranges);
         let heat: Vec<_> = heat.map(|r| ((r.start, r.node, r.by), (r.bytes, r.windows))).collect();
         self.ranges.extend(heat);
     }
 
-    /// What was read of it.
     pub(in crate::commands) fn heat(&self) -> impl Iterator<Item = RangeHeat> {
         self.ranges.iter().map(|((start, node, by), (bytes, windows))| RangeHeat {
             start: *start,

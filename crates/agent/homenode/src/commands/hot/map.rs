@@ -17,7 +17,6 @@ const SHADES: [char; 5] = ['.', '░', '▒', '▓', '█'];
 /// Colours of the nodes, by turns (ANSI).
 const COLORS: [u8; 6] = [34, 33, 32, 35, 36, 31];
 
-/// How to draw.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     columns: usize,
@@ -25,7 +24,6 @@ pub struct Style {
 }
 
 impl Style {
-    /// For stdout.
     pub fn of_stdout() -> Self {
         let terminal = std::io::stdout().is_terminal();
         let width = terminal.then(|| crossterm::terminal::size().ok()).flatten().map_or(COLUMNS, |(w, _)| w.into());
@@ -34,7 +32,6 @@ impl Style {
         Self { columns, colors: terminal && std::env::var_os("NO_COLOR").is_none() }
     }
 
-    /// Columns of a map.
     pub fn columns(self) -> usize {
         self.columns
     }
@@ -57,7 +54,6 @@ pub(super) fn shade(heat: f64) -> char {
     SHADES.get(index.min(SHADES.len() - 1)).copied().unwrap_or('?')
 }
 
-/// All of it.
 pub fn text(process: &str, views: &[View], samples: u32, took_s: f64, style: Style) -> String {
     let least = super::view::rule(samples).least;
     let mut text = format!(

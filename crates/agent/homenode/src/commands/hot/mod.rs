@@ -105,7 +105,6 @@ fn waits(tid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
 }
 
-/// Starts the sampling thread and waits for it.
 fn watched(global: &Global, args: &HotArgs, pid: u32, topology: Topology, stop: &Stop) -> Result<Seen, Failure> {
     let (tell, news) = mpsc::channel();
     let enough = Arc::new(AtomicBool::new(false));

@@ -13,7 +13,6 @@ pub const CELLS: usize = 1440;
 /// Some neighbouring addresses of a mapping.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cell {
-    /// Mapped bytes by node.
     pub nodes: BTreeMap<NodeId, u64>,
     /// Bytes times the samples in which they were accessed.
     pub accessed: u64,
@@ -39,7 +38,6 @@ impl Cell {
     }
 }
 
-/// One mapping.
 #[derive(Clone, Debug)]
 pub struct View {
     pub start: u64,
@@ -78,7 +76,6 @@ impl View {
         Self { start, end, path, samples, cleared, cells, sums }
     }
 
-    /// The mapping in fewer cells.
     pub fn columns(&self, columns: usize) -> Vec<Cell> {
         let mut all = vec![Cell::default(); columns];
         for (i, cell) in self.cells.iter().enumerate() {

@@ -71,7 +71,6 @@ fn target(job: &Job) -> Result<(), Failure> {
     })
 }
 
-/// Moves one file.
 fn one(job: &Job, file: Opened, name: &str, subject: &(&'static str, Value)) -> Result<Done, FileMoveError> {
     if file.dax && job.range.is_none() {
         let mut work = DaxMove::of_opened(&file, job.to)?;

@@ -51,7 +51,6 @@ pub struct MoveArgs {
     pub rate: Option<f64>,
 }
 
-/// Runs `homenode move`.
 pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
     let job = Job {
         topology: machine::read(Path::new(machine::SYS), &Config::default())?,
@@ -74,25 +73,19 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
 
 /// The request, the same for each subject.
 struct Job {
-    /// The machine.
     pub topology: Topology,
-    /// The target.
     pub to: NodeId,
     /// Only these bytes of each file.
     pub range: Option<Range<u64>>,
     /// Most bytes a second.
     pub rate: Option<f64>,
-    /// Print JSON.
     pub json: bool,
-    /// Whether a signal has asked to stop.
     pub stop: Stop,
 }
 
-/// Outcome of one subject's move.
 struct Done {
     /// The subject's key in JSON (`path` or `pid`) and its value.
     pub subject: (&'static str, Value),
-    /// The target.
     pub to: NodeId,
     /// Bytes that were elsewhere.
     pub bytes: u64,
@@ -102,9 +95,7 @@ struct Done {
     pub failed: u64,
     /// Bytes that were on the target before.
     pub there: u64,
-    /// How long it took.
     pub seconds: f64,
-    /// Why not all of it moved.
     pub why: Option<String>,
     /// Further keys of this kind of subject, for JSON.
     pub more: Vec<(&'static str, Value)>,

@@ -31,7 +31,6 @@ use crate::machine;
 use crate::output;
 use crate::output::units::count;
 
-/// Moves a process.
 pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Result<Done, Failure> {
     let name = format!("process {pid}");
     let failure = |e: &PlaneError| failure(&name, e);

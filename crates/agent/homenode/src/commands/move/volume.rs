@@ -25,7 +25,6 @@ pub(super) struct VolumeMove {
 }
 
 impl VolumeMove {
-    /// Has the mount begin.
     pub fn start(file: Opened, job: &Job) -> Result<Self, Failure> {
         if job.range.is_some() {
             let what = format!("cannot move a range of {}", file.path.display());

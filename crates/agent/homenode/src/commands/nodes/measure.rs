@@ -67,7 +67,6 @@ impl Drop for Figures {
     }
 }
 
-/// Measures, writes the figures and prints them.
 pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, Failure> {
     let path = args.output.clone().or_else(|| config.measured.clone()).unwrap_or_else(|| MEASURED_FILE.into());
     // Without what was measured before: it may be of another machine.
@@ -123,7 +122,6 @@ fn failure(error: &MeasureError) -> Failure {
     }
 }
 
-/// The figures as tables.
 pub fn text(measured: &Measured) -> String {
     let mut text = String::new();
     let most = |points: &[Point]| points.iter().map(|p| p.bytes_per_s).fold(0.0, f64::max);

@@ -10,10 +10,8 @@ use crate::cli::{By, Sort};
 /// Window lengths that `+` and `-` choose from, in seconds.
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
 
-/// The user's choices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choices {
-    /// The column by which threads are sorted.
     pub sort: Sort,
     /// The smallest value is on top.
     pub reverse: bool,
@@ -27,7 +25,6 @@ pub struct Choices {
     pub units: bool,
     /// The display stands still.
     pub paused: bool,
-    /// The help is shown.
     pub help: bool,
     /// Number of threads above the first one shown.
     pub scroll: usize,
@@ -35,7 +32,6 @@ pub struct Choices {
     pub shown: usize,
     /// Window length, seconds.
     pub window_s: f64,
-    /// The view ends.
     pub quit: bool,
 }
 

@@ -31,7 +31,7 @@ use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
-use session::units::Groups;
+use session::units::{Asks, Groups};
 use session::window::{self, Window};
 
 use crate::cli::{By, TopArgs};
@@ -51,7 +51,6 @@ use volumes::Volumes;
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Shows the live view, or one window.
 pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     if global.json && !args.once {
         let failure = Failure::new(Exit::Usage, "usage", "top --json needs --once: the live view is no JSON");
@@ -78,7 +77,6 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     live(move || Source::open(&config, &args, &state_dir, verbose), choices)
 }
 
-/// Where windows come from.
 struct Source {
     plane: HostPlane,
     /// Knows the load of nodes.
@@ -99,7 +97,7 @@ impl Source {
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
-            groups: Groups::new(Path::new(plane::PROC)),
+            groups: Groups::new(Path::new(plane::PROC), Asks::FEW),
             volumes: Volumes::new(state_dir),
         })
     }
@@ -154,7 +152,6 @@ fn table<R>(columns: &[Column<R>], rows: &[R]) -> String {
     table.render()
 }
 
-/// The live view.
 fn live(
     open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
     mut choices: Choices,
@@ -174,11 +171,9 @@ fn live(
     ended.map(|()| Exit::Done)
 }
 
-/// The observing thread.
 struct Watch {
     windows: Receiver<Result<Window, Failure>>,
     window_ms: Arc<AtomicU64>,
-    /// Whether services are shown.
     units: Arc<AtomicBool>,
     thread: thread::Thread,
 }

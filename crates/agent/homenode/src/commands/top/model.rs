@@ -1,7 +1,9 @@
 //! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
 
+use std::cmp::Ordering;
+
 use command::output::units::{percent, rate, size};
-use session::window::{FileRow, NodeRow, ServiceRow, ThreadRow, Window};
+use session::window::{FileRow, NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
 use crate::cli::Sort;
 
@@ -9,46 +11,46 @@ use crate::cli::Sort;
 /// tid, so that rows do not jump.
 pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
     window.volumes.iter_mut().for_each(|volume| sort(&mut volume.window, by, reverse));
-    let falling = |a: f64, b: f64| b.total_cmp(&a);
     window.threads.sort_by(|a, b| {
         let order = match by {
-            Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
-            Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
-            Sort::Bytes => falling(bytes_per_s(a), bytes_per_s(b)),
-            Sort::Cpu => falling(a.cpu, b.cpu),
+            Sort::Cpu => b.cpu.total_cmp(&a.cpu),
             Sort::Node => a.node.cmp(&b.node),
             Sort::Tid => a.tid.cmp(&b.tid),
             Sort::Name => a.comm.cmp(&b.comm),
+            _ => by_bytes(&a.rates, &b.rates, by),
         };
-        let order = order.then(falling(bytes_per_s(a), bytes_per_s(b))).then(a.tid.cmp(&b.tid));
+        let order = order.then(by_bytes(&a.rates, &b.rates, Sort::Bytes)).then(a.tid.cmp(&b.tid));
         if reverse { order.reverse() } else { order }
     });
-    let touched = |unit: &ServiceRow| unit.read_bytes_per_s + unit.write_bytes_per_s;
     window.services.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
         let order = match by {
-            Sort::Remote => falling(a.remote_bytes_per_s, b.remote_bytes_per_s),
-            Sort::Share => falling(a.remote_share.unwrap_or(-1.0), b.remote_share.unwrap_or(-1.0)),
-            Sort::Cpu => falling(a.cpu, b.cpu),
+            Sort::Cpu => b.cpu.total_cmp(&a.cpu),
             Sort::Node => a.nodes.cmp(&b.nodes),
             Sort::Name => a.service.cmp(&b.service),
             // A service has no thread id.
-            Sort::Bytes | Sort::Tid => falling(touched(a), touched(b)),
+            _ => by_bytes(&a.rates, &b.rates, by),
         };
-        let order = order.then(falling(touched(a), touched(b))).then(a.service.cmp(&b.service));
+        let order = order.then(by_bytes(&a.rates, &b.rates, Sort::Bytes)).then(a.service.cmp(&b.service));
         if reverse { order.reverse() } else { order }
     });
+}
+
+/// By falling bytes: remote ones, their share, or all.
+fn by_bytes(a: &Rates, b: &Rates, by: Sort) -> Ordering {
+    let of = |rates: &Rates| match by {
+        Sort::Remote => rates.remote_bytes_per_s,
+        Sort::Share => rates.remote_share.unwrap_or(-1.0),
+        _ => rates.touched(),
+    };
+    of(b).total_cmp(&of(a))
 }
 
 /// Keeps the threads whose name, tid or pid contains the text, and the services whose name does;
 /// unless `all`, only threads that touched file data.
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
-    window.threads.retain(|t| (all || bytes_per_s(t) > 0.0) && matches(t, text));
+    window.threads.retain(|t| (all || t.rates.touched() > 0.0) && matches(t, text));
     window.services.iter_mut().for_each(|units| units.retain(|unit| unit.service.contains(text)));
-}
-
-fn bytes_per_s(thread: &ThreadRow) -> f64 {
-    thread.read_bytes_per_s + thread.write_bytes_per_s
 }
 
 fn matches(thread: &ThreadRow, text: &str) -> bool {
@@ -58,19 +60,15 @@ fn matches(thread: &ThreadRow, text: &str) -> bool {
         || thread.pid.to_string().contains(text)
 }
 
-/// A column of a table.
 pub struct Column<R> {
     /// Head; `>` stands before heads of figures.
     pub head: &'static str,
-    /// Width in the live view.
     pub width: u16,
     /// Which columns go first when the terminal is narrow: the highest.
     pub expendable: u8,
-    /// The cell's text.
     pub cell: fn(&R) -> String,
 }
 
-/// Columns of the node table.
 pub const NODE_COLUMNS: [Column<NodeRow>; 7] = [
     Column { head: ">node", width: 4, expendable: 0, cell: |n| n.node.to_string() },
     Column { head: ">CPUs", width: 5, expendable: 5, cell: |n| n.cpus.to_string() },
@@ -81,34 +79,31 @@ pub const NODE_COLUMNS: [Column<NodeRow>; 7] = [
     Column { head: ">free memory", width: 11, expendable: 4, cell: |n| size(n.memory_free) },
 ];
 
-/// Columns of the thread table.
 pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: ">tid", width: 7, expendable: 1, cell: |t| t.tid.to_string() },
     Column { head: ">pid", width: 7, expendable: 8, cell: |t| t.pid.to_string() },
     Column { head: "name", width: 15, expendable: 0, cell: |t| t.comm.clone() },
     Column { head: ">node", width: 4, expendable: 2, cell: |t| t.node.to_string() },
     Column { head: ">home", width: 4, expendable: 2, cell: |t| or_dash(t.home, |n| n.to_string()) },
-    Column { head: ">remote", width: 6, expendable: 0, cell: |t| or_dash(t.remote_share, percent) },
-    Column { head: ">read", width: 10, expendable: 3, cell: |t| rate(t.read_bytes_per_s) },
-    Column { head: ">written", width: 10, expendable: 6, cell: |t| rate(t.write_bytes_per_s) },
+    Column { head: ">remote", width: 6, expendable: 0, cell: |t| or_dash(t.rates.remote_share, percent) },
+    Column { head: ">read", width: 10, expendable: 3, cell: |t| rate(t.rates.read_bytes_per_s) },
+    Column { head: ">written", width: 10, expendable: 6, cell: |t| rate(t.rates.write_bytes_per_s) },
     Column { head: ">CPU", width: 6, expendable: 4, cell: |t| percent(t.cpu) },
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
-/// Columns of the table of services.
 pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
     Column { head: "service", width: 28, expendable: 0, cell: unit },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
     Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
     Column { head: "on nodes", width: 8, expendable: 3, cell: on_nodes },
-    Column { head: ">remote", width: 6, expendable: 0, cell: |u| or_dash(u.remote_share, percent) },
+    Column { head: ">remote", width: 6, expendable: 0, cell: |u| or_dash(u.rates.remote_share, percent) },
     Column { head: ">could be local", width: 14, expendable: 4, cell: |u| or_dash(u.could_be_local_share, percent) },
-    Column { head: ">read", width: 10, expendable: 1, cell: |u| rate(u.read_bytes_per_s) },
-    Column { head: ">written", width: 10, expendable: 7, cell: |u| rate(u.write_bytes_per_s) },
+    Column { head: ">read", width: 10, expendable: 1, cell: |u| rate(u.rates.read_bytes_per_s) },
+    Column { head: ">written", width: 10, expendable: 7, cell: |u| rate(u.rates.write_bytes_per_s) },
     Column { head: ">CPU", width: 7, expendable: 6, cell: |u| percent(u.cpu) },
 ];
 
-/// The service's name.
 fn unit(row: &ServiceRow) -> String {
     if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
 }
@@ -121,13 +116,12 @@ fn on_nodes(row: &ServiceRow) -> String {
 /// Most characters of a file's name.
 const NAME: u16 = 24;
 
-/// Columns of the table of files.
 pub const FILE_COLUMNS: [Column<FileRow>; 6] = [
     Column { head: "file", width: NAME, expendable: 0, cell: name },
     Column { head: ">threads", width: 7, expendable: 2, cell: |f| f.threads.to_string() },
-    Column { head: ">remote", width: 6, expendable: 0, cell: |f| or_dash(f.remote_share, percent) },
-    Column { head: ">read", width: 10, expendable: 1, cell: |f| rate(f.read_bytes_per_s) },
-    Column { head: ">written", width: 10, expendable: 3, cell: |f| rate(f.write_bytes_per_s) },
+    Column { head: ">remote", width: 6, expendable: 0, cell: |f| or_dash(f.rates.remote_share, percent) },
+    Column { head: ">read", width: 10, expendable: 1, cell: |f| rate(f.rates.read_bytes_per_s) },
+    Column { head: ">written", width: 10, expendable: 3, cell: |f| rate(f.rates.write_bytes_per_s) },
     Column { head: "data", width: 15, expendable: 0, cell: data },
 ];
 

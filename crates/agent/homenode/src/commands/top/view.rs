@@ -15,13 +15,10 @@ use crate::output::escape;
 /// Columns between two columns of a table.
 const GAP: u16 = 1;
 
-/// State that is drawn.
 pub struct Picture<'a> {
     /// The window, sorted and filtered; absent before the first has passed.
     pub window: Option<&'a Window>,
-    /// The user's choices.
     pub choices: &'a Choices,
-    /// Volumes that can be shown.
     pub volumes: usize,
     /// Why there will be no further window.
     pub ended: Option<&'a str>,
@@ -47,7 +44,6 @@ fn rows(area: Rect, window: Option<&Window>) -> [Rect; 6] {
     Layout::vertical([one, nodes, copies, Constraint::Min(0), files, one]).areas(area)
 }
 
-/// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
     let [title, node_area, copy_area, thread_area, file_area, footer] = rows(frame.area(), picture.window);
     let bold = Style::new().add_modifier(Modifier::BOLD);
@@ -175,7 +171,7 @@ mod tests {
     use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
-    use session::window::{FileRow, Mounted, ServiceRow, ThreadRow};
+    use session::window::{FileRow, Mounted, Rates, ServiceRow, ThreadRow};
     use topology::NodeId;
 
     /// Two nodes and three threads, one with a control character in its name.
@@ -245,11 +241,13 @@ mod tests {
             processes: 2,
             threads: 17,
             nodes: vec![NodeId(0), NodeId(1)],
-            remote_share: Some(0.5),
+            rates: Rates {
+                remote_share: Some(0.5),
+                remote_bytes_per_s: read_bytes_per_s / 2.0,
+                read_bytes_per_s,
+                write_bytes_per_s: 1e6,
+            },
             could_be_local_share: Some(0.25),
-            remote_bytes_per_s: read_bytes_per_s / 2.0,
-            read_bytes_per_s,
-            write_bytes_per_s: 1e6,
             cpu: 1.5,
         };
         let mut window = window();
@@ -276,10 +274,12 @@ mod tests {
             path: Some("/data/of/a/very/long/path/to/a/17.sst".to_owned()),
             bytes: [(topology::NodeId(0), 4 << 20), (topology::NodeId(1), 1 << 16)].into_iter().collect(),
             threads: 1,
-            remote_share: Some(0.25),
-            remote_bytes_per_s: 1e6,
-            read_bytes_per_s: 4e6,
-            write_bytes_per_s: 2e6,
+            rates: Rates {
+                remote_share: Some(0.25),
+                remote_bytes_per_s: 1e6,
+                read_bytes_per_s: 4e6,
+                write_bytes_per_s: 2e6,
+            },
         };
         let (mount, policy) = ("/data".into(), "nthread".to_owned());
         let emulated = Some("emulated optane, scale 200".to_owned());

@@ -78,7 +78,6 @@ impl Design {
         Settings::of(self.policies.len())
     }
 
-    /// What the verdict is about.
     pub fn primary(&self) -> Outcome {
         if self.metric.is_some() { METRIC.towards(self.better) } else { CPU_EFFICIENCY }
     }

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::commands::replace;
 use crate::exit::Failure;
 
-/// The file in the state directory.
 const FILE: &str = "trial.json";
 
 /// How a trial began and ended, in the forms of `homenode trial --json`, and what it printed at its
@@ -24,17 +23,12 @@ pub struct Last {
 }
 
 impl Last {
-    /// A trial that ends now.
     pub fn new(start: Value, end: Value) -> Self {
         let unix_s = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
         Self { version: 1, unix_s, start, end }
     }
 
     /// Writes it.
-    ///
-    /// # Errors
-    ///
-    /// The state directory cannot be written.
     pub fn save(&self, state_dir: &Path) -> Result<(), Failure> {
         let path = state_dir.join(FILE);
         let text = serde_json::to_string(self).map_err(|e| Failure::io("write", &path, &e.into()))?;
@@ -80,7 +74,6 @@ pub fn without_names(start: &Value) -> Value {
     of(start, &["policies", "rounds", "period_s", "wash_out_s", "window_s", "seed", "primary", "nodes"])
 }
 
-/// These of its values.
 fn of(value: &Value, keys: &[&str]) -> Value {
     keys.iter().filter_map(|key| Some(((*key).to_owned(), value.get(key)?.clone()))).collect()
 }

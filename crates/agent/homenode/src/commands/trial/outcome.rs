@@ -1,7 +1,7 @@
 //! What a period did.
 
 use engine::{Finished, MoveEvent};
-use placement::Snapshot;
+use placement::{Snapshot, flow};
 use serde_json::{Map, Value, json};
 use trial::Better;
 
@@ -12,7 +12,6 @@ use crate::signals::Stop;
 /// What is measured of each period.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Key in JSON.
     pub key: &'static str,
     /// For people.
     pub name: &'static str,
@@ -60,7 +59,6 @@ impl Outcome {
         Self { better, ..self }
     }
 
-    /// A value for people.
     pub fn shown(&self, value: f64) -> String {
         match self.form {
             _ if !value.is_finite() => "unknown".to_owned(),
@@ -116,8 +114,7 @@ pub struct Sums {
     /// Since the period began.
     elapsed_s: f64,
     seconds: f64,
-    read: f64,
-    remote: f64,
+    bytes: flow::Sums,
     cpu_s: f64,
     wait_s: f64,
     metric: Option<f64>,
@@ -139,14 +136,12 @@ impl Sums {
         }
         self.seconds += snapshot.window_s;
         for thread in &snapshot.threads {
-            self.read += thread.read_bytes.total() as f64;
-            self.remote += thread.remote_bytes() as f64;
+            self.bytes.add(flow::Sums::of_thread(thread));
             self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
         }
     }
 
-    /// Whether the period is over.
     pub fn over(&self) -> bool {
         self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
     }
@@ -162,10 +157,11 @@ impl Sums {
     }
 
     pub fn values(&self) -> Values {
+        let read = self.bytes.read_bytes as f64;
         let mut values = vec![
-            (CPU_EFFICIENCY.key, self.read / self.cpu_s),
-            ("read_bytes_per_s", self.read / self.seconds),
-            ("remote_share", self.remote / self.read),
+            (CPU_EFFICIENCY.key, read / self.cpu_s),
+            ("read_bytes_per_s", read / self.seconds),
+            ("remote_share", self.bytes.remote_share().unwrap_or(f64::NAN)),
             ("wait_share", self.wait_s / self.seconds),
         ];
         values.extend(self.metric.map(|metric| (METRIC.key, metric)));

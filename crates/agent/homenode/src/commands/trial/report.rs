@@ -15,7 +15,6 @@ use crate::output::table::Table;
 use crate::output::units::{bytes, changed, count, seconds};
 use crate::output::{self, escape, words};
 
-/// Prints, and keeps the rounds.
 pub struct Report<'a> {
     json: bool,
     design: &'a Design,
@@ -36,11 +35,9 @@ const LOST: &str = "what counts was unknown in a period with it";
 const DATA_STAYED: &str =
     "data stayed where a policy had moved it: later periods, also those with homenode off, found it there";
 
-/// The verdict about a policy.
 pub struct Judged {
     policy: String,
     verdict: Verdict,
-    /// Why there is no verdict.
     why: Option<&'static str>,
     /// It clearly hurt before the trial was over.
     stopped: bool,
@@ -349,7 +346,6 @@ fn change(outcome: &Outcome, effect: &Effect, value: Option<f64>) -> String {
     value.map_or("unknown".to_owned(), |value| signed(outcome, effect, value))
 }
 
-/// The ends of its interval.
 fn interval(outcome: &Outcome, effect: &Effect) -> String {
     match (effect.low, effect.high) {
         (Some(low), Some(high)) => format!("{} to {}", signed(outcome, effect, low), signed(outcome, effect, high)),

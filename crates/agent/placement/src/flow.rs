@@ -1,0 +1,150 @@
+//! The flow of file bytes: how many a thread, a service or a file has read and written, from which
+//! node to which, and what of it could be local.
+//!
+//! What could become local is counted thread by thread: the bytes from its home node, less those of
+//! the node where it runs, if it may run at its home. Where threads could run says nothing of
+//! whether they would find CPUs and bandwidth there: that is a policy's question.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+use topology::{NodeBytes, NodeId};
+
+use crate::{FileUse, Thread};
+
+/// Bytes, whatever their nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sums {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Of these, bytes from another node than the reader's.
+    pub remote_bytes: u64,
+    /// Of these, bytes that would be local if threads ran at their home nodes.
+    pub could_be_local_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Bytes handed on by sendfile or splice, which are not among those read.
+    #[serde(default)]
+    pub handed_bytes: u64,
+}
+
+impl Sums {
+    /// All bytes of a thread.
+    pub fn of_thread(thread: &Thread) -> Self {
+        Self {
+            read_bytes: thread.read_bytes.total(),
+            remote_bytes: thread.remote_bytes(),
+            could_be_local_bytes: could_be_local(thread),
+            write_bytes: thread.write_bytes.total(),
+            handed_bytes: thread.handed_bytes.total(),
+        }
+    }
+
+    /// A thread's bytes of one file.
+    pub fn of_use(thread: &Thread, used: &FileUse) -> Self {
+        let read_bytes = used.read_bytes.total();
+        let remote_bytes = read_bytes.saturating_sub(used.read_bytes.get(thread.node));
+        Self { read_bytes, remote_bytes, write_bytes: used.write_bytes.total(), ..Self::default() }
+    }
+
+    /// Adds the bytes of others.
+    pub fn add(&mut self, more: Self) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        add(&mut self.read_bytes, more.read_bytes);
+        add(&mut self.remote_bytes, more.remote_bytes);
+        add(&mut self.could_be_local_bytes, more.could_be_local_bytes);
+        add(&mut self.write_bytes, more.write_bytes);
+        add(&mut self.handed_bytes, more.handed_bytes);
+    }
+
+    /// Bytes read, written and handed on.
+    pub fn total(&self) -> u64 {
+        self.read_bytes.saturating_add(self.write_bytes).saturating_add(self.handed_bytes)
+    }
+
+    /// Share of the bytes read that is from another node; `None` where nothing was read.
+    pub fn remote_share(&self) -> Option<f64> {
+        self.share(self.remote_bytes)
+    }
+
+    /// Share of the bytes read that would be local if threads ran at their home nodes; `None` where
+    /// nothing was read.
+    pub fn could_be_local_share(&self) -> Option<f64> {
+        self.share(self.could_be_local_bytes)
+    }
+
+    fn share(&self, part: u64) -> Option<f64> {
+        (self.read_bytes > 0).then(|| part as f64 / self.read_bytes as f64)
+    }
+}
+
+/// Remote bytes of a thread that would be local at its home node.
+fn could_be_local(thread: &Thread) -> u64 {
+    match thread.home() {
+        Some(home) if thread.pinned.is_none() && thread.allowed_nodes.contains(&home) => {
+            let gain = thread.read_bytes.get(home).saturating_sub(thread.read_bytes.get(thread.node));
+            gain.min(thread.remote_bytes())
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes of one pair of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pair {
+    /// The node where the threads ran.
+    pub cpu_node: NodeId,
+    /// The node that holds the bytes.
+    pub data_node: NodeId,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+}
+
+/// Bytes with their nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Whatever their nodes.
+    #[serde(flatten)]
+    pub sums: Sums,
+    /// By pair of nodes, those without bytes left out.
+    pub pairs: Vec<Pair>,
+}
+
+impl Flow {
+    /// Adds all bytes of a thread.
+    pub fn add_thread(&mut self, thread: &Thread) {
+        self.sums.add(Sums::of_thread(thread));
+        self.add_pairs(thread.node, &thread.read_bytes, &thread.write_bytes);
+    }
+
+    /// Adds a thread's bytes of one file.
+    pub fn add_use(&mut self, thread: &Thread, used: &FileUse) {
+        self.sums.add(Sums::of_use(thread, used));
+        self.add_pairs(thread.node, &used.read_bytes, &used.write_bytes);
+    }
+
+    fn add_pairs(&mut self, cpu_node: NodeId, read: &NodeBytes, written: &NodeBytes) {
+        for (bytes, is_read) in [(read, true), (written, false)] {
+            for (data_node, bytes) in bytes.iter().filter(|(_, bytes)| *bytes > 0) {
+                let at = self.pairs.binary_search_by_key(&(cpu_node, data_node), |p| (p.cpu_node, p.data_node));
+                let at = at.unwrap_or_else(|at| {
+                    self.pairs.insert(at, Pair { cpu_node, data_node, ..Pair::default() });
+                    at
+                });
+                let Some(pair) = self.pairs.get_mut(at) else { continue };
+                let part = if is_read { &mut pair.read_bytes } else { &mut pair.write_bytes };
+                *part = part.saturating_add(bytes);
+            }
+        }
+    }
+}
+
+impl Deref for Flow {
+    type Target = Sums;
+
+    fn deref(&self) -> &Sums {
+        &self.sums
+    }
+}
