@@ -6,14 +6,28 @@ use engine::{Finished, MoveEvent, Plane, PlaneError, Rail, Subject, Undo, Undone
 use host::{HostPlane, Settings};
 use linux::affinity;
 use placement::{Move, Reason};
+use testing::{Case, Tried, cases, root, skip, two_cpus};
 use topology::NodeId;
 
-use crate::Tried;
 use crate::world::{
     Running, Scripted, a_move, all, engine, made, mask, move_of, node, plane, step, tids, topology, wait_for,
 };
 
-pub fn moved_and_put_back() -> Tried {
+pub const CASES: &[Case] = cases![[two_cpus()]
+    threads_are_moved_and_restored,
+    a_second_move_leads_back_to_the_first_affinity,
+    own_affinities_are_pinned_and_untouched,
+    own_affinities_are_moved_if_the_user_asks,
+    affinities_changed_by_others_are_kept,
+    exec_keeps_the_move,
+    ended_threads_and_reused_ids_are_recognised,
+    kernel_threads_are_refused,
+    homenode_does_not_move_itself,
+    eperm_is_reported,
+    moves_of_files_without_a_known_path_are_refused,
+];
+
+fn threads_are_moved_and_restored() -> Tried {
     let process = Running::role("threads", &["3"]);
     let tids = tids(process.pid());
     assert_eq!(tids.len(), 3);
@@ -32,7 +46,7 @@ pub fn moved_and_put_back() -> Tried {
     Ok(())
 }
 
-pub fn second_move() -> Tried {
+fn a_second_move_leads_back_to_the_first_affinity() -> Tried {
     let process = Running::role("threads", &["1"]);
     let mut plane = plane(Some(Scripted::of(&[])));
     let mut undos = Vec::new();
@@ -51,7 +65,7 @@ pub fn second_move() -> Tried {
     Ok(())
 }
 
-pub fn own_affinity() -> Tried {
+fn own_affinities_are_pinned_and_untouched() -> Tried {
     let process = Running::role("threads", &["2"]);
     let own = *tids(process.pid()).last().unwrap();
     affinity::set(own, &node(0)).unwrap();
@@ -73,7 +87,7 @@ pub fn own_affinity() -> Tried {
     Ok(())
 }
 
-pub fn touch_own_affinity() -> Tried {
+fn own_affinities_are_moved_if_the_user_asks() -> Tried {
     let process = Running::role("threads", &["1"]);
     affinity::set(process.pid(), &node(0)).unwrap();
     let settings = Settings { touch_own_affinity: true, ..Settings::default() };
@@ -89,7 +103,7 @@ pub fn touch_own_affinity() -> Tried {
     Ok(())
 }
 
-pub fn changed_by_others() -> Tried {
+fn affinities_changed_by_others_are_kept() -> Tried {
     let process = Running::role("threads", &["2"]);
     let tids = tids(process.pid());
     let mut engine = engine(plane(Some(Scripted::of(&[process.pid()]))), 1, None);
@@ -114,7 +128,7 @@ pub fn changed_by_others() -> Tried {
     Ok(())
 }
 
-pub fn exec() -> Tried {
+fn exec_keeps_the_move() -> Tried {
     // The shell waits for the file, then becomes another program: same thread, same start, same
     // mask.
     let tmp = tempfile::tempdir().unwrap();
@@ -131,7 +145,7 @@ pub fn exec() -> Tried {
     Ok(())
 }
 
-pub fn gone() -> Tried {
+fn ended_threads_and_reused_ids_are_recognised() -> Tried {
     let mut process = Running::role("threads", &["1"]);
     let tid = process.pid();
     let mut plane = plane(Some(Scripted::of(&[])));
@@ -169,9 +183,9 @@ pub fn gone() -> Tried {
     Ok(())
 }
 
-pub fn kernel_thread() -> Tried {
+fn kernel_threads_are_refused() -> Tried {
     if std::fs::read_to_string("/proc/2/comm").ok().as_deref() != Some("kthreadd\n") {
-        return Err("kernel threads are not visible here".into());
+        return skip("kernel threads are not visible here");
     }
     let mut plane = plane(Some(Scripted::of(&[2])));
     let error = plane.prepare(&move_of(2, 1)).unwrap_err();
@@ -181,7 +195,7 @@ pub fn kernel_thread() -> Tried {
     Ok(())
 }
 
-pub fn itself() -> Tried {
+fn homenode_does_not_move_itself() -> Tried {
     let mut plane = plane(Some(Scripted::of(&[std::process::id()])));
     let snapshot = plane.observe(std::time::Duration::ZERO).unwrap();
     assert!(!snapshot.threads.is_empty());
@@ -193,13 +207,11 @@ pub fn itself() -> Tried {
     Ok(())
 }
 
-pub fn eperm() -> Tried {
+fn eperm_is_reported() -> Tried {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
-    if !rustix::process::geteuid().is_root() {
-        return Err("needs root, to stop being root".into());
-    }
+    root()?;
     let process = Running::role("threads", &["1"]);
     // A copy: nobody may be unable to enter the directory that this program is in.
     let dir = tempfile::tempdir().unwrap();
@@ -211,7 +223,7 @@ pub fn eperm() -> Tried {
     let said = match nobody.output() {
         Ok(said) => String::from_utf8(said.stdout).unwrap(),
         // The temporary directory may be private, or mounted without execution.
-        Err(error) => return Err(format!("nobody cannot run {}: {error}", program.display())),
+        Err(error) => return skip(format!("nobody cannot run {}: {error}", program.display())),
     };
     assert_eq!(
         said,
@@ -235,7 +247,7 @@ pub fn be_nobody(args: &[String]) {
     }
 }
 
-pub fn not_a_thread() -> Tried {
+fn moves_of_files_without_a_known_path_are_refused() -> Tried {
     let mut plane = plane(None);
     let subject = Subject::File { file: placement::testing::file(2), generation: 0 };
     let file = a_move(subject, 0, 1, Reason::OverloadedHome);

@@ -14,14 +14,32 @@ use linux::births::{Descendant, Origin};
 use linux::threads::own_tid;
 use observe::{ObserveError, Observed};
 use placement::{Move, Subject};
+use testing::{Case, Tried, cases, linux_from, two_cpus};
 use topology::ThreadId;
 
-use crate::Tried;
 use crate::forks::WithBirths;
 use crate::world::{
     Running, Scripted, all, children, engine, made, mask, move_of, node, plane, second_of, step, tids, topology,
     wait_for,
 };
+
+pub const CASES: &[Case] = cases![
+    [two_cpus()]
+        the_end_of_a_worker_leaves_its_first_thread_bound,
+        exec_by_another_thread_is_restored_every_window,
+        exec_by_another_thread_is_restored_at_the_end,
+        exec_by_another_thread_is_restored_after_a_crash,
+        an_exec_that_is_not_reported_yet_is_restored_at_the_end,
+        exec_after_the_first_thread_was_moved_elsewhere_is_restored_after_a_crash,
+        a_child_is_restored_once,
+        an_affinity_set_by_a_sibling_of_a_moved_thread_is_its_own,
+        a_narrow_mask_that_nobody_asked_for_is_the_default;
+    // Before, the kernel does not record which affinity was asked for.
+    [two_cpus(), linux_from(6, 2)]
+        an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours,
+        an_affinity_seen_by_an_earlier_look_is_not_taken_for_the_present_one,
+        an_affinity_set_just_before_the_end_is_kept;
+];
 
 /// A program whose second thread, once a file is there, becomes another program by exec. Its first
 /// thread keeps to node 0 if there is a second argument.
@@ -50,7 +68,7 @@ fn sleeps(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains("(sleep) S")
 }
 
-pub fn exec_by_another_thread() -> Tried {
+fn exec_by_another_thread_is_restored_every_window() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let program = execs(&tmp.path().join("go"));
     let pid = program.pid();
@@ -73,7 +91,7 @@ pub fn exec_by_another_thread() -> Tried {
     Ok(())
 }
 
-pub fn exec_by_another_thread_then_finish() -> Tried {
+fn exec_by_another_thread_is_restored_at_the_end() -> Tried {
     exec_then_finish(|births| births)
 }
 
@@ -112,7 +130,7 @@ impl<F: FnMut(&mut WithBirths) -> Result<Vec<Descendant>, ObserveError>> Observe
     }
 }
 
-pub fn exec_in_flight_at_the_end() -> Tried {
+fn an_exec_that_is_not_reported_yet_is_restored_at_the_end() -> Tried {
     let mut late = 4;
     exec_then_finish(|births| {
         Box::new(Altered(births, move |births: &mut WithBirths| {
@@ -126,7 +144,7 @@ pub fn exec_in_flight_at_the_end() -> Tried {
     })
 }
 
-pub fn exec_by_another_thread_after_a_crash() -> Tried {
+fn exec_by_another_thread_is_restored_after_a_crash() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (dir, go) = (tmp.path().join("state"), tmp.path().join("go"));
     let program = execs(&go);
@@ -142,7 +160,7 @@ pub fn exec_by_another_thread_after_a_crash() -> Tried {
     Ok(())
 }
 
-pub fn exec_after_the_first_was_moved_elsewhere() -> Tried {
+fn exec_after_the_first_thread_was_moved_elsewhere_is_restored_after_a_crash() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
     let program = Running::role("exec", &[go.to_str().unwrap()]);
@@ -180,7 +198,7 @@ pub fn be_ending(args: &[String]) {
 
 /// The plane of a volume watches no births. The end of a worker looked there like an exec of it
 /// that made it the first thread, and the first thread was put back.
-pub fn end_of_a_worker_without_a_watcher() -> Tried {
+fn the_end_of_a_worker_leaves_its_first_thread_bound() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
     let program = Running::role("ending", &[go.to_str().unwrap()]);
@@ -221,7 +239,7 @@ pub fn child_of(pid: u32) -> u32 {
     }
 }
 
-pub fn put_back_once() -> Tried {
+fn a_child_is_restored_once() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_one(&tmp.path().join("go"));
     let mut engine = engine(plane(Some(WithBirths::of(&[shell.pid()])?)), 1, None);
@@ -241,8 +259,7 @@ pub fn put_back_once() -> Tried {
     Ok(())
 }
 
-pub fn own_value_that_equals_ours() -> Tried {
-    own_since_6_2()?;
+fn an_affinity_set_by_the_program_is_its_own_even_if_it_equals_ours() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_one(&tmp.path().join("go"));
     let threads = Running::role("threads", &["2"]);
@@ -268,8 +285,7 @@ pub fn own_value_that_equals_ours() -> Tried {
     Ok(())
 }
 
-pub fn own_value_of_an_earlier_look() -> Tried {
-    own_since_6_2()?;
+fn an_affinity_seen_by_an_earlier_look_is_not_taken_for_the_present_one() -> Tried {
     let process = Running::role("threads", &["1"]);
     let pid = process.pid();
     let blind = Arc::new(AtomicBool::new(false));
@@ -294,8 +310,7 @@ pub fn own_value_of_an_earlier_look() -> Tried {
     Ok(())
 }
 
-pub fn own_value_just_before_the_end() -> Tried {
-    own_since_6_2()?;
+fn an_affinity_set_just_before_the_end_is_kept() -> Tried {
     let threads = Running::role("threads", &["2"]);
     let moved = tids(threads.pid());
     let mut engine = engine(plane(Some(WithBirths::of(&[threads.pid()])?)), 1, None);
@@ -327,7 +342,7 @@ pub fn be_pinner(args: &[String]) {
     unmoved.join().unwrap();
 }
 
-pub fn own_value_of_a_sibling() -> Tried {
+fn an_affinity_set_by_a_sibling_of_a_moved_thread_is_its_own() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (go, done) = (tmp.path().join("go"), tmp.path().join("done"));
     let program = Running::role("pinner", &[go.to_str().unwrap(), done.to_str().unwrap()]);
@@ -343,19 +358,7 @@ pub fn own_value_of_a_sibling() -> Tried {
     Ok(())
 }
 
-/// Before Linux 6.2 the kernel does not record which affinity was asked for.
-fn own_since_6_2() -> Tried {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split('.').map_while(|n| n.parse::<u32>().ok());
-    match (numbers.next(), numbers.next()) {
-        (Some(major), Some(minor)) if (major, minor) < (6, 2) => {
-            Err(format!("Linux {release} does not record which affinity was asked for"))
-        }
-        _ => Ok(()),
-    }
-}
-
-pub fn asked_for_nothing() -> Tried {
+fn a_narrow_mask_that_nobody_asked_for_is_the_default() -> Tried {
     let process = Running::role("threads", &["1"]);
     affinity::set(process.pid(), &node(0)).unwrap();
     let mut scripted = Scripted::of(&[process.pid()]);

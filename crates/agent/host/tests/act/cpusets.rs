@@ -5,29 +5,35 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use engine::{MoveEvent, Plane, PlaneError, Rail, Undone};
 use host::{HostPlane, Settings};
+use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::CpuSet;
 
-use crate::Tried;
 use crate::claims::{child_of, parent_of_one};
 use crate::forks::WithBirths;
 use crate::world::{Running, Scripted, all, engine, made, mask, move_of, node, plane, set, step, topology_of};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    targets_stay_inside_the_cpuset,
+    a_cpuset_may_change_under_a_move,
+    a_child_whose_cpuset_was_narrowed_is_restored,
+];
 
 /// A control group for one process, removed when dropped.
 struct Group(PathBuf);
 
 impl Group {
-    fn new(cpus: &CpuSet) -> Result<Self, String> {
+    fn new(cpus: &CpuSet) -> Tried<Self> {
         let v1 = PathBuf::from("/sys/fs/cgroup/cpuset");
         let v2 = PathBuf::from("/sys/fs/cgroup");
         let is_v1 = v1.join("cpuset.mems").exists();
         let controllers = std::fs::read_to_string(v2.join("cgroup.subtree_control")).unwrap_or_default();
         if !is_v1 && !controllers.contains("cpuset") {
-            return Err("no cpuset control groups are mounted here".into());
+            return skip("no cpuset control groups are mounted here");
         }
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("homenode-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = if is_v1 { v1 } else { v2 }.join(name);
-        std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        std::fs::create_dir(&path).or_else(|e| skip(format!("{}: {e}", path.display())))?;
         let group = Self(path);
         if is_v1 {
             let mems = std::fs::read_to_string("/sys/fs/cgroup/cpuset/cpuset.mems").unwrap();
@@ -58,7 +64,7 @@ impl Drop for Group {
     }
 }
 
-pub fn inside() -> Tried {
+fn targets_stay_inside_the_cpuset() -> Tried {
     let group = Group::new(&node(1))?;
     let process = Running::role("threads", &["1"]);
     group.enter(process.pid());
@@ -87,7 +93,7 @@ pub fn inside() -> Tried {
 /// The process ends before its group is removed.
 struct KeepOrder(Running, #[allow(dead_code)] Group);
 
-pub fn changes() -> Tried {
+fn a_cpuset_may_change_under_a_move() -> Tried {
     let group = Group::new(&all())?;
     let process = Running::role("threads", &["1"]);
     group.enter(process.pid());
@@ -130,9 +136,9 @@ pub fn changes() -> Tried {
 
 /// A child of a moved process, whose cpuset lost a CPU of the node since, has a mask that is ours
 /// and not equal to it.
-pub fn narrowed_child() -> Tried {
+fn a_child_whose_cpuset_was_narrowed_is_restored() -> Tried {
     let cpus: Vec<u32> = all().iter().collect();
-    let [first, second, third, ..] = cpus[..] else { return Err("needs three CPUs".into()) };
+    let [first, second, third, ..] = cpus[..] else { return skip("needs three CPUs") };
     let group = Group::new(&all())?;
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
@@ -150,7 +156,7 @@ pub fn narrowed_child() -> Tried {
     let child = child_of(pid);
     group.set(&set([first, second]));
     if mask(child) != set([second]) {
-        return Err("before Linux 6.2 a thread gets all of a cpuset that changed".into());
+        return skip("before Linux 6.2 a thread gets all of a cpuset that changed");
     }
     assert_eq!(engine.step().unwrap().inherited_restored, 1);
     assert_eq!(mask(child), set([first, second]));

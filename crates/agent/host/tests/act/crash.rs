@@ -6,10 +6,15 @@ use engine::journal::{Event, Filter, read};
 use engine::{StateDir, Undone, recover};
 use host::HostPlane;
 use linux::affinity;
+use testing::{Case, Tried, cases, two_cpus};
 
-use crate::Tried;
 use crate::claims::{child_of, parent_of_one};
 use crate::world::{Running, Scripted, all, engine, mask, node, plane, tids};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    killed_and_recovered,
+    killed_and_started_again,
+];
 
 /// Moves all threads of the given processes and then waits to be killed.
 pub fn be_daemon(args: &[String]) {
@@ -23,11 +28,11 @@ pub fn be_daemon(args: &[String]) {
     }
 }
 
-pub fn killed_and_recovered() -> Tried {
+fn killed_and_recovered() -> Tried {
     recovered_by(|| plane(None))
 }
 
-pub fn killed_and_started_again() -> Tried {
+fn killed_and_started_again() -> Tried {
     recovered_by(|| plane(Some(Scripted::of(&[]))))
 }
 

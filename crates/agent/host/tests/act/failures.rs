@@ -3,9 +3,14 @@
 use engine::{Plane, PlaneError, Undone};
 use linux::affinity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use testing::{Case, Tried, cases, two_cpus};
 
-use crate::Tried;
 use crate::world::{Running, all, made, mask, move_of, plane};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    a_failed_look_at_a_thread_is_not_its_end,
+    a_failed_move_changes_nothing,
+];
 
 /// Makes every open fail with EMFILE, or lets it succeed again.
 fn starve(hungry: bool, limit: &Rlimit) {
@@ -29,7 +34,7 @@ pub fn be_starved(args: &[String]) {
     println!("ready");
 }
 
-pub fn starved() -> Tried {
+fn a_failed_look_at_a_thread_is_not_its_end() -> Tried {
     let process = Running::role("threads", &["1"]);
     Running::role("starved", &[&process.pid().to_string()]);
     assert_eq!(mask(process.pid()), all());
@@ -78,7 +83,7 @@ pub fn be_flickering(args: &[String]) {
     });
 }
 
-pub fn flickering() -> Tried {
+fn a_failed_move_changes_nothing() -> Tried {
     let process = Running::role("threads", &["1"]);
     Running::role("flickering", &[&process.pid().to_string()]);
     assert_eq!(mask(process.pid()), all());

@@ -9,17 +9,28 @@ use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, Observer};
+use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::{CpuSet, ThreadId};
 
-use crate::Tried;
 use crate::world::{Running, Scripted, all, all_to, children, engine, mask, node, plane, settings, step, topology};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    children_are_restored_at_the_end,
+    children_are_restored_every_window_with_bpf,
+];
+
+/// Forks are slow on the emulated CPUs of the oldest kernel's machine.
+pub const THOUSANDS: &[Case] = cases![[two_cpus()]
+    restores_among_thousands_of_forks,
+    restores_among_thousands_of_forks_with_bpf,
+];
 
 /// The scripted observer with the kernel's real report of births.
 pub struct WithBirths(Box<Scripted>, Observer);
 
 impl WithBirths {
-    pub fn of(pids: &[u32]) -> Result<Box<Self>, String> {
-        let observer = Observer::open(&observe::Settings::default(), &topology()).map_err(|e| e.to_string())?;
+    pub fn of(pids: &[u32]) -> Tried<Box<Self>> {
+        let observer = Observer::open(&observe::Settings::default(), &topology()).or_else(|e| skip(e.to_string()))?;
         Ok(Box::new(Self(Scripted::of(pids), observer)))
     }
 }
@@ -68,7 +79,7 @@ fn grown(pid: u32) -> Vec<u32> {
     }
 }
 
-pub fn at_the_end() -> Tried {
+fn children_are_restored_at_the_end() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_two(&tmp.path().join("go"));
     // Started before the move, and bound by another program to the value we will use: not ours.
@@ -90,7 +101,7 @@ pub fn at_the_end() -> Tried {
     Ok(())
 }
 
-pub fn every_window() -> Tried {
+fn children_are_restored_every_window_with_bpf() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let shell = parent_of_two(&tmp.path().join("go"));
     let mut engine = engine(plane(Some(WithBirths::of(&[shell.pid()])?)), 1, None);
@@ -129,15 +140,15 @@ fn masks(pids: &[u32]) -> BTreeMap<u32, CpuSet> {
     pids.iter().map(|pid| (*pid, mask(*pid))).collect()
 }
 
-pub fn beside() -> Tried {
+fn restores_among_thousands_of_forks() -> Tried {
     forks(|pids| Ok(Scripted::of(pids)))
 }
 
-pub fn beside_with_bpf() -> Tried {
+fn restores_among_thousands_of_forks_with_bpf() -> Tried {
     forks(|pids| Ok(WithBirths::of(pids)?))
 }
 
-fn forks(observer: impl Fn(&[u32]) -> Result<Box<dyn Observe>, String>) -> Tried {
+fn forks(observer: impl Fn(&[u32]) -> Tried<Box<dyn Observe>>) -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let (go, done, enough) = (tmp.path().join("go"), tmp.path().join("done"), tmp.path().join("enough"));
     // Bystanders that must stay as they are: one is free, one is bound to our value, one to the

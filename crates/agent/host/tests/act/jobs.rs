@@ -12,10 +12,16 @@ use act::data::DataMoves;
 use act::mover::Rules;
 use engine::{JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
+use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::{CpuSet, FileId};
 
-use crate::Tried;
 use crate::world::{Running, Scripted, a_move, all, mask, node, plane, tids, topology};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    a_process_is_a_job_of_the_plane,
+    a_process_prepared_for_two_nodes_goes_where_its_start_says,
+    a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant,
+];
 
 pub fn process_to(pid: u32, to: u32) -> Move {
     a_move(Subject::process(pid, None), pid, to, Reason::CacheAffinity)
@@ -34,7 +40,7 @@ fn end(mut poll: impl FnMut() -> Vec<Progress>) -> Progress {
 
 /// All threads but the one with an affinity of its own have a record each and are bound; the
 /// memory, which is on node 0, stays.
-pub fn process() -> Tried {
+fn a_process_is_a_job_of_the_plane() -> Tried {
     let process = Running::role("threads", &["5"]);
     let pid = process.pid();
     let own = *tids(pid).last().unwrap();
@@ -92,7 +98,7 @@ fn procfs_with_two_nodes(pids: &[u32]) -> tempfile::TempDir {
 
 /// The second took the place of the first: the process went where the second said, under the first
 /// one's record.
-pub fn prepared_twice() -> Tried {
+fn a_process_prepared_for_two_nodes_goes_where_its_start_says() -> Tried {
     let process = Running::role("threads", &["1"]);
     let pid = process.pid();
     let procfs = procfs_with_two_nodes(&[pid]);
@@ -139,7 +145,7 @@ fn file_to(id: FileId, generation: Option<u64>) -> Move {
 
 /// A file is moved if it is the one that the move names, whatever is at its path by then; nothing
 /// else is opened.
-pub fn file() -> Tried {
+fn a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant() -> Tried {
     // On a file system that has generations, and on one without handles.
     for dir in [super::pages::dir(), tempfile::tempdir_in("/dev/shm").unwrap()] {
         let path: PathBuf = dir.path().join("data");
@@ -157,7 +163,7 @@ pub fn file() -> Tried {
         assert_eq!(prepare(&mut moves, &file_to(FileId::default(), None)), Err("file_unknown"));
         let id = seen(&mut moves, &path, &file);
         match prepare(&mut moves, &file_to(id, None)) {
-            Err("eperm" | "no_numa") => return Err("this kernel, or this user, may not move pages".to_owned()),
+            Err("eperm" | "no_numa") => return skip("this kernel, or this user, may not move pages"),
             prepared => assert_eq!(prepared, Ok(Vec::new())),
         }
         // A later file with its inode number.

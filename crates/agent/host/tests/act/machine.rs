@@ -9,11 +9,18 @@ use engine::{Engine, Finished, MoveEvent, Plane, PlaneError, Settings, Undone};
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use placement::Plan;
+use testing::{Case, Tried, cases, two_cpus};
 use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};
 
-use crate::Tried;
-use crate::world::{Running, Scripted, made, mask, move_of, script, set, settings, two_cpus};
+use crate::world::{Running, Scripted, all, first_two, made, mask, move_of, script, set, settings};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    threads_bound_to_half_a_node_get_the_rest_when_it_comes_online,
+    made_up_nodes_stay_when_cpus_come,
+    the_affinity_of_a_machine_with_isolated_cpus_is_nobodys_own,
+    no_thread_is_bound_beside_a_sched_ext_scheduler_that_came_later,
+];
 
 fn write(sys: &Path, file: &str, text: &str) {
     let path = sys.join(file);
@@ -48,8 +55,8 @@ fn plane(sys: &Path, topology: Topology, pid: u32) -> HostPlane {
     HostPlane::with_observer(settings, topology, Some(Scripted::of(&[pid]))).unwrap()
 }
 
-pub fn cpus_come() -> Tried {
-    let (all, a, _) = two_cpus()?;
+fn threads_bound_to_half_a_node_get_the_rest_when_it_comes_online() -> Tried {
+    let (all, [a, _]) = (all(), first_two());
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
     let half = set([a]);
     sysfs(sys.path(), &half, &CpuSet::default());
@@ -89,8 +96,8 @@ pub fn cpus_come() -> Tried {
 }
 
 /// An emulated machine became the real one when a CPU of that came.
-pub fn made_up_nodes() -> Tried {
-    let (all, a, _) = two_cpus()?;
+fn made_up_nodes_stay_when_cpus_come() -> Tried {
+    let (all, [a, _]) = (all(), first_two());
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
     sysfs(sys.path(), &set([a]), &CpuSet::default());
     let topology = topology::sysfs::read(sys.path()).unwrap();
@@ -102,8 +109,8 @@ pub fn made_up_nodes() -> Tried {
     Ok(())
 }
 
-pub fn isolated() -> Tried {
-    let (all, a, b) = two_cpus()?;
+fn the_affinity_of_a_machine_with_isolated_cpus_is_nobodys_own() -> Tried {
+    let (all, [a, b]) = (all(), first_two());
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
     // All but one, however many CPUs the machine has.
     sysfs(sys.path(), &all, &all.difference(&set([a])));
@@ -124,8 +131,8 @@ pub fn isolated() -> Tried {
     Ok(())
 }
 
-pub fn sched_ext() -> Tried {
-    let (all, ..) = two_cpus()?;
+fn no_thread_is_bound_beside_a_sched_ext_scheduler_that_came_later() -> Tried {
+    let all = all();
     let (sys, process) = (tempfile::tempdir().unwrap(), Running::role("threads", &["1"]));
     sysfs(sys.path(), &all, &CpuSet::default());
     let topology = topology::sysfs::read(sys.path()).unwrap();

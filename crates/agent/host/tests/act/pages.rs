@@ -15,9 +15,22 @@ use std::time::{Duration, SystemTime};
 use act::copying::{Back, Copied, Copying};
 use act::pages::{self, FileMove, FileMoveError};
 use rustix::fs::{Advice, fadvise};
+use testing::{Case, Tried, cases, skip};
 use topology::{NodeId, Topology};
 
-use crate::Tried;
+pub const CASES: &[Case] = cases![
+    file_moves_to_each_node_and_absent_pages_stay_absent,
+    file_moves_leave_pages_in_a_pipe_and_count_them,
+    file_moves_go_on_while_the_file_shrinks_and_grows,
+    file_moves_end_when_the_file_loses_its_name,
+    parts_of_a_file_move_and_go_back_page_by_page,
+    demotions_leave_what_other_processes_map,
+    parts_of_a_file_that_is_cut_written_or_deleted_move_meanwhile,
+    file_moves_end_when_the_node_is_full,
+    file_moves_of_other_things_are_refused,
+    file_moves_by_strangers_are_refused,
+    file_moves_to_nodes_without_memory_are_refused,
+];
 
 const MIB: usize = 1 << 20;
 
@@ -34,10 +47,10 @@ fn nodes() -> Vec<NodeId> {
     machine().nodes.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id).collect()
 }
 
-fn two_nodes() -> Result<(NodeId, NodeId), String> {
+fn two_nodes() -> Tried<(NodeId, NodeId)> {
     match nodes()[..] {
         [a, b, ..] => Ok((a, b)),
-        _ => Err("needs two NUMA nodes with memory".to_owned()),
+        _ => skip("needs two NUMA nodes with memory"),
     }
 }
 
@@ -116,7 +129,7 @@ fn finish(work: &mut FileMove, step: u64) -> Copied {
     panic!("the move does not end: {:?}", work.copied());
 }
 
-pub fn every_node() -> Tried {
+fn file_moves_to_each_node_and_absent_pages_stay_absent() -> Tried {
     let dir = dir();
     let path = written(dir.path(), 20 * MIB + 123);
     evict(&path);
@@ -151,7 +164,7 @@ pub fn every_node() -> Tried {
     Ok(())
 }
 
-pub fn pinned() -> Tried {
+fn file_moves_leave_pages_in_a_pipe_and_count_them() -> Tried {
     let (a, b) = two_nodes()?;
     let dir = dir();
     let path = written(dir.path(), 4 * MIB);
@@ -188,7 +201,7 @@ pub fn pinned() -> Tried {
     Ok(())
 }
 
-pub fn shrinks_and_grows() -> Tried {
+fn file_moves_go_on_while_the_file_shrinks_and_grows() -> Tried {
     let dir = dir();
     let path = written(dir.path(), 40 * MIB);
     let changer = OpenOptions::new().write(true).open(&path).unwrap();
@@ -218,7 +231,7 @@ pub fn shrinks_and_grows() -> Tried {
     Ok(())
 }
 
-pub fn deleted() -> Tried {
+fn file_moves_end_when_the_file_loses_its_name() -> Tried {
     let dir = dir();
     let path = written(dir.path(), 4 * MIB);
     let link = dir.path().join("link");
@@ -258,7 +271,7 @@ fn numbers(start: usize, end: usize) -> std::ops::Range<usize> {
 
 /// Parts that have a hole, end beyond the file, or are in part where they are to go: what was asked
 /// for moves and nothing else, and the way back leaves each page where it was before.
-pub fn parts() -> Tried {
+fn parts_of_a_file_move_and_go_back_page_by_page() -> Tried {
     let (a, b) = two_nodes()?;
     let dir = dir();
     let path = written(dir.path(), 20 * MIB + 123);
@@ -347,7 +360,7 @@ impl Drop for Mapper {
 }
 
 /// The head of a library that every program maps was never read by a call, and went down first.
-pub fn mapped_elsewhere() -> Tried {
+fn demotions_leave_what_other_processes_map() -> Tried {
     let (a, b) = two_nodes()?;
     let dir = dir();
     let path = written(dir.path(), 8 * MIB);
@@ -373,7 +386,7 @@ pub fn mapped_elsewhere() -> Tried {
 }
 
 /// The file is cut within and before the part, grows again, is written to and loses its name.
-pub fn parts_of_what_changes() -> Tried {
+fn parts_of_a_file_that_is_cut_written_or_deleted_move_meanwhile() -> Tried {
     let (a, b) = two_nodes()?;
     let dir = dir();
     let path = written(dir.path(), 8 * MIB);
@@ -434,10 +447,10 @@ pub fn parts_of_what_changes() -> Tried {
 struct Taken(PathBuf);
 
 impl Taken {
-    fn all_of(node: NodeId) -> Result<Self, String> {
+    fn all_of(node: NodeId) -> Tried<Self> {
         let sys = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
         if fs::read_to_string(&sys).ok().is_none_or(|n| n.trim() != "0") {
-            return Err("needs huge pages of 2 MiB, and none in use".to_owned());
+            return skip("needs huge pages of 2 MiB, and none in use");
         }
         fs::write(&sys, "1000000").unwrap();
         Ok(Self(sys.into()))
@@ -451,7 +464,7 @@ impl Drop for Taken {
 }
 
 /// The node had room when the move began.
-pub fn full() -> Tried {
+fn file_moves_end_when_the_node_is_full() -> Tried {
     let (a, b) = two_nodes()?;
     let dir = dir();
     // Cached pages of other files would be room.
@@ -465,7 +478,7 @@ pub fn full() -> Tried {
     drop(taken);
     let left = bytes_on(&path, a);
     if left == 0 {
-        return Err("the node still had room: huge pages did not take all of it".to_owned());
+        return skip("the node still had room: huge pages did not take all of it");
     }
     assert!(left <= before, "{left} of {before} bytes stayed: {done:?}");
     assert!(done.left.get(pages::NO_MEMORY).is_some_and(|n| *n >= left), "{left} bytes stayed: {done:?}");
@@ -476,7 +489,7 @@ fn why(path: &Path, to: NodeId) -> String {
     FileMove::prepare(path, to).unwrap_err().to_string()
 }
 
-pub fn refused_files() -> Tried {
+fn file_moves_of_other_things_are_refused() -> Tried {
     let (dir, to) = (dir(), nodes()[0]);
     let pipe = dir.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -507,7 +520,7 @@ fn counts() -> bool {
     rc >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS)
 }
 
-pub fn strangers() -> Tried {
+fn file_moves_by_strangers_are_refused() -> Tried {
     let (dir, to) = (dir(), nodes()[0]);
     let path = written(dir.path(), MIB);
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
@@ -523,7 +536,7 @@ pub fn strangers() -> Tried {
     Ok(())
 }
 
-pub fn refused_nodes() -> Tried {
+fn file_moves_to_nodes_without_memory_are_refused() -> Tried {
     let mut machine = machine();
     let to = nodes()[0];
     pages::target(&machine, to).unwrap();

@@ -19,13 +19,26 @@ use linux::affinity;
 use linux::privileges;
 use linux::threads::Threads;
 use placement::Plan;
+use testing::{Case, Tried, cases, root, skip, two_cpus};
 use topology::{CpuSet, NodeId};
 
-use crate::Tried;
 use crate::claims::child_of;
 use crate::forks::WithBirths;
 use crate::jobs::process_to;
 use crate::world::{Running, all, children, mask, node, plane, script, settings, tids, topology, wait_for};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    a_process_is_bound_thread_by_thread,
+    threads_born_while_a_process_is_bound_are_bound,
+    threads_that_a_moved_process_starts_later_stay_with_it,
+    killed_while_a_process_is_bound,
+    processes_that_must_not_be_moved_are_refused,
+    a_process_of_another_user_can_be_moved_with_what_is_kept,
+    a_thread_that_the_kernel_does_not_bind_is_left,
+    only_a_processs_own_memory_moves,
+    exec_ends_a_move_of_memory,
+    a_node_that_takes_nothing_stops_no_other_on_the_way_back,
+];
 
 fn mover() -> Mover {
     Mover::new(Path::new("/proc"), Path::new("/sys"), Rules::default()).unwrap()
@@ -72,7 +85,7 @@ pub fn be_late(args: &[String]) {
 
 /// A thread that a moved process starts in a later window stays with it, has a record of its own,
 /// and is put back at the end. A child of it is put back at once.
-pub fn born_later() -> Tried {
+fn threads_that_a_moved_process_starts_later_stay_with_it() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
     let program = Running::role("late", &[go.to_str().unwrap()]);
@@ -166,7 +179,7 @@ fn killed_before(n: usize, dir: &Path, pid: u32) -> bool {
     }
 }
 
-pub fn each_thread() -> Tried {
+fn a_process_is_bound_thread_by_thread() -> Tried {
     let program = Running::role("threads", &["8"]);
     let tids = tids(program.pid());
     affinity::set(tids[3], &node(0)).unwrap();
@@ -208,12 +221,12 @@ pub fn be_deadline(_: &[String]) {
     std::thread::sleep(Duration::from_secs(600));
 }
 
-pub fn a_thread_that_the_kernel_does_not_bind_is_left() -> Tried {
+fn a_thread_that_the_kernel_does_not_bind_is_left() -> Tried {
     let program = Running::role("deadline", &[]);
     let second = tids(program.pid())[1];
     // SAFETY: takes a number.
     if unsafe { libc::sched_getscheduler(second as libc::pid_t) } != libc::SCHED_DEADLINE {
-        return Err("this kernel refuses SCHED_DEADLINE".into());
+        return skip("this kernel refuses SCHED_DEADLINE");
     }
     let mut mover = mover();
     let mut process = prepare(&mut mover, program.pid(), 1, false).unwrap();
@@ -224,7 +237,7 @@ pub fn a_thread_that_the_kernel_does_not_bind_is_left() -> Tried {
     Ok(())
 }
 
-pub fn born_meanwhile() -> Tried {
+fn threads_born_while_a_process_is_bound_are_bound() -> Tried {
     let program = Running::role("spawner", &[]);
     let mut mover = mover();
     let mut process = prepare(&mut mover, program.pid(), 1, false).unwrap();
@@ -254,7 +267,7 @@ pub fn born_meanwhile() -> Tried {
     Ok(())
 }
 
-pub fn killed_at_any_step() -> Tried {
+fn killed_while_a_process_is_bound() -> Tried {
     let program = Running::role("threads", &["8"]);
     let tids = tids(program.pid());
     affinity::set(tids[3], &node(0)).unwrap();
@@ -280,11 +293,9 @@ pub fn killed_at_any_step() -> Tried {
 
 /// Seen with PostgreSQL: `/proc/PID/pagemap` belongs to the process's user, and without
 /// CAP_DAC_READ_SEARCH root may not open it.
-pub fn another_users() -> Tried {
+fn a_process_of_another_user_can_be_moved_with_what_is_kept() -> Tried {
     const NOBODY: u32 = 65_534;
-    if !rustix::process::geteuid().is_root() {
-        return Err("needs root".to_owned());
-    }
+    root()?;
     // Not by the PATH: the user has no way into a home of root's.
     let mut sleeper = Command::new("/bin/sleep").arg("600").uid(NOBODY).gid(NOBODY).spawn().unwrap();
     let pid = sleeper.id();
@@ -299,7 +310,7 @@ pub fn another_users() -> Tried {
     Ok(())
 }
 
-pub fn refusals() -> Tried {
+fn processes_that_must_not_be_moved_are_refused() -> Tried {
     let mut mover = mover();
     let mut refused = |pid: u32, to: u32, with_memory| match prepare(&mut mover, pid, to, with_memory) {
         Err(PlaneError::Refused { reason, .. }) => reason,
@@ -393,9 +404,9 @@ fn own_bytes(pid: u32) -> u64 {
     field("RssAnon:") + field("RssShmem:")
 }
 
-pub fn only_its_own_memory() -> Tried {
+fn only_a_processs_own_memory_moves() -> Tried {
     if !Path::new("/proc/self/numa_maps").exists() {
-        return Err("this kernel has no NUMA".into());
+        return skip("this kernel has no NUMA");
     }
     let dir = tempfile::tempdir_in(std::env::var_os("HOMENODE_TEST_DIR").map_or_else(std::env::temp_dir, Into::into));
     let dir = dir.unwrap();
@@ -437,7 +448,7 @@ pub fn only_its_own_memory() -> Tried {
 }
 
 /// Pages that were on a node without memory stay; pages of another node are tried all the same.
-pub fn a_node_that_takes_nothing_stops_no_other() -> Tried {
+fn a_node_that_takes_nothing_stops_no_other_on_the_way_back() -> Tried {
     let program = Running::shell("echo ready; sleep 600");
     let proc = Path::new("/proc");
     let process = Threads::new(proc).stat(program.pid()).unwrap().unwrap().process();
@@ -456,7 +467,7 @@ pub fn a_node_that_takes_nothing_stops_no_other() -> Tried {
     Ok(())
 }
 
-pub fn exec_ends_a_memory_move() -> Tried {
+fn exec_ends_a_move_of_memory() -> Tried {
     let tmp = tempfile::tempdir().unwrap();
     let go = tmp.path().join("go");
     let program = Running::shell_after(&go, "exec sleep 600");

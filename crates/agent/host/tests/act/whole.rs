@@ -6,10 +6,14 @@ use std::path::Path;
 use engine::journal::{Decided, Event, Filter, history, read};
 use engine::{Engine, Settings, StateDir};
 use host::{HostPlane, Settings as HostSettings};
+use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::NodeId;
 
-use crate::Tried;
 use crate::world::{Running, all, mask, node, set, tids, topology_of};
+
+pub const CASES: &[Case] = cases![[two_cpus()]
+    readers_go_home_to_their_files,
+];
 
 /// Threads that read a cached file over and over.
 pub fn be_readers(args: &[String]) {
@@ -30,9 +34,9 @@ pub fn be_readers(args: &[String]) {
 
 /// All memory of a machine with one node is on node 0: readers that the scheduler puts on the other
 /// made-up node go home.
-pub fn readers_go_home() -> Tried {
+fn readers_go_home_to_their_files() -> Tried {
     if Path::new("/sys/devices/system/node/node1").exists() {
-        return Err("needs a machine with one node, so that it is known where the file is".into());
+        return skip("needs a machine with one node, so that it is known where the file is");
     }
     let tmp = tempfile::tempdir().unwrap();
     let files = ["a", "b", "c"].map(|name| tmp.path().join(name));
@@ -47,8 +51,8 @@ pub fn readers_go_home() -> Tried {
     // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its
     // CPU: each has a node.
     let topology = topology_of([node(0), set(all().iter().skip(1))]);
-    let plane =
-        HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology).map_err(|e| e.to_string())?;
+    let plane = HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology)
+        .or_else(|e| skip(e.to_string()))?;
     let policy = placement::policy("nthread-rl", &Default::default()).unwrap();
     let state = StateDir::open(&tmp.path().join("state")).unwrap();
     let settings = Settings { window_s: 0.3, ..Settings::default() };

@@ -12,35 +12,28 @@ use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, ObservedThread};
-use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Thread, testing};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Thread};
 use topology::{CpuSet, Node, NodeId, ThreadId, Topology};
 
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
     cpus.into_iter().collect()
 }
 
-/// All CPUs of this process, and the first two of them: those of node 0 and node 1.
-pub fn two_cpus() -> Result<(CpuSet, u32, u32), String> {
-    let all = affinity::get(std::process::id()).map_err(|e| e.to_string())?;
-    let online: CpuSet = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap().parse().unwrap();
-    if all != online {
-        return Err(format!("the tests themselves are bound to the CPUs {all}"));
-    }
-    let mut cpus = all.iter();
-    match (cpus.next(), cpus.next()) {
-        (Some(a), Some(b)) => Ok((all.clone(), a, b)),
-        _ => Err("needs two CPUs".to_owned()),
-    }
-}
-
 /// The mask of node `n`.
 pub fn node(n: u32) -> CpuSet {
-    let (_, a, b) = two_cpus().unwrap();
-    set([[a, b][n as usize]])
+    set([first_two()[n as usize]])
 }
 
+/// All CPUs.
 pub fn all() -> CpuSet {
-    two_cpus().unwrap().0
+    testing::cpus().unwrap()
+}
+
+/// The CPUs of node 0 and node 1.
+pub fn first_two() -> [u32; 2] {
+    let all = all();
+    let mut cpus = all.iter();
+    [cpus.next().unwrap(), cpus.next().unwrap()]
 }
 
 /// Two nodes of one CPU each.
@@ -112,7 +105,7 @@ impl Observe for Scripted {
                     start_ns: Some(stat.id.start_ns + 4_321),
                     allowed_nodes: (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).map(NodeId).collect(),
                     cpu_s: 0.1,
-                    ..testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
+                    ..placement::testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
                 };
                 threads.push(ObservedThread {
                     thread,
@@ -219,7 +212,7 @@ impl Running {
 
     /// This program in one of its roles.
     pub fn role(role: &str, args: &[&str]) -> Self {
-        Self::start(Command::new(std::env::current_exe().unwrap()).args(["--role", role]).args(args))
+        Self::start(testing::myself(role).args(args))
     }
 
     /// The same by a copy of this program, which is not homenode to an observer of this one.

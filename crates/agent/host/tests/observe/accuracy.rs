@@ -9,12 +9,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Observed, Settings};
+use testing::{Tried, ensure, skip};
 
 use crate::common::*;
 use crate::facts::Reader;
-use crate::{Case, Varies, cases, ensure};
+use crate::{Case, Varies, cases};
 
 pub const FIO: &[Case] = &[
     with_fio("fio_psync", Varies::WithHooks, |hooks| fio_agrees("psync", "--loops=8", hooks)),
@@ -25,7 +25,7 @@ pub const FIO: &[Case] = &[
     with_fio("fio_writes", Varies::WithHooks, fio_writes),
 ];
 
-const fn with_fio(name: &'static str, varies: Varies, run: fn(Hooks) -> Outcome) -> Case {
+const fn with_fio(name: &'static str, varies: Varies, run: fn(Hooks) -> Tried) -> Case {
     Case { name, varies, needs: Some("fio"), run }
 }
 
@@ -41,7 +41,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Bytes are within 5 % (sampled) and 1 % (exact) of fio's report.
-fn fio_agrees(engine: &str, loops: &str, hooks: Hooks) -> Outcome {
+fn fio_agrees(engine: &str, loops: &str, hooks: Hooks) -> Tried {
     let directory = directory()?;
     let file = cached_file(directory.path(), "data", 128 * MIB, 4096)?;
     let engine = format!("--ioengine={engine}");
@@ -58,10 +58,10 @@ fn fio_agrees(engine: &str, loops: &str, hooks: Hooks) -> Outcome {
             "exact {exact}: saw {seen:?}, fio says {said:?}; {notes:?}"
         );
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn fio_writes(hooks: Hooks) -> Outcome {
+fn fio_writes(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let file = cached_file(directory.path(), "data", 64 * MIB, 4096)?;
     // Long enough to count many events: 512 MiB in a tenth of a second were once 6 % off.
@@ -72,16 +72,16 @@ fn fio_writes(hooks: Hooks) -> Outcome {
         let share = if exact { 0.01 } else { 0.05 };
         println!("exact {exact}: {:.4} of {} bytes", seen.written.total() as f64 / said.written as f64, said.written);
         if !file_system_is_exact(&file)? {
-            return Ok(Completion::ignored_with("writes of this file system are counted once per page"));
+            return skip("writes of this file system are counted once per page");
         }
         ensure!(close(seen.written.total(), said.written, share), "exact {exact}: saw {seen:?}, fio says {said:?}");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Threads read with different sizes at the same time. The sum over many windows is right for each
 /// size.
-fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
+fn sampling_has_no_bias(hooks: Hooks) -> Tried {
     const WINDOWS: usize = 30;
     let directory = directory()?;
     let sizes = [4096, 20_000, 200_000];
@@ -126,12 +126,12 @@ fn sampling_has_no_bias(hooks: Hooks) -> Outcome {
         // Exceeded by chance once in 15,000 runs.
         ensure!(z.abs() < 4.0, "reads of {size} bytes: mean {mean:.4}, deviation {deviation:.4}, z {z:.1}");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// With more readers than CPUs, so that some wait while a window passes, and windows in quick
 /// succession, every byte is in one of the windows.
-fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
+fn no_byte_is_lost_between_windows(hooks: Hooks) -> Tried {
     // As short as possible: the kernel updates a running thread's CPU time at ticks only, so most
     // windows show none.
     const WINDOWS: usize = 40;
@@ -158,7 +158,7 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
         end.wait();
         result.map(|()| rounds * MIB)
     };
-    let (said, seen) = std::thread::scope(|scope| -> Result<_, Failed> {
+    let (said, seen) = std::thread::scope(|scope| -> Tried<_> {
         let threads: Vec<_> = files.iter().map(|path| scope.spawn(|| read(path))).collect();
         let mut sums: Vec<Sum> = files.iter().map(|_| Sum::default()).collect();
         start.wait();
@@ -188,12 +188,12 @@ fn no_byte_is_lost_between_windows(hooks: Hooks) -> Outcome {
         Ok((said, sums.iter().map(|sum| sum.read.total()).collect::<Vec<_>>()))
     })?;
     ensure!(said == seen, "read {said:?} bytes, saw {seen:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// More readers than CPUs read as fast as they can, so that the hook is attached in slices. Each
 /// thread's bytes are right.
-fn slices_are_scaled(hooks: Hooks) -> Outcome {
+fn slices_are_scaled(hooks: Hooks) -> Tried {
     const WINDOWS: usize = 8;
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
@@ -201,7 +201,7 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     let mut observer = open(&settings(false, hooks))?;
     let done = AtomicBool::new(false);
     let file = id(&path)?;
-    let (said, seen, sliced) = std::thread::scope(|scope| -> Result<_, Failed> {
+    let (said, seen, sliced) = std::thread::scope(|scope| -> Tried<_> {
         let read = || -> std::io::Result<(u32, u64)> {
             let file = File::open(&path)?;
             let mut buffer = vec![0; 4096];
@@ -241,18 +241,18 @@ fn slices_are_scaled(hooks: Hooks) -> Outcome {
     let ratios: Vec<f64> = said.iter().map(ratio).collect();
     println!("{sliced} of {WINDOWS} windows sliced: {ratios:.3?}");
     if sliced == 0 {
-        return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
+        return skip("this machine reads too slowly for slices");
     }
     // A slice contains more or less of the turns of threads that share a CPU.
     ensure!(ratios.iter().all(|ratio| (0.6..1.4).contains(ratio)), "{ratios:.3?}");
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     ensure!((0.85..1.15).contains(&mean), "{mean:.3}: {ratios:.3?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// While nobody reads fast, every read is counted. In the window in which somebody begins to, the
 /// hook is attached for a part of the time only, and his bytes are right.
-fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
+fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Tried {
     const READS: u64 = 500;
     const BURSTS: usize = 3;
     const WINDOW: Duration = Duration::from_secs(1);
@@ -282,7 +282,7 @@ fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
             }
         }
         if !quiet.0 && quiet.1.iter().any(|note| note.starts_with("reads: the hook was attached for")) {
-            return Ok(Completion::ignored_with("other programs read fast all the time"));
+            return skip("other programs read fast all the time");
         }
         ensure!(quiet.0, "slow reads were not all counted in any of 20 windows: {:?}", quiet.1);
         // The threads are listed as long as they live.
@@ -299,7 +299,7 @@ fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
             end.wait();
             result.map(|()| reads)
         };
-        let (observed, reads) = std::thread::scope(|scope| -> Result<_, Failed> {
+        let (observed, reads) = std::thread::scope(|scope| -> Tried<_> {
             let readers: Vec<_> = (0..2 * cpus).map(|_| scope.spawn(burst)).collect();
             let (waiting, worked) = (std::thread::current(), &worked);
             scope.spawn(move || {
@@ -321,15 +321,15 @@ fn a_burst_pays_the_full_hook_for_moments_only(hooks: Hooks) -> Outcome {
         (said, saw) = (said + reads * 4096, saw + seen(&observed));
     }
     if slow > 0 {
-        return Ok(Completion::ignored_with("this machine reads too slowly for slices"));
+        return skip("this machine reads too slowly for slices");
     }
     let ratio = saw as f64 / said as f64;
     ensure!((0.6..1.4).contains(&ratio), "{ratio:.3} of {said} bytes");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Ids of this process's BPF links: each attachment has a new one.
-fn links() -> Result<BTreeSet<String>, Failed> {
+fn links() -> Tried<BTreeSet<String>> {
     let mut links = BTreeSet::new();
     for entry in std::fs::read_dir("/proc/self/fdinfo")? {
         // The descriptor of this directory is closed by then.
@@ -341,14 +341,14 @@ fn links() -> Result<BTreeSet<String>, Failed> {
 
 /// With `steady`, the hook is attached once, under a load for which it would otherwise be attached
 /// in slices.
-fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
+fn steady_hooks_are_attached_once(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
     let threads = 2 * std::thread::available_parallelism()?.get();
     for steady in [true, false] {
         let mut observer = open(&Settings { steady, ..settings(false, hooks) })?;
         let (before, done) = (links()?, AtomicBool::new(false));
-        let (sliced, after) = std::thread::scope(|scope| -> Result<_, Failed> {
+        let (sliced, after) = std::thread::scope(|scope| -> Tried<_> {
             let read = || -> std::io::Result<()> {
                 while !done.load(Ordering::Relaxed) {
                     pread_all(&path, 4096)?;
@@ -369,15 +369,15 @@ fn steady_hooks_are_attached_once(hooks: Hooks) -> Outcome {
             true => {
                 ensure!(before == after && sliced == 0, "links {before:?}, then {after:?}; {sliced} sliced windows")
             }
-            false if sliced == 0 => return Ok(Completion::ignored_with("this machine reads too slowly for slices")),
+            false if sliced == 0 => return skip("this machine reads too slowly for slices"),
             false => ensure!(before != after, "{sliced} sliced windows without a new attachment"),
         }
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Bytes of files that find no room count for their thread, and a note says so.
-fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
+fn a_full_table_is_reported(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let files: Vec<_> =
         (0..64).map(|i| cached_file(directory.path(), &i.to_string(), 65_536, 4096)).collect::<Result<_, _>>()?;
@@ -395,7 +395,7 @@ fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
         // The next window starts with an empty table.
         let (seen, _) = watch_one(&mut observer, || pread_all(&files[0], 4096))?;
         if matches!(seen.read(&files[0]), Ok(65_536)) {
-            return Ok(Completion::Completed);
+            return Ok(());
         }
     }
     Err("others filled the table in each of 20 windows".into())
@@ -403,7 +403,7 @@ fn a_full_table_is_reported(hooks: Hooks) -> Outcome {
 
 /// Another user's processes read more small files than the table has entries. Their own bytes count
 /// for their threads, and everything that this process reads counts for its files.
-fn nobody_fills_the_table_for_others(hooks: Hooks) -> Outcome {
+fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
     const ENTRIES: u32 = 256;
     let directory = directory()?;
     let small = |i: u64| cached_file(directory.path(), &format!("small-{i}"), 64, 64);
@@ -444,5 +444,5 @@ fn nobody_fills_the_table_for_others(hooks: Hooks) -> Outcome {
         observed.notes
     );
     ensure!(!observed.notes.iter().any(|n| n.contains("but not for threads")), "{:?}", observed.notes);
-    Ok(Completion::Completed)
+    Ok(())
 }

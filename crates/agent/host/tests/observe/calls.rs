@@ -4,12 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Observer};
 use placement::FileUse;
+use testing::{Tried, ensure};
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithKernels: calls_are_told_apart, opens_are_counted;
@@ -44,11 +44,7 @@ fn by_read(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn used(
-    path: &Path,
-    observer: &mut Observer,
-    job: impl FnOnce() -> std::io::Result<()> + Send,
-) -> Result<FileUse, Failed> {
+fn used(path: &Path, observer: &mut Observer, job: impl FnOnce() -> std::io::Result<()> + Send) -> Tried<FileUse> {
     let (seen, _) = watch_one(observer, job)?;
     Ok(seen.of(id(path)?))
 }
@@ -63,7 +59,7 @@ const PATTERNS: [(&str, Calls, u64, bool); 6] = [
     ("32 KiB scattered", |p| scattered(p, 32 << 10, 1), 32 << 10, false),
 ];
 
-fn calls_are_told_apart(hooks: Hooks) -> Outcome {
+fn calls_are_told_apart(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let _held = hold(&path)?;
@@ -73,11 +69,11 @@ fn calls_are_told_apart(hooks: Hooks) -> Outcome {
         ensure!(close, "{what}: {:?} bytes a call, {size} were asked for", used.read_size);
         ensure!(used.sequential == Some(sequential), "{what}: sequential is {:?}", used.sequential);
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// So many calls that only a part of them is counted.
-fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
+fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let patterns: [(&str, Calls, u64, bool); 3] = [
@@ -91,11 +87,11 @@ fn calls_are_told_apart_in_a_sample(hooks: Hooks) -> Outcome {
         ensure!(close, "{what}: {:?} bytes a call, {size} were asked for", used.read_size);
         ensure!(used.sequential == Some(sequential), "{what}: sequential is {:?}", used.sequential);
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Calls without a position in a register: the size is known, the order only with function hooks.
-fn calls_without_a_position(hooks: Hooks) -> Outcome {
+fn calls_without_a_position(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", SIZE, 4096)?;
     let _held = hold(&path)?;
@@ -112,10 +108,10 @@ fn calls_without_a_position(hooks: Hooks) -> Outcome {
     ensure!(used.read_size == Some(32 << 10), "{:?} bytes a call", used.read_size);
     let expected = (hooks == Hooks::Best).then_some(true);
     ensure!(used.sequential == expected, "sequential is {:?}", used.sequential);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn opens_are_counted(hooks: Hooks) -> Outcome {
+fn opens_are_counted(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
     // A second name, so that the inode has two dentries (i_count 2) while nobody has it open.
@@ -133,5 +129,5 @@ fn opens_are_counted(hooks: Hooks) -> Outcome {
         // A duplicate is the same open file.
         others.last().ok_or("no file")?.try_clone()?;
     }
-    Ok(Completion::Completed)
+    Ok(())
 }

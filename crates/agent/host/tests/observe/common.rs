@@ -11,39 +11,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use placement::{FileUse, NodeBytes, Thread};
+use testing::{Tried, ensure};
 use topology::{CpuSet, FileId, Topology};
-
-pub type Outcome = Result<Completion, Failed>;
-
-/// Fails a test with a sentence.
-#[macro_export]
-macro_rules! ensure {
-    ($condition:expr, $($message:tt)+) => {
-        match $condition {
-            true => {}
-            false => return Err(format!($($message)+).into()),
-        }
-    };
-}
 
 /// One megabyte is 2^20 bytes here: file sizes are powers of two.
 pub const MIB: u64 = 1 << 20;
 
-/// A directory for one test's files, on a real file system: `$HOMENODE_TEST_DIR`, or cargo's own
-/// directory.
-pub fn directory() -> Result<tempfile::TempDir, Failed> {
-    let base = std::env::var_os("HOMENODE_TEST_DIR")
-        .or_else(|| option_env!("CARGO_TARGET_TMPDIR").filter(|d| Path::new(d).is_dir()).map(Into::into))
-        .map_or_else(std::env::temp_dir, PathBuf::from);
-    Ok(tempfile::Builder::new().prefix("observe-").tempdir_in(base)?)
+/// A directory for one test's files.
+pub fn directory() -> Tried<tempfile::TempDir> {
+    Ok(tempfile::Builder::new().prefix("observe-").tempdir_in(testing::disk())?)
 }
 
 /// A file of this size whose pages are all in the page cache and clean. Written `chunk` bytes at a
 /// time: file systems with large folios make them about as large as the writes.
-pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Result<PathBuf, Failed> {
+pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Tried<PathBuf> {
     let path = directory.join(name);
     let mut file = File::create(&path)?;
     let block: Vec<u8> = (0..chunk).map(|i| ((i * 31) >> 5) as u8).collect();
@@ -65,7 +48,7 @@ pub struct Held {
     len: usize,
 }
 
-pub fn hold(path: &Path) -> Result<Held, Failed> {
+pub fn hold(path: &Path) -> Tried<Held> {
     use rustix::mm::{MapFlags, ProtFlags};
     let file = File::open(path)?;
     let len = file.metadata()?.len() as usize;
@@ -85,7 +68,7 @@ impl Drop for Held {
 }
 
 /// The machine's topology.
-pub fn topology() -> Result<Topology, Failed> {
+pub fn topology() -> Tried<Topology> {
     Ok(topology::sysfs::read(Path::new("/sys"))?)
 }
 
@@ -94,7 +77,7 @@ pub fn settings(exact: bool, hooks: Hooks) -> Settings {
 }
 
 /// A new observer, and no other beside it.
-pub fn open(settings: &Settings) -> Result<Observer, Failed> {
+pub fn open(settings: &Settings) -> Tried<Observer> {
     KEPT.take();
     Ok(Observer::open(settings, &topology()?)?)
 }
@@ -109,7 +92,7 @@ thread_local! {
 pub struct Exact(Option<(Hooks, Observer)>);
 
 impl Exact {
-    pub fn observer(&mut self) -> Result<&mut Observer, Failed> {
+    pub fn observer(&mut self) -> Tried<&mut Observer> {
         Ok(&mut self.0.as_mut().ok_or("no observer")?.1)
     }
 }
@@ -120,7 +103,7 @@ impl Drop for Exact {
     }
 }
 
-pub fn exact_observer(hooks: Hooks) -> Result<Exact, Failed> {
+pub fn exact_observer(hooks: Hooks) -> Tried<Exact> {
     let kept = KEPT.take().filter(|(its, _)| *its == hooks);
     let mut observer = match kept {
         Some((_, observer)) => observer,
@@ -149,7 +132,7 @@ impl Sum {
 }
 
 /// A file's id as observations name it.
-pub fn id(path: &Path) -> Result<FileId, Failed> {
+pub fn id(path: &Path) -> Tried<FileId> {
     let stat = std::fs::metadata(path)?;
     let dev = stat.dev();
     Ok(FileId { dev: FileId::device(rustix::fs::major(dev), rustix::fs::minor(dev)), ino: stat.ino(), generation: 0 })
@@ -164,7 +147,7 @@ pub struct Fio {
 
 /// Runs fio on a file under `observer`. Returns fio's figures, the sums observed for its process
 /// and this file, and all windows.
-pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Result<(Fio, Sum, Vec<Observed>), Failed> {
+pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Tried<(Fio, Sum, Vec<Observed>)> {
     let mut child = Command::new("fio")
         .args(["--name=job", "--output-format=json", "--thread", "--invalidate=0", "--fallocate=none"])
         // An ended thread is not reported, so fio stays until its last window is over.
@@ -206,13 +189,8 @@ pub fn close(seen: u64, said: u64, share: f64) -> bool {
     (seen as f64 - said as f64).abs() <= said as f64 * share
 }
 
-pub fn has(program: &str) -> bool {
-    let found = |dir: PathBuf| dir.join(program).is_file();
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(found))
-}
-
 /// Drops a file's pages from the page cache.
-pub fn evict(path: &Path) -> Result<(), Failed> {
+pub fn evict(path: &Path) -> Tried {
     let file = File::open(path)?;
     file.sync_all()?;
     rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed)?;
@@ -237,18 +215,18 @@ impl Seen {
         files.find(|used| used.file == file).cloned().unwrap_or_default()
     }
 
-    pub fn read(&self, path: &Path) -> Result<u64, Failed> {
+    pub fn read(&self, path: &Path) -> Tried<u64> {
         Ok(self.of(id(path)?).read_bytes.total())
     }
 
-    pub fn written(&self, path: &Path) -> Result<u64, Failed> {
+    pub fn written(&self, path: &Path) -> Tried<u64> {
         Ok(self.of(id(path)?).write_bytes.total())
     }
 }
 
 /// Runs each job in its own thread, all at once, within one window. The threads live until the
 /// window is over.
-pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, Observed), Failed> {
+pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Tried<(Vec<Seen>, Observed)> {
     let n = jobs.len();
     let (start, worked, end) = (Barrier::new(n + 1), Barrier::new(n + 1), Barrier::new(n + 1));
     std::thread::scope(|scope| {
@@ -289,7 +267,7 @@ pub fn watch(observer: &mut Observer, jobs: Vec<Job<'_>>) -> Result<(Vec<Seen>, 
 pub fn watch_one<'a>(
     observer: &mut Observer,
     job: impl FnOnce() -> std::io::Result<()> + Send + 'a,
-) -> Result<(Seen, Observed), Failed> {
+) -> Tried<(Seen, Observed)> {
     let (mut seen, observed) = watch(observer, vec![Box::new(job)])?;
     Ok((seen.pop().ok_or("no job")?, observed))
 }
@@ -308,7 +286,7 @@ pub fn pread_all(path: &Path, size: usize) -> std::io::Result<()> {
 }
 
 /// Whether all hooks count writes of the file's file system byte by byte: ext4 and xfs.
-pub fn file_system_is_exact(path: &Path) -> Result<bool, Failed> {
+pub fn file_system_is_exact(path: &Path) -> Tried<bool> {
     let magic = rustix::fs::statfs(path)?.f_type as u64;
     Ok([0xEF53, 0x5846_5342].contains(&magic))
 }
@@ -319,13 +297,13 @@ pub fn pin(cpus: &CpuSet) -> std::io::Result<()> {
 }
 
 /// Runs a job on these CPUs.
-pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Result<T, Failed> {
+pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Tried<T> {
     let pinned = || pin(cpus).map(|()| job());
     Ok(std::thread::scope(|scope| scope.spawn(pinned).join()).map_err(|_| "a job panicked")??)
 }
 
 /// Bytes of a file on each node, according to move_pages(2) for a mapping of it.
-pub fn host_nodes(path: &Path) -> Result<BTreeMap<u32, u64>, Failed> {
+pub fn host_nodes(path: &Path) -> Tried<BTreeMap<u32, u64>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len() as usize;
     // SAFETY: a new mapping of a file that nothing truncates, populated so that every page can be

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed};
 use linux::births::{Descendant, Origin};
 use linux::threads::Threads;
 use observe::{Hooks, Observer};
+use testing::{Error, Tried, ensure};
 use topology::ThreadId;
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures: children_of_watched_threads;
@@ -23,16 +23,16 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Living threads that were born of watched ones.
-fn children(observer: &Observer) -> Result<Vec<Descendant>, Failed> {
+fn children(observer: &Observer) -> Tried<Vec<Descendant>> {
     Ok(observer.descendants()?.into_iter().filter(|d| d.origin == Origin::Born).collect())
 }
 
 /// A thread as procfs tells.
-fn thread(tid: u32) -> Result<ThreadId, Failed> {
+fn thread(tid: u32) -> Tried<ThreadId> {
     Ok(ThreadId { tid, start_ns: Threads::new(Path::new("/proc")).started(tid)? })
 }
 
-fn children_of_watched_threads(hooks: Hooks) -> Outcome {
+fn children_of_watched_threads(hooks: Hooks) -> Tried {
     let observer = open(&settings(false, hooks))?;
     // Its first child is born before it is watched.
     let mut shell = Command::new("sh")
@@ -41,10 +41,10 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
         .stdout(Stdio::piped())
         .process_group(0)
         .spawn()?;
-    let result = (|| -> Outcome {
+    let result = (|| -> Tried {
         let (mut input, output) = (shell.stdin.take().ok_or("stdin")?, shell.stdout.take().ok_or("stdout")?);
         let mut lines = BufReader::new(output).lines();
-        let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Failed::from);
+        let mut line = || lines.next().ok_or("the shell said nothing")?.map_err(Error::from);
         ensure!(line()? == "born", "the shell did not start");
         observer.watch(thread(shell.id())?)?;
         ensure!(children(&observer)?.is_empty(), "{:?}", children(&observer)?);
@@ -57,7 +57,7 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
         ensure!(children.iter().any(|c| c.tid == born.parent_tid && c.parent_tid == shell.id()), "{children:?}");
         ensure!(born.id() == thread(grandchild)?, "{born:?}, /proc says {:?}", thread(grandchild)?);
         ensure!(born.pid == grandchild, "{born:?}");
-        Ok(Completion::Completed)
+        Ok(())
     })();
     kill_group(&mut shell);
     result?;
@@ -66,10 +66,10 @@ fn children_of_watched_threads(hooks: Hooks) -> Outcome {
 
 /// Waits until all have ended. A killed process ends when it is scheduled next; a joined thread
 /// ends a little later.
-fn nobody_left(observer: &Observer) -> Outcome {
+fn nobody_left(observer: &Observer) -> Tried {
     for _ in 0..3000 {
         if children(observer)?.is_empty() {
-            return Ok(Completion::Completed);
+            return Ok(());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -77,7 +77,7 @@ fn nobody_left(observer: &Observer) -> Outcome {
 }
 
 /// While a thousand processes come and go, bytes stay exact and no thread is reported twice.
-fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
+fn a_fork_storm_beside(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 16 * MIB, 4096)?;
     let mut observer = open(&settings(true, hooks))?;
@@ -87,14 +87,14 @@ fn a_fork_storm_beside(hooks: Hooks) -> Outcome {
         .stdin(Stdio::null())
         .process_group(0)
         .spawn()?;
-    let result = (|| -> Outcome {
+    let result = (|| -> Tried {
         while storm.try_wait()?.is_none() {
             let (seen, observed) = watch_one(&mut observer, || pread_all(&path, 4096))?;
             ensure!(seen.read(&path)? == 16 * MIB, "{} bytes", seen.read(&path)?);
             let tids: BTreeSet<u32> = observed.threads.iter().map(|t| t.thread.tid).collect();
             ensure!(tids.len() == observed.threads.len(), "a thread is reported twice");
         }
-        Ok(Completion::Completed)
+        Ok(())
     })();
     kill_group(&mut storm);
     result?;

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use engine::{Plane, Thrift};
 use host::{HostPlane, Settings as HostSettings};
-use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Scope, Settings};
 use placement::{ObservedFile, Snapshot, Writes};
+use testing::{Tried, ensure};
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures: our_own_copies_count_for_nobody;
@@ -28,7 +28,7 @@ pub const CASES: &[Case] = cases![
 
 /// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and
 /// nobody a reader.
-fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
+fn our_own_copies_count_for_nobody(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 4 * MIB, 4096)?;
     let file = id(&path)?;
@@ -56,27 +56,25 @@ fn our_own_copies_count_for_nobody(hooks: Hooks) -> Outcome {
         // By then it has read the file some times.
         if mover_s > 0.05 && here.iter().any(|t| t.files.iter().any(|used| used.file == file)) {
             ensure!(here.iter().all(|t| !t.shares_file), "{here:?}");
-            return Ok(Completion::Completed);
+            return Ok(());
         }
     }
     Err("the readers did not read".into())
 }
 
-/// This program reads these files (separated by colons) until it is killed, instead of testing
-/// anything.
-pub const READ: &str = "HOMENODE_TEST_READ";
-/// As another user, and only the first page of each.
-pub const NOBODY: &str = "HOMENODE_TEST_NOBODY";
 /// Bytes of memory of its own that the reader uses meanwhile.
 const OWN: u64 = 48 * MIB;
 const CALL: usize = 256 << 10;
 
-/// The reader: the first 4 MiB of each file, over and over.
-pub fn read_for_ever(paths: &str) -> std::io::Result<()> {
+/// Set: a reader is another user, and reads only the first page of each file.
+const NOBODY: &str = "HOMENODE_TEST_NOBODY";
+
+/// Reads the first 4 MiB of each file, over and over, until it is killed.
+pub fn be_reader(paths: &[String]) -> Tried {
     let own = vec![7u8; OWN as usize];
     // Reading changes no access time, so that a change of it is homenode's doing.
-    let open = |path| OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path);
-    let files: Vec<File> = paths.split(':').map(open).collect::<Result<_, _>>()?;
+    let open = |path: &String| OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path);
+    let files: Vec<File> = paths.iter().map(open).collect::<Result<_, _>>()?;
     for file in &files {
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random)?;
     }
@@ -102,24 +100,24 @@ pub struct Reader(Child);
 
 impl Reader {
     /// What this program itself reads counts for nobody: the reader is a copy of it.
-    fn of(paths: &[&Path]) -> Result<Self, Failed> {
+    fn of(paths: &[&Path]) -> Tried<Self> {
         let copy = directory()?;
         let program = copy.path().join("reader");
         std::fs::copy(std::env::current_exe()?, &program)?;
         Self::start(&program, paths)
     }
 
-    fn start(program: &Path, paths: &[&Path]) -> Result<Self, Failed> {
+    fn start(program: &Path, paths: &[&Path]) -> Tried<Self> {
         Self::spawn(&mut Command::new(program), paths)
     }
 
-    fn spawn(program: &mut Command, paths: &[impl AsRef<Path>]) -> Result<Self, Failed> {
-        let paths: Vec<_> = paths.iter().map(|path| path.as_ref().to_string_lossy()).collect();
-        Ok(Self(program.env(READ, paths.join(":")).stdout(Stdio::null()).spawn()?))
+    fn spawn(program: &mut Command, paths: &[impl AsRef<Path>]) -> Tried<Self> {
+        let paths = paths.iter().map(AsRef::as_ref);
+        Ok(Self(program.args(["--role", "read"]).args(paths).stdout(Stdio::null()).spawn()?))
     }
 
     /// A process of another user that reads all of these files, which are small.
-    pub fn of_nobody(paths: &[PathBuf]) -> Result<Self, Failed> {
+    pub fn of_nobody(paths: &[PathBuf]) -> Tried<Self> {
         Self::spawn(Command::new(std::env::current_exe()?).env(NOBODY, "1"), paths)
     }
 
@@ -134,7 +132,7 @@ impl Drop for Reader {
     }
 }
 
-fn plane(hooks: Hooks, reader: &Reader) -> Result<HostPlane, Failed> {
+fn plane(hooks: Hooks, reader: &Reader) -> Tried<HostPlane> {
     let observe = Settings { scope: Scope::Pids(vec![reader.0.id()]), hooks, ..Settings::default() };
     Ok(HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology()?)?)
 }
@@ -144,7 +142,7 @@ fn until(
     plane: &mut HostPlane,
     path: &Path,
     shows: impl Fn(&Snapshot, &ObservedFile) -> bool,
-) -> Result<(Snapshot, ObservedFile), Failed> {
+) -> Tried<(Snapshot, ObservedFile)> {
     let id = id(path)?;
     let mut last = None;
     for _ in 0..200 {
@@ -159,7 +157,7 @@ fn until(
 }
 
 /// Cached bytes of a file, by mincore(2).
-fn cached(path: &Path) -> Result<u64, Failed> {
+fn cached(path: &Path) -> Tried<u64> {
     // Mapping counts as access too.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path)?;
     let len = file.metadata()?.len() as usize;
@@ -178,14 +176,14 @@ fn cached(path: &Path) -> Result<u64, Failed> {
 }
 
 /// Anonymous memory of a process, by procfs.
-fn anonymous(pid: u32) -> Result<u64, Failed> {
+fn anonymous(pid: u32) -> Tried<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("no RssAnon")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
 }
 
 /// A file half of which each of two nodes holds, where there are two.
-fn spread_file(directory: &Path, bytes: u64) -> Result<PathBuf, Failed> {
+fn spread_file(directory: &Path, bytes: u64) -> Tried<PathBuf> {
     let path = directory.join("spread");
     let file = File::create(&path)?;
     let topology = topology()?;
@@ -201,7 +199,7 @@ fn spread_file(directory: &Path, bytes: u64) -> Result<PathBuf, Failed> {
     Ok(path)
 }
 
-fn a_file_and_its_reader_are_described(hooks: Hooks) -> Outcome {
+fn a_file_and_its_reader_are_described(hooks: Hooks) -> Tried {
     const SIZE: u64 = 96 * MIB;
     let directory = directory()?;
     let path = spread_file(directory.path(), SIZE)?;
@@ -233,10 +231,10 @@ fn a_file_and_its_reader_are_described(hooks: Hooks) -> Outcome {
     let [used] = uses[..] else { return Err(format!("{uses:?}").into()) };
     ensure!(used.read_size.is_some_and(|size| close(size, CALL as u64, 0.25)), "{used:?}");
     ensure!(used.sequential == Some(true), "{used:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn looking_reads_nothing_in(hooks: Hooks) -> Outcome {
+fn looking_reads_nothing_in(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 32 * MIB, 4096)?;
     evict(&path)?;
@@ -254,10 +252,10 @@ fn looking_reads_nothing_in(hooks: Hooks) -> Outcome {
     ensure!(after == cached, "{cached} bytes were cached, then {after}");
     let accessed = std::fs::metadata(&path)?.accessed()?;
     ensure!(accessed == long_ago, "the access time changed to {accessed:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn looking_is_shed_before_windows_are_stretched(hooks: Hooks) -> Outcome {
+fn looking_is_shed_before_windows_are_stretched(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 8 * MIB, 4096)?;
     let reader = Reader::of(&[&path])?;
@@ -273,12 +271,12 @@ fn looking_is_shed_before_windows_are_stretched(hooks: Hooks) -> Outcome {
     ensure!(said(&relaxed, &["set length", "may take 0.25 %", "may take 1 %"]), "{relaxed:?}");
     ensure!(plane.relax().is_none(), "nothing was left to take back");
     until(&mut plane, &path, |_, file| file.size == Some(8 * MIB))?;
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// 1,000 files with a thousandth of the bytes each matter to nobody; the one with as many as a
 /// hundred of them does.
-fn of_many_files_those_that_matter_are_looked_at(hooks: Hooks) -> Outcome {
+fn of_many_files_those_that_matter_are_looked_at(hooks: Hooks) -> Tried {
     const FEW: usize = 1000;
     let directory = directory()?;
     let small: Vec<PathBuf> =
@@ -290,5 +288,5 @@ fn of_many_files_those_that_matter_are_looked_at(hooks: Hooks) -> Outcome {
     let (snapshot, _) = until(&mut plane, &large, |snapshot, file| file.size.is_some() && snapshot.files.len() > FEW)?;
     let described = snapshot.files.iter().filter(|file| file.size.is_some() || file.path.is_some()).count();
     ensure!(described < 20, "{described} of {} files were looked at", snapshot.files.len());
-    Ok(Completion::Completed)
+    Ok(())
 }

@@ -16,9 +16,10 @@ mod programs;
 mod scopes;
 mod threads;
 
-use common::*;
-use libtest_mimic::{Arguments, Completion, Trial};
+use std::sync::LazyLock;
+
 use observe::{Capabilities, Hooks, Settings, choose};
+use testing::{Tried, roles, skip};
 
 /// What a result depends on beside this machine, each with what the one before it has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +54,7 @@ struct Case {
     varies: Varies,
     /// A program that the test runs.
     needs: Option<&'static str>,
-    run: fn(Hooks) -> Outcome,
+    run: fn(Hooks) -> Tried,
 }
 
 /// Cases that need no program.
@@ -66,28 +67,22 @@ macro_rules! cases {
     };
 }
 
+/// Needs a kernel that takes these hooks.
+fn observing(capabilities: &Capabilities, hooks: Hooks) -> Tried {
+    if let Some((what, cause)) = choose(capabilities, &Settings { hooks, ..Settings::default() }).blocked {
+        return skip(format!("{what} is missing: {cause}"));
+    }
+    match capabilities.functions.cause() {
+        Some(cause) if hooks == Hooks::Best => skip(cause),
+        _ => Ok(()),
+    }
+}
+
 fn main() {
-    if let Ok(paths) = std::env::var(facts::READ) {
-        // Ends when it is killed, or with the error.
-        return facts::read_for_ever(&paths).unwrap_or_else(|error| eprintln!("{error}"));
-    }
-    if let Ok(wanted) = std::env::var(threads::MANY) {
-        return threads::many(&wanted).unwrap_or_else(|error| eprintln!("{error}"));
-    }
-    let mut arguments = Arguments::from_args();
-    // One at a time, as they count what happens on the machine.
-    arguments.test_threads = Some(1);
-    let capabilities = Capabilities::probe();
-    let blocked = |hooks| {
-        let chosen = choose(&capabilities, &Settings { hooks, ..Settings::default() });
-        chosen.blocked.map(|(what, cause)| format!("{what} is missing: {cause}"))
-    };
-    let no_functions = capabilities.functions.cause().map(str::to_owned);
-    let ways = [("functions", Hooks::Best, no_functions), ("tracepoints", Hooks::Tracepoints, None)];
-    let leg = std::env::var("HOMENODE_LEG").ok();
+    static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(Capabilities::probe);
+    let leg = testing::leg();
     let mut trials = Vec::new();
-    for (way, hooks, missing) in ways {
-        let blocked = blocked(hooks);
+    for (way, hooks) in [("functions", Hooks::Best), ("tracepoints", Hooks::Tracepoints)] {
         let cases = [
             // One after the other, they share an observer.
             paths::CASES,
@@ -101,14 +96,13 @@ fn main() {
             facts::CASES,
         ];
         for case in cases.into_iter().flatten().filter(|case| case.varies.runs_in(leg.as_deref(), hooks)) {
-            let need = case.needs.filter(|program| !has(program)).map(|program| format!("{program} is not installed"));
-            let skip = blocked.clone().or_else(|| missing.clone()).or(need);
-            let run = case.run;
-            trials.push(Trial::ignorable_test(format!("{way}::{}", case.name), move || match skip {
-                Some(why) => Ok(Completion::ignored_with(why)),
-                None => run(hooks),
+            trials.push(testing::trial(format!("{way}::{}", case.name), move || {
+                observing(&CAPABILITIES, hooks)?;
+                case.needs.map_or(Ok(()), testing::installed)?;
+                (case.run)(hooks)
             }));
         }
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    // They count what happens on the machine.
+    testing::run_one_by_one(roles!["read": facts::be_reader, "many": threads::be_many], trials);
 }

@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use libtest_mimic::Completion;
 use observe::Hooks;
 use placement::NodeBytes;
+use testing::{Tried, ensure, skip};
 use topology::NodeId;
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures:
@@ -45,12 +45,12 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Counts one job's bytes exactly.
-fn exact(hooks: Hooks, bytes: u64, chunk: usize, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
+fn exact(hooks: Hooks, bytes: u64, chunk: usize, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Tried {
     within(0.0, hooks, bytes, chunk, job)
 }
 
 /// Counts one job's bytes exactly: they are handed on, and not read.
-fn handed(hooks: Hooks, bytes: u64, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Outcome {
+fn handed(hooks: Hooks, bytes: u64, job: impl FnOnce(&Path) -> std::io::Result<u64> + Send) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", bytes, 4096)?;
     let _held = hold(&path)?;
@@ -67,7 +67,7 @@ fn handed(hooks: Hooks, bytes: u64, job: impl FnOnce(&Path) -> std::io::Result<u
     let file = id(&path)?;
     let read = observed.files.iter().any(|of| of.file.file == file && of.file.readers.contains(&seen.tid));
     ensure!(!read, "it is a reader");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 fn within(
@@ -76,7 +76,7 @@ fn within(
     bytes: u64,
     chunk: usize,
     job: impl FnOnce(&Path) -> std::io::Result<u64> + Send,
-) -> Outcome {
+) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", bytes, chunk)?;
     let _held = if error == 0.0 && bytes > 0 { Some(hold(&path)?) } else { None };
@@ -88,14 +88,14 @@ fn within(
     })?;
     let read = seen.read(&path)?;
     ensure!(close(read, said, error), "saw {read} bytes, {said} were read; {:?}", observed.notes);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn pread_of_pages(hooks: Hooks) -> Outcome {
+fn pread_of_pages(hooks: Hooks) -> Tried {
     exact(hooks, 16 * MIB, 4096, |path| pread_all(path, 4096).map(|()| 16 * MIB))
 }
 
-fn pread_of_parts_of_pages(hooks: Hooks) -> Outcome {
+fn pread_of_parts_of_pages(hooks: Hooks) -> Tried {
     exact(hooks, MIB, 4096, |path| {
         let file = File::open(path)?;
         let mut buffer = [0; 512];
@@ -108,7 +108,7 @@ fn pread_of_parts_of_pages(hooks: Hooks) -> Outcome {
     })
 }
 
-fn read_of_parts_of_pages(hooks: Hooks) -> Outcome {
+fn read_of_parts_of_pages(hooks: Hooks) -> Tried {
     exact(hooks, MIB, 4096, |path| {
         let mut file = File::open(path)?;
         let mut buffer = [0; 700];
@@ -122,7 +122,7 @@ fn read_of_parts_of_pages(hooks: Hooks) -> Outcome {
     })
 }
 
-fn pread_over_the_end(hooks: Hooks) -> Outcome {
+fn pread_over_the_end(hooks: Hooks) -> Tried {
     exact(hooks, 8192 + 100, 4096, |path| {
         let file = File::open(path)?;
         let mut buffer = vec![0; 65_536];
@@ -134,7 +134,7 @@ fn pread_over_the_end(hooks: Hooks) -> Outcome {
     })
 }
 
-fn readv_of_pages(hooks: Hooks) -> Outcome {
+fn readv_of_pages(hooks: Hooks) -> Tried {
     exact(hooks, 4 * MIB, 4096, |path| {
         let mut file = File::open(path)?;
         let (mut a, mut b) = (vec![0; 4096], vec![0; 12_288]);
@@ -148,11 +148,11 @@ fn readv_of_pages(hooks: Hooks) -> Outcome {
     })
 }
 
-fn requests_larger_than_a_batch(hooks: Hooks) -> Outcome {
+fn requests_larger_than_a_batch(hooks: Hooks) -> Tried {
     exact(hooks, 64 * MIB, 4096, |path| pread_all(path, MIB as usize).map(|()| 64 * MIB))
 }
 
-fn requests_that_start_within_a_page(hooks: Hooks) -> Outcome {
+fn requests_that_start_within_a_page(hooks: Hooks) -> Tried {
     exact(hooks, 8 * MIB, 4096, |path| {
         let file = File::open(path)?;
         let mut buffer = vec![0; 300_001];
@@ -164,14 +164,14 @@ fn requests_that_start_within_a_page(hooks: Hooks) -> Outcome {
     })
 }
 
-fn large_folios(hooks: Hooks) -> Outcome {
+fn large_folios(hooks: Hooks) -> Tried {
     for size in [4096, 100_000, MIB as usize] {
         exact(hooks, 8 * MIB + 5, 4 * MIB as usize, move |path| pread_all(path, size).map(|()| 8 * MIB + 5))?;
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn holes(hooks: Hooks) -> Outcome {
+fn holes(hooks: Hooks) -> Tried {
     exact(hooks, 0, 4096, |path| {
         let file = OpenOptions::new().write(true).open(path)?;
         file.set_len(4 * MIB)?;
@@ -184,24 +184,24 @@ fn holes(hooks: Hooks) -> Outcome {
 
 /// Reads an uncached file: the kernel ends its batches at pages that are not cached yet or start
 /// the next readahead. Within 1 %, as a page can be missing when the program inspects it.
-fn cold(hooks: Hooks, size: usize) -> Outcome {
+fn cold(hooks: Hooks, size: usize) -> Tried {
     within(0.01, hooks, 32 * MIB, 4096, |path| {
         evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
         pread_all(path, size).map(|()| 32 * MIB)
     })
 }
 
-fn cold_file(hooks: Hooks) -> Outcome {
+fn cold_file(hooks: Hooks) -> Tried {
     cold(hooks, MIB as usize)?;
     cold(hooks, 65_536)?;
     cold(hooks, 4096)
 }
 
-fn cold_file_by_parts(hooks: Hooks) -> Outcome {
+fn cold_file_by_parts(hooks: Hooks) -> Tried {
     cold(hooks, 10_000)
 }
 
-fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
+fn sendfile_to_nowhere(hooks: Hooks) -> Tried {
     handed(hooks, 16 * MIB + 11, |path| {
         let (file, null) = (File::open(path)?, OpenOptions::new().write(true).open("/dev/null")?);
         let mut said = 0;
@@ -215,9 +215,9 @@ fn sendfile_to_nowhere(hooks: Hooks) -> Outcome {
 }
 
 /// The kernel copies the bytes: the caller has read them. Where files share blocks, it reads none.
-fn copy_file_range_reads(hooks: Hooks) -> Outcome {
+fn copy_file_range_reads(hooks: Hooks) -> Tried {
     if rustix::fs::statfs(directory()?.path())?.f_type as u64 != 0xEF53 {
-        return Ok(Completion::ignored_with("the files are not on ext4"));
+        return skip("the files are not on ext4");
     }
     exact(hooks, 4 * MIB, 4096, |path| {
         let to = tempfile::tempfile_in(path.parent().unwrap_or(path))?;
@@ -231,7 +231,7 @@ fn copy_file_range_reads(hooks: Hooks) -> Outcome {
     })
 }
 
-fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
+fn splice_to_a_pipe(hooks: Hooks) -> Tried {
     handed(hooks, 4 * MIB, |path| {
         let file = File::open(path)?;
         let (mut reader, writer) = std::io::pipe()?;
@@ -253,7 +253,7 @@ fn splice_to_a_pipe(hooks: Hooks) -> Outcome {
 }
 
 /// Each subvolume has inode numbers of its own: all three files had one name.
-fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
+fn files_of_different_subvolumes(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let (image, at) = (directory.path().join("image"), directory.path().join("mounted"));
     File::create(&image)?.set_len(256 * MIB)?;
@@ -267,7 +267,7 @@ fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
     let image = image.display().to_string();
     let made = run("mkfs.btrfs", &["-q"], Path::new(&image));
     if !made || !run("mount", &["-o", "loop", "-t", "btrfs", &image], &at) {
-        return Ok(Completion::ignored_with("no btrfs can be made and mounted here"));
+        return skip("no btrfs can be made and mounted here");
     }
     struct Unmount<'a>(&'a Path);
     impl Drop for Unmount<'_> {
@@ -292,7 +292,7 @@ fn files_of_different_subvolumes(hooks: Hooks) -> Outcome {
         ensure!(seen.read(path)? == *bytes, "saw {} of {bytes} read of {id}; {:?}", seen.read(path)?, seen.thread);
         ensure!(observed.files.iter().any(|file| file.file.file == *id), "{id} is not listed");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// A mapping of a file.
@@ -348,12 +348,12 @@ fn touch(path: &Path) -> std::io::Result<u64> {
     Ok(mapped.touch(0..mapped.pages()))
 }
 
-fn mapped_pages(hooks: Hooks) -> Outcome {
+fn mapped_pages(hooks: Hooks) -> Tried {
     exact(hooks, 16 * MIB, 4096, touch)
 }
 
 /// A fault among mapped pages maps, and counts, only the pages that were not mapped yet.
-fn mapped_holes(hooks: Hooks) -> Outcome {
+fn mapped_holes(hooks: Hooks) -> Tried {
     exact(hooks, 4 * MIB, 4096, |path| {
         let mapped = Mapped::new(path)?;
         let mut said = mapped.touch(0..mapped.pages());
@@ -369,18 +369,18 @@ fn mapped_holes(hooks: Hooks) -> Outcome {
 
 /// Pages are mapped as they come from the disk: some by a fault that waits for them and begins
 /// anew. Each counts once.
-fn mapped_cold_pages(hooks: Hooks) -> Outcome {
+fn mapped_cold_pages(hooks: Hooks) -> Tried {
     exact(hooks, 16 * MIB, 4096, |path| {
         evict(path).map_err(|e| std::io::Error::other(format!("{e:?}")))?;
         touch(path)
     })
 }
 
-fn direct_reads_count_nothing(hooks: Hooks) -> Outcome {
+fn direct_reads_count_nothing(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
-    let Ok(file) = direct else { return Ok(Completion::ignored_with("this file system has no O_DIRECT")) };
+    let Ok(file) = direct else { return skip("this file system has no O_DIRECT") };
     let mut exact = exact_observer(hooks)?;
     let (seen, _) = watch_one(exact.observer()?, || {
         let mut buffer = vec![0; 8192];
@@ -393,10 +393,10 @@ fn direct_reads_count_nothing(hooks: Hooks) -> Outcome {
     })?;
     let read = seen.read(&path)?;
     ensure!(read == 0, "saw {read} bytes");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
+fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Tried {
     let (mut reader, mut writer) = std::io::pipe()?;
     let (mut a, mut b) = std::os::unix::net::UnixStream::pair()?;
     let mut talk = move || -> std::io::Result<()> {
@@ -417,10 +417,10 @@ fn pipes_and_sockets_count_nothing(hooks: Hooks) -> Outcome {
     let thread = seen.thread.ok_or("the thread was not reported")?.thread;
     let others: Vec<_> = thread.files.iter().filter(|f| f.file != own).collect();
     ensure!(others.is_empty(), "saw {thread:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn writes(hooks: Hooks) -> Outcome {
+fn writes(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = directory.path().join("new");
     let mut exact = exact_observer(hooks)?;
@@ -436,14 +436,14 @@ fn writes(hooks: Hooks) -> Outcome {
     let slack = if file_system_is_exact(&path)? { 0.0 } else { 0.01 };
     ensure!(close(written, 8 * MIB + 1000, slack), "saw {written} written; {:?}", observed.notes);
     ensure!(read == 0, "saw {read} read");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn overwrites_and_appends(hooks: Hooks) -> Outcome {
+fn overwrites_and_appends(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", MIB, 4096)?;
     if !file_system_is_exact(&path)? {
-        return Ok(Completion::ignored_with("writes of this file system are counted once per page"));
+        return skip("writes of this file system are counted once per page");
     }
     let mut exact = exact_observer(hooks)?;
     let (seen, _) = watch_one(exact.observer()?, || {
@@ -457,15 +457,15 @@ fn overwrites_and_appends(hooks: Hooks) -> Outcome {
     })?;
     let written = seen.written(&path)?;
     ensure!(written == 100 * 600 + 5000, "saw {written} written");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Reads and writes of persistent memory count on the node of its device, wherever the thread runs
 /// (`vm/run --pmem`).
-fn dax(hooks: Hooks) -> Outcome {
+fn dax(hooks: Hooks) -> Tried {
     let mounts: Vec<_> = (0..8).map(|n| (n, format!("/mnt/pmem{n}"))).filter(|(_, m)| Path::new(m).is_dir()).collect();
     if mounts.is_empty() {
-        return Ok(Completion::ignored_with("no persistent memory is mounted as /mnt/pmemN"));
+        return skip("no persistent memory is mounted as /mnt/pmemN");
     }
     let mut exact = exact_observer(hooks)?;
     for (node, mount) in mounts {
@@ -488,13 +488,13 @@ fn dax(hooks: Hooks) -> Outcome {
         let expected = NodeBytes::from_iter([(NodeId(node), bytes)]);
         ensure!((&read, &written) == (&expected, &expected), "saw {read:?} and {written:?}, not {expected:?}");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn tmpfs(hooks: Hooks) -> Outcome {
+fn tmpfs(hooks: Hooks) -> Tried {
     let shm = Path::new("/dev/shm");
     if !shm.is_dir() {
-        return Ok(Completion::ignored_with("/dev/shm is not there"));
+        return skip("/dev/shm is not there");
     }
     let mut exact = exact_observer(hooks)?;
     let directory = tempfile::Builder::new().prefix("observe-").tempdir_in(shm)?;
@@ -520,5 +520,5 @@ fn tmpfs(hooks: Hooks) -> Outcome {
         "saw {read} read, {written} written and {handed} handed on of {bytes}; {:?}",
         observed.notes
     );
-    Ok(Completion::Completed)
+    Ok(())
 }

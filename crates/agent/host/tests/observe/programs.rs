@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use libbpf_rs::Iter;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libtest_mimic::{Completion, Failed};
 use observe::checks::ChecksSkelBuilder;
 use observe::{Capabilities, Hooks, NodeBits, NodeSource};
+use testing::{Error, Tried, ensure, skip};
 use topology::CpuSet;
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures:
@@ -28,7 +28,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// A kernel whose types do not tell it is observed all the same.
-fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Outcome {
+fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Tried {
     let by_types = Capabilities::probe().node_bits?;
     let by_pages = NodeBits::by_trial(Path::new("/sys"))?;
     println!("{by_types:?}, {by_pages:?}");
@@ -37,12 +37,12 @@ fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Outcome {
     let others = topology()?.nodes.iter().any(|node| node.id.0 > 0 && node.memory_bytes > 0);
     let expected = if others { by_types.bits } else { 0 };
     ensure!(by_pages.bits == expected, "{by_types:?}, {by_pages:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// The kernel refuses a program after a million steps of its verifier, and takes half a minute to
 /// get there.
-fn programs_are_quick_to_verify(hooks: Hooks) -> Outcome {
+fn programs_are_quick_to_verify(hooks: Hooks) -> Tried {
     const MOST_STEPS: u64 = 200_000;
     for exact in [false, true] {
         let observer = open(&settings(exact, hooks))?;
@@ -58,17 +58,17 @@ fn programs_are_quick_to_verify(hooks: Hooks) -> Outcome {
         println!("exact {exact}: {steps:?} steps");
         ensure!(!steps.is_empty() && steps.iter().all(|steps| *steps < MOST_STEPS), "{steps:?}");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// A window is reported after every program that started before its end has ended, so that it has
 /// what they count.
-fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
+fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Tried {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
     checks.progs.hold.set_autoload(true);
     let loaded = checks.load()?;
-    let inside = || -> Result<u32, Failed> {
+    let inside = || -> Tried<u32> {
         let bss = loaded.maps.bss_data.as_ref().ok_or("the programs have no data")?;
         // SAFETY: a live, aligned word, which the program changes.
         Ok(unsafe { std::ptr::read_volatile(&raw const bss.inside) })
@@ -88,7 +88,7 @@ fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
             while inside()? == 0 {
                 if ended.load(Ordering::Acquire) {
                     runner.join().map_err(|_| "the thread panicked")??;
-                    return Ok::<_, Failed>(false);
+                    return Ok::<_, Error>(false);
                 }
                 std::thread::yield_now();
             }
@@ -100,17 +100,17 @@ fn a_window_waits_for_programs_that_run(hooks: Hooks) -> Outcome {
             Ok(true)
         })?;
         if seen {
-            return Ok(Completion::Completed);
+            return Ok(());
         }
     }
     Err("the program always ended before it was seen to run".into())
 }
 
 /// Virtiofs with DAX has no block device; neither has tmpfs. The node is then -1, not 0.
-fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
+fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Tried {
     let shm = Path::new("/dev/shm");
     if !shm.is_dir() {
-        return Ok(Completion::ignored_with("/dev/shm is not there"));
+        return skip("/dev/shm is not there");
     }
     let file = tempfile::tempfile_in(shm)?;
     let mut storage = MaybeUninit::uninit();
@@ -124,19 +124,19 @@ fn a_dax_file_without_a_block_device_has_no_node(_: Hooks) -> Outcome {
     let bss = loaded.maps.bss_data.as_ref().ok_or("the programs have no data")?;
     ensure!(bss.files_seen == 1, "the file was seen {} times", bss.files_seen);
     ensure!(bss.device_node == -1, "node {} for a file without a device", bss.device_node);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// While the kernel keeps a thread from migrating, its `cpus_ptr` is one CPU, but its affinity
 /// stays the same.
-fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Outcome {
+fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Tried {
     let mut storage = MaybeUninit::uninit();
     let mut checks = ChecksSkelBuilder::default().open(&mut storage)?;
     checks.progs.copy_user_word.set_autoload(true);
     let loaded = checks.load()?;
     let faults = match Faults::new() {
         Ok(faults) => faults,
-        Err(error) => return Ok(Completion::ignored_with(format!("userfaultfd: {error}"))),
+        Err(error) => return skip(format!("userfaultfd: {error}")),
     };
     let mut observer = open(&settings(false, hooks))?;
     observer.window(Duration::ZERO)?;
@@ -147,7 +147,7 @@ fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Ou
             tid.store(linux::threads::own_tid(), Ordering::Release);
             run(program, Some(address))
         });
-        let seen = (|| -> Result<(CpuSet, CpuSet), Failed> {
+        let seen = (|| -> Tried<(CpuSet, CpuSet)> {
             faults.wait()?;
             let tid = tid.load(Ordering::Acquire);
             let stat = format!("/proc/self/task/{tid}/stat");
@@ -165,10 +165,10 @@ fn the_mask_of_a_thread_that_may_not_migrate_is_its_affinity(hooks: Hooks) -> Ou
         runner.join().map_err(|_| "the thread panicked")??;
         let (seen, affinity) = seen?;
         if affinity.len() == 1 {
-            return Ok(Completion::ignored_with("this thread may run on one CPU only"));
+            return skip("this thread may run on one CPU only");
         }
         ensure!(seen == affinity, "mask {seen}, affinity {affinity}");
-        Ok(Completion::Completed)
+        Ok(())
     })
 }
 

@@ -7,19 +7,19 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed};
 use observe::{Hooks, Observer, Scope, Settings};
 use rustix::process::{Pid, Signal, WaitOptions};
+use testing::{Tried, ensure, skip};
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     // Scopes are the same with every hook.
     Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope, what_only_others_read_is_not_idle;
 ];
 
-fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
+fn only_the_scope_is_reported(hooks: Hooks) -> Tried {
     let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
     let mut tree = Command::new("sh")
         .args(["-c", "(while :; do :; done) & while :; do (:) ; done"])
@@ -27,9 +27,9 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
         .process_group(0)
         .spawn()?;
     let mut other = busy()?;
-    let result = (|| -> Outcome {
+    let result = (|| -> Tried {
         // Until all of `wanted` were reported; on a busy machine they may have to wait for a CPU.
-        let pids = |scope: Scope, wanted: &[u32]| -> Result<BTreeSet<u32>, libtest_mimic::Failed> {
+        let pids = |scope: Scope, wanted: &[u32]| -> Tried<BTreeSet<u32>> {
             let mut observer = open(&Settings { scope, ..settings(false, hooks) })?;
             let mut pids = BTreeSet::new();
             for _ in 0..50 {
@@ -49,7 +49,7 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
         ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
         let all = pids(Scope::All, &[root, outside])?;
         ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
-        Ok(Completion::Completed)
+        Ok(())
     })();
     for child in [&mut tree, &mut other] {
         kill_group(child);
@@ -58,7 +58,7 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Outcome {
 }
 
 /// Another process gets the id of a process in scope.
-fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
+fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Tried {
     let scopes: [fn(u32) -> Scope; 2] = [|pid| Scope::Pids(vec![pid]), Scope::Tree];
     for scope in scopes {
         let first = Busy::start(None)?;
@@ -74,7 +74,7 @@ fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
                 Ok(second) => break second,
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => continue,
                 Err(error) => {
-                    return Ok(Completion::ignored_with(format!("a process id cannot be chosen here: {error}")));
+                    return skip(format!("a process id cannot be chosen here: {error}"));
                 }
             }
         };
@@ -84,11 +84,11 @@ fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Outcome {
         let stranger = seen.threads.iter().find(|t| t.thread.pid == pid);
         ensure!(stranger.is_none(), "{scope:?}: {stranger:?} is another process");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// A run that is limited to some processes sent down what others had read.
-fn what_only_others_read_is_not_idle(hooks: Hooks) -> Outcome {
+fn what_only_others_read_is_not_idle(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let own = cached_file(directory.path(), "own", 4 * MIB, 1 << 16)?;
     let others = cached_file(directory.path(), "others", 4 * MIB, 1 << 16)?;
@@ -108,11 +108,11 @@ fn what_only_others_read_is_not_idle(hooks: Hooks) -> Outcome {
             ensure!(idle.contains(&ino) == expected, "{said}: {} is not as it should be: {idle:?}", file.display());
         }
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Waits until a process is reported.
-fn shows(observer: &mut Observer, pid: u32) -> Result<bool, Failed> {
+fn shows(observer: &mut Observer, pid: u32) -> Tried<bool> {
     for _ in 0..100 {
         let observed = observer.window(Duration::from_millis(50))?;
         if observed.threads.iter().any(|t| t.thread.pid == pid) {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use libtest_mimic::Completion;
 use linux::clock::{self, ClockId};
 use observe::{Hooks, Observer};
+use testing::{Tried, ensure, skip};
 use topology::{CpuSet, NodeId};
 
 use crate::common::*;
-use crate::{Case, cases, ensure};
+use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures: bytes_are_on_the_node_of_the_page, remote_bytes_are_those_read_from_another_node;
@@ -19,7 +19,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// With `--nocapture` this prints what `doctor` shows.
-fn what_is_attached(hooks: Hooks) -> Outcome {
+fn what_is_attached(hooks: Hooks) -> Tried {
     let observer = open(&settings(false, hooks))?;
     println!("{}", serde_json::to_string_pretty(observer.capabilities())?);
     println!("{}", serde_json::to_string_pretty(observer.configuration())?);
@@ -27,10 +27,10 @@ fn what_is_attached(hooks: Hooks) -> Outcome {
         let fact = observer.capabilities().hooks.get(hook).ok_or("a hook without a fact")?;
         ensure!(fact.available(), "{hook:?} is attached although {fact}");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
+fn each_thread_has_its_own_bytes(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let files: Vec<_> =
         (1..=4u64).map(|i| cached_file(directory.path(), &i.to_string(), i * MIB, 4096)).collect::<Result<_, _>>()?;
@@ -46,10 +46,10 @@ fn each_thread_has_its_own_bytes(hooks: Hooks) -> Outcome {
         let readers = observed.files.iter().find(|f| f.file.file == file).map(|f| f.file.readers.clone());
         ensure!(readers == Some(vec![seen.tid]), "readers of {file}: {readers:?}, not {}", seen.tid);
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn sharing_is_seen(hooks: Hooks) -> Outcome {
+fn sharing_is_seen(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let shared = cached_file(directory.path(), "shared", MIB, 4096)?;
     let own = cached_file(directory.path(), "own", MIB, 4096)?;
@@ -71,10 +71,10 @@ fn sharing_is_seen(hooks: Hooks) -> Outcome {
     // Sharing holds for one window: in the next, the file has one reader.
     let (seen, _) = watch_one(observer, || pread_all(&shared, 4096))?;
     ensure!(seen.thread.is_some_and(|t| !t.thread.shares_file), "shared with nobody");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
+fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Tried {
     let directory = directory()?;
     let path = cached_file(directory.path(), "data", 32 * MIB, 4096)?;
     let mut exact = exact_observer(hooks)?;
@@ -85,10 +85,10 @@ fn a_thread_that_ended_counts_for_its_node(hooks: Hooks) -> Outcome {
     let file = id(&path)?;
     ensure!(observed.files.iter().all(|f| f.file.file != file), "the thread that ended is among the readers");
     ensure!(observed.node_read.total() >= 32 * MIB, "the nodes' sum is {}", observed.node_read.total());
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn facts_about_threads(hooks: Hooks) -> Outcome {
+fn facts_about_threads(hooks: Hooks) -> Tried {
     let mut observer = open(&settings(false, hooks))?;
     let spin = || {
         (0..5_000_000u64).for_each(|i| _ = std::hint::black_box(i));
@@ -122,14 +122,11 @@ fn facts_about_threads(hooks: Hooks) -> Outcome {
     })?;
     let thread = seen.thread.ok_or("the thread was not reported")?;
     ensure!(thread.mask.len() == 1, "{thread:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-/// Names how many threads [`many`] starts.
-pub const MANY: &str = "HOMENODE_TEST_THREADS";
-
 /// Starts so many threads, says how many there are once each has run, and waits until stdin ends.
-pub fn many(wanted: &str) -> std::io::Result<()> {
+pub fn be_many(args: &[String]) -> Tried {
     use std::io::{Read, Write};
     use std::sync::atomic::{AtomicUsize, Ordering};
     static RAN: AtomicUsize = AtomicUsize::new(0);
@@ -140,13 +137,14 @@ pub fn many(wanted: &str) -> std::io::Result<()> {
         }
     };
     let start = || std::thread::Builder::new().stack_size(16 << 10).spawn(park);
-    let started = (0..wanted.parse().unwrap_or(0)).take_while(|_: &u32| start().is_ok()).count();
+    let started = (0..args[0].parse()?).take_while(|_: &u32| start().is_ok()).count();
     while RAN.load(Ordering::Relaxed) < started {
         std::thread::sleep(Duration::from_millis(10));
     }
     println!("{started}");
     std::io::stdout().flush()?;
-    std::io::stdin().read_to_end(&mut Vec::new()).map(drop)
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
 }
 
 /// How many threads more this control group may have, where it has a limit (of version 1 or 2).
@@ -164,13 +162,12 @@ fn threads_left() -> Option<u64> {
 
 /// One pass lists more threads than the kernel's buffer holds, each once. As many as the machine
 /// allows: the others on it, and in this control group, need ids, too, and each takes some 50 KiB.
-fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
+fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Tried {
     use std::io::{BufRead, BufReader};
     const WANTED: u64 = 65_000;
     const OF_ONE: u64 = 12_000;
-    let number =
-        |path: &str| -> Result<u64, libtest_mimic::Failed> { Ok(std::fs::read_to_string(path)?.trim().parse()?) };
-    if std::env::var_os("HOMENODE_LEG").is_some() {
+    let number = |path: &str| -> Tried<u64> { Ok(std::fs::read_to_string(path)?.trim().parse()?) };
+    if testing::leg().is_some() {
         // The virtual machine is ours.
         std::fs::write("/proc/sys/kernel/pid_max", "131072")?;
     }
@@ -186,8 +183,8 @@ fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
     let mut started = 0;
     while left > 0 {
         let part = left.min(OF_ONE);
-        let mut program = std::process::Command::new(std::env::current_exe()?)
-            .env(MANY, part.to_string())
+        let mut program = testing::myself("many")
+            .arg(part.to_string())
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()?;
@@ -222,11 +219,11 @@ fn each_thread_of_many_is_listed_once(hooks: Hooks) -> Outcome {
     );
     ensure!(observed.tasks as u64 >= expected, "{} tasks", observed.tasks);
     ensure!(observed.notes.iter().all(|note| !note.starts_with("threads: a pass")), "{:?}", observed.notes);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// The nodes' CPU time includes busy threads that end within the window.
-fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
+fn cpu_time_adds_up(hooks: Hooks) -> Tried {
     let mut exact = exact_observer(hooks)?;
     let observer = exact.observer()?;
     observer.window(Duration::ZERO)?;
@@ -243,11 +240,11 @@ fn cpu_time_adds_up(hooks: Hooks) -> Outcome {
     let cpus = topology()?.cpus().len() as f64;
     ensure!(used >= 0.39, "two threads of 200 ms used {used} s");
     ensure!(used <= observed.window_s * cpus * 1.05, "{used} s of CPU in {} s on {cpus} CPUs", observed.window_s);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// The reported nodes agree with move_pages.
-fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
+fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Tried {
     let directory = directory()?;
     for node in topology()?.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0) {
         let path = directory.path().join(format!("on-{}", node.id));
@@ -262,10 +259,10 @@ fn bytes_are_on_the_node_of_the_page(hooks: Hooks) -> Outcome {
             ensure!(used.read_bytes.get(NodeId(*id)) == *bytes, "node {}: {used:?}, move_pages: {told:?}", node.id);
         }
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
+fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Tried {
     let topology = topology()?;
     let with_both: Vec<_> = topology.nodes.iter().filter(|n| !n.cpus.is_empty() && n.memory_bytes > 0).collect();
     let directory = directory()?;
@@ -292,13 +289,13 @@ fn remote_bytes_are_those_read_from_another_node(hooks: Hooks) -> Outcome {
         }
     }
     if with_both.len() < 2 {
-        return Ok(Completion::ignored_with("this machine has one node: nothing is remote, and nothing was"));
+        return skip("this machine has one node: nothing is remote, and nothing was");
     }
     ensure!(remote_seen > 0, "nothing was remote");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn nothing_stays_behind(hooks: Hooks) -> Outcome {
+fn nothing_stays_behind(hooks: Hooks) -> Tried {
     let open_files = || std::fs::read_dir("/proc/self/fd").map(|entries| entries.count());
     drop(open(&settings(false, hooks))?);
     let before = open_files()?;
@@ -307,5 +304,5 @@ fn nothing_stays_behind(hooks: Hooks) -> Outcome {
     ensure!(open_files()? > before, "an observer without files");
     drop(observer);
     ensure!(open_files()? == before, "{} files, {before} before", open_files()?);
-    Ok(Completion::Completed)
+    Ok(())
 }
