@@ -11,15 +11,16 @@ use lab::daemon::Window;
 use lab::pages;
 use rustix::param::page_size;
 use rustix::process::Signal;
+use testing::{Case, cases};
 
+use super::{RANGE, SLOW, daemon, memory_node};
 use crate::lab_bench::{Bench, Ends, Outcome, ends, windows_until};
 use crate::programs::{Server, finished, start, to_node};
-use crate::promote::{RANGE, SLOW, daemon, memory_node};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "promote::a_skewed_pgbench_reads_from_its_own_node", nodes: &[2], run: pgbench },
-    Test { name: "promote::a_skewed_db_bench_reads_from_its_own_node", nodes: &[2], run: db_bench },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    a_skewed_pgbench_reads_from_its_own_node,
+    a_skewed_db_bench_reads_from_its_own_node,
 ];
 
 /// The programs' node.
@@ -58,7 +59,7 @@ fn weight(range: u64, table_bytes: u64) -> f64 {
     (sum(row((range + 1) * RANGE)) - sum(row(range * RANGE))) / sum(rows)
 }
 
-fn pgbench() -> Outcome {
+fn a_skewed_pgbench_reads_from_its_own_node() -> Outcome {
     memory_node()?;
     let bench = Bench::new()?;
     fs::set_permissions(bench.dir(), fs::Permissions::from_mode(0o755))?;
@@ -121,7 +122,7 @@ fn told(files: &[PathBuf], near: f64, windows: &[Window]) -> Result<()> {
 
 /// RocksDB's mixgraph: 19 of 20 reads are of a thirtieth of the keys, which lie together. Which
 /// ones it does not tell: so reads are judged by homenode's count, and only moves from outside.
-fn db_bench() -> Outcome {
+fn a_skewed_db_bench_reads_from_its_own_node() -> Outcome {
     memory_node()?;
     let bench = Bench::new()?;
     let db = bench.dir().join("rocksdb");
