@@ -22,6 +22,9 @@ use topology::CpuSet;
 
 pub use libtest_mimic::Trial;
 
+pub mod files;
+pub mod world;
+
 /// Why a test cannot run here.
 #[derive(Debug)]
 pub struct Skip(pub String);

@@ -9,9 +9,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use observe::mapped::{Mapped, RULE, Sums, Watcher};
+use testing::files::directory;
 use testing::{Case, Tried, cases, ensure, skip};
 
-use crate::program::{Program, Truth, cached_file, directory};
+use crate::program::{Program, Truth, cached_file};
 use crate::{observing, open};
 
 /// What differs from kernel to kernel: how accessed bits are read and cleared.

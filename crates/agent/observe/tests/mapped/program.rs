@@ -67,11 +67,6 @@ impl Drop for Program {
     }
 }
 
-/// A directory for one test's files, on a real file system.
-pub fn directory() -> Tried<tempfile::TempDir> {
-    Ok(tempfile::Builder::new().prefix("mapped-").tempdir_in(testing::disk())?)
-}
-
 /// A file in the page cache, of equal parts on all nodes with CPUs: the kernel puts a page where
 /// its writer runs.
 pub fn cached_file(path: &Path, bytes: u64) -> Tried {

@@ -6,12 +6,11 @@ use engine::{Finished, MoveEvent, Plane, PlaneError, Rail, Subject, Undo, Undone
 use host::{HostPlane, Settings};
 use linux::affinity;
 use placement::{Move, Reason};
+use testing::world::{Running, all, mask, node, tids, topology, wait_for};
 use testing::{Case, Tried, cases, root, skip, two_cpus};
 use topology::NodeId;
 
-use crate::world::{
-    Running, Scripted, a_move, all, engine, made, mask, move_of, node, plane, step, tids, topology, wait_for,
-};
+use crate::world::{Scripted, a_move, engine, made, move_of, plane, step};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     threads_are_moved_and_restored,

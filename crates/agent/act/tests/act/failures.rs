@@ -3,9 +3,10 @@
 use engine::{Plane, PlaneError, Undone};
 use linux::affinity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use testing::world::{Running, all, mask};
 use testing::{Case, Tried, cases, two_cpus};
 
-use crate::world::{Running, all, made, mask, move_of, plane};
+use crate::world::{actor, made, move_of};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_failed_look_at_a_thread_is_not_its_end,
@@ -21,7 +22,7 @@ fn starve(hungry: bool, limit: &Rlimit) {
 /// Moves a thread, then runs out of file descriptors.
 pub fn be_starved(args: &[String]) {
     let mv = move_of(args[0].parse().unwrap(), 1);
-    let mut plane = plane(None);
+    let mut plane = actor();
     let undo = made(&mut plane, &mv);
     let limit = getrlimit(Resource::Nofile);
     starve(true, &limit);
@@ -45,7 +46,7 @@ fn a_failed_look_at_a_thread_is_not_its_end() -> Tried {
 pub fn be_flickering(args: &[String]) {
     let tid: u32 = args[0].parse().unwrap();
     let mv = move_of(tid, 1);
-    let (mut plane, all) = (plane(None), all());
+    let (mut plane, all) = (actor(), all());
     let limit = getrlimit(Resource::Nofile);
     let over = std::sync::atomic::AtomicBool::new(false);
     let relaxed = std::sync::atomic::Ordering::Relaxed;

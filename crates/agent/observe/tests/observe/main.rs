@@ -10,7 +10,6 @@ mod accuracy;
 mod calls;
 mod common;
 mod descendants;
-mod facts;
 mod paths;
 mod programs;
 mod scopes;
@@ -93,7 +92,6 @@ fn main() {
             accuracy::CASES,
             descendants::CASES,
             programs::CASES,
-            facts::CASES,
         ];
         for case in cases.into_iter().flatten().filter(|case| case.varies.runs_in(leg.as_deref(), hooks)) {
             trials.push(testing::trial(format!("{way}::{}", case.name), move || {
@@ -104,5 +102,5 @@ fn main() {
         }
     }
     // They count what happens on the machine.
-    testing::run_one_by_one(roles!["read": facts::be_reader, "many": threads::be_many], trials);
+    testing::run_one_by_one(roles!["reader": common::be_reader, "many": threads::be_many], trials);
 }

@@ -6,10 +6,9 @@ use std::path::Path;
 use engine::journal::{Decided, Event, Filter, history, read};
 use engine::{Engine, Settings, StateDir};
 use host::{HostPlane, Settings as HostSettings};
+use testing::world::{Running, all, mask, node, set, tids, topology_of};
 use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::NodeId;
-
-use crate::world::{Running, all, mask, node, set, tids, topology_of};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     readers_go_home_to_their_files,

@@ -6,10 +6,11 @@ use engine::journal::{Event, Filter, read};
 use engine::{StateDir, Undone, recover};
 use host::HostPlane;
 use linux::affinity;
+use testing::world::{Running, all, mask, node, tids};
 use testing::{Case, Tried, cases, two_cpus};
 
 use crate::claims::{child_of, parent_of_one};
-use crate::world::{Running, Scripted, all, engine, mask, node, plane, tids};
+use crate::world::{Scripted, engine, plane};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     killed_and_recovered,

@@ -1,44 +1,19 @@
 //! Helpers of the tests that observe the real kernel.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::time::Duration;
 
 use observe::{Hooks, Observed, ObservedThread, Observer, Settings};
 use placement::{FileUse, NodeBytes, Thread};
 use testing::{Tried, ensure};
-use topology::{CpuSet, FileId, Topology};
+use topology::FileId;
 
-/// One megabyte is 2^20 bytes here: file sizes are powers of two.
-pub const MIB: u64 = 1 << 20;
-
-/// A directory for one test's files.
-pub fn directory() -> Tried<tempfile::TempDir> {
-    Ok(tempfile::Builder::new().prefix("observe-").tempdir_in(testing::disk())?)
-}
-
-/// A file of this size whose pages are all in the page cache and clean. Written `chunk` bytes at a
-/// time: file systems with large folios make them about as large as the writes.
-pub fn cached_file(directory: &Path, name: &str, bytes: u64, chunk: usize) -> Tried<PathBuf> {
-    let path = directory.join(name);
-    let mut file = File::create(&path)?;
-    let block: Vec<u8> = (0..chunk).map(|i| ((i * 31) >> 5) as u8).collect();
-    let mut left = bytes;
-    while left > 0 {
-        let n = left.min(chunk as u64);
-        file.write_all(&block[..n as usize])?;
-        left -= n;
-    }
-    file.sync_all()?;
-    Ok(path)
-}
+pub use testing::files::*;
 
 /// Keeps a file's pages in the page cache until it is dropped: a kernel may take cached pages at
 /// any moment, with memory to spare (DAMON's proactive reclaim). The file counts as open once more
@@ -65,11 +40,6 @@ impl Drop for Held {
         // SAFETY: the mapping that `hold` made; nothing refers to it.
         _ = unsafe { rustix::mm::munmap(self.at, self.len) };
     }
-}
-
-/// The machine's topology.
-pub fn topology() -> Tried<Topology> {
-    Ok(topology::sysfs::read(Path::new("/sys"))?)
 }
 
 pub fn settings(exact: bool, hooks: Hooks) -> Settings {
@@ -131,13 +101,6 @@ impl Sum {
     }
 }
 
-/// A file's id as observations name it.
-pub fn id(path: &Path) -> Tried<FileId> {
-    let stat = std::fs::metadata(path)?;
-    let dev = stat.dev();
-    Ok(FileId { dev: FileId::device(rustix::fs::major(dev), rustix::fs::minor(dev)), ino: stat.ino(), generation: 0 })
-}
-
 /// Bytes read and written, from fio's report.
 #[derive(Debug)]
 pub struct Fio {
@@ -182,19 +145,6 @@ pub fn fio(observer: &mut Observer, file: &Path, arguments: &[&str]) -> Tried<(F
         report["jobs"].as_array().map_or(0, |jobs| jobs.iter().filter_map(|j| j[way]["io_bytes"].as_u64()).sum())
     };
     Ok((Fio { read: bytes("read"), written: bytes("write") }, sum, windows))
-}
-
-/// Whether `seen` is within `share` of `said`.
-pub fn close(seen: u64, said: u64, share: f64) -> bool {
-    (seen as f64 - said as f64).abs() <= said as f64 * share
-}
-
-/// Drops a file's pages from the page cache.
-pub fn evict(path: &Path) -> Tried {
-    let file = File::open(path)?;
-    file.sync_all()?;
-    rustix::fs::fadvise(file.as_fd(), 0, None, rustix::fs::Advice::DontNeed)?;
-    Ok(())
 }
 
 /// The work of one thread.
@@ -289,48 +239,4 @@ pub fn pread_all(path: &Path, size: usize) -> std::io::Result<()> {
 pub fn file_system_is_exact(path: &Path) -> Tried<bool> {
     let magic = rustix::fs::statfs(path)?.f_type as u64;
     Ok([0xEF53, 0x5846_5342].contains(&magic))
-}
-
-/// Pins the calling thread.
-pub fn pin(cpus: &CpuSet) -> std::io::Result<()> {
-    linux::affinity::set(linux::threads::own_tid(), cpus)
-}
-
-/// Runs a job on these CPUs.
-pub fn on_node<T: Send>(cpus: &CpuSet, job: impl FnOnce() -> T + Send) -> Tried<T> {
-    let pinned = || pin(cpus).map(|()| job());
-    Ok(std::thread::scope(|scope| scope.spawn(pinned).join()).map_err(|_| "a job panicked")??)
-}
-
-/// Bytes of a file on each node, according to move_pages(2) for a mapping of it.
-pub fn host_nodes(path: &Path) -> Tried<BTreeMap<u32, u64>> {
-    let file = File::open(path)?;
-    let len = file.metadata()?.len() as usize;
-    // SAFETY: a new mapping of a file that nothing truncates, populated so that every page can be
-    // queried.
-    let map = unsafe {
-        let flags = rustix::mm::MapFlags::SHARED | rustix::mm::MapFlags::POPULATE;
-        rustix::mm::mmap(std::ptr::null_mut(), len, rustix::mm::ProtFlags::READ, flags, &file, 0)?
-    };
-    let pages: Vec<usize> = (0..len).step_by(4096).map(|at| map.wrapping_byte_add(at).addr()).collect();
-    let (status, asked) = linux::pages::move_pages(0, &pages, None, 0);
-    // SAFETY: nothing refers to the mapping any more.
-    unsafe { rustix::mm::munmap(map, len)? };
-    asked.map_err(|error| format!("move_pages: {error}"))?;
-    let mut nodes = BTreeMap::new();
-    for (i, node) in status.iter().enumerate() {
-        let node = u32::try_from(*node).map_err(|_| format!("page {i}: status {node}"))?;
-        *nodes.entry(node).or_default() += 4096.min(len as u64 - i as u64 * 4096);
-    }
-    Ok(nodes)
-}
-
-/// Ends a child, and its group if the child leads one.
-pub fn kill_group(child: &mut Child) {
-    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // This fails if it does not lead a group.
-        _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
-    }
-    _ = child.kill();
-    _ = child.wait();
 }

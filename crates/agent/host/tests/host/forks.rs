@@ -2,21 +2,27 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use engine::{Engine, MoveEvent};
+use engine::{Engine, MoveEvent, StateDir};
 use host::Observe;
 use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, Observer};
+use placement::{Plan, Reason, Subject};
+use testing::world::{Running, all, children, mask, node, tids, topology, wait_for};
 use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::{CpuSet, ThreadId};
 
-use crate::world::{Running, Scripted, all, all_to, children, engine, mask, node, plane, settings, step, topology};
+use crate::claims::child_of;
+use crate::world::{Scripted, a_move, all_to, engine, plane, script, settings, step};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     children_are_restored_at_the_end,
     children_are_restored_every_window_with_bpf,
+    threads_that_a_moved_process_starts_later_stay_with_it,
 ];
 
 /// Forks are slow on the emulated CPUs of the oldest kernel's machine.
@@ -204,5 +210,46 @@ fn forks(observer: impl Fn(&[u32]) -> Tried<Box<dyn Observe>>) -> Tried {
         }
     }
     assert_eq!(masks(&pids), before);
+    Ok(())
+}
+
+/// A process that, once a file is there, starts three threads and a child.
+pub fn be_late(args: &[String]) {
+    let rest = || std::thread::sleep(Duration::from_secs(600));
+    println!("ready");
+    wait_for(|| Path::new(&args[0]).exists());
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    (0..3).for_each(|_| _ = std::thread::spawn(rest));
+    child.wait().unwrap();
+}
+
+/// A thread that a moved process starts in a later window stays with it, has a record of its own,
+/// and is put back at the end. A child of it is put back at once.
+fn threads_that_a_moved_process_starts_later_stay_with_it() -> Tried {
+    let tmp = tempfile::tempdir().unwrap();
+    let go = tmp.path().join("go");
+    let program = Running::role("late", &[go.to_str().unwrap()]);
+    let pid = program.pid();
+    let state = StateDir::open(&tmp.path().join("state")).unwrap();
+    let plane = plane(Some(WithBirths::of(&[pid])?));
+    let mut once = vec![a_move(Subject::process(pid, None), pid, 0, Reason::CacheAffinity)];
+    let policy = script(move |_| Plan { moves: std::mem::take(&mut once), ..Plan::default() });
+    let mut engine = Engine::new(plane, policy, settings(), Some(state)).unwrap();
+    assert_eq!(engine.step().unwrap().owned_threads, 1);
+    std::fs::write(&go, "").unwrap();
+    wait_for(|| tids(pid).len() == 4);
+    let child = child_of(pid);
+    assert_eq!(mask(child), node(0));
+    for restored in [1, 0] {
+        let report = engine.step().unwrap();
+        assert_eq!((report.inherited_restored, report.owned_threads), (restored, 4), "{report:?}");
+        assert!(masks(&tids(pid)).values().all(|mask| *mask == node(0)), "{:?}", masks(&tids(pid)));
+        assert_eq!(mask(child), all());
+    }
+    let records = std::fs::read_to_string(tmp.path().join("state/state.jsonl")).unwrap();
+    assert_eq!(records.matches(r#""record":"hold""#).count(), 4, "{records}");
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.failed), (4, 0, 0), "{finished:?}");
+    assert!(masks(&tids(pid)).values().all(|mask| *mask == all()), "{:?}", masks(&tids(pid)));
     Ok(())
 }

@@ -14,14 +14,12 @@ use linux::births::{Descendant, Origin};
 use linux::threads::own_tid;
 use observe::{ObserveError, Observed};
 use placement::{Move, Subject};
+use testing::world::{Running, all, children, mask, node, second_of, tids, topology, wait_for};
 use testing::{Case, Tried, cases, linux_from, two_cpus};
 use topology::ThreadId;
 
 use crate::forks::WithBirths;
-use crate::world::{
-    Running, Scripted, all, children, engine, made, mask, move_of, node, plane, second_of, step, tids, topology,
-    wait_for,
-};
+use crate::world::{Scripted, engine, made, move_of, plane, step};
 
 pub const CASES: &[Case] = cases![
     [two_cpus()]

@@ -13,7 +13,6 @@ use observe::{Hooks, Observed, Settings};
 use testing::{Tried, ensure, skip};
 
 use crate::common::*;
-use crate::facts::Reader;
 use crate::{Case, Varies, cases};
 
 pub const FIO: &[Case] = &[

@@ -1,139 +1,57 @@
 //! Facts of the plane about files and processes beside their bytes, against mincore, move_pages and
 //! procfs.
+//!
+//! Each test runs twice: with the best hooks that the kernel accepts, and with tracepoints only. None
+//! runs in the virtual machines of `make test`: homenode's budget is small for an emulated machine
+//! to look at a file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use engine::{Plane, Thrift};
 use host::{HostPlane, Settings as HostSettings};
-use observe::{Hooks, Scope, Settings};
+use observe::{Capabilities, Hooks, Scope, Settings, choose};
 use placement::{ObservedFile, Snapshot, Writes};
-use testing::{Tried, ensure};
+use testing::files::*;
+use testing::{Tried, ensure, roles, skip};
 
-use crate::common::*;
-use crate::{Case, cases};
-
-pub const CASES: &[Case] = cases![
-    WithStructures: our_own_copies_count_for_nobody;
-    // homenode's budget is small for an emulated machine to look at a file.
-    Never:
-        a_file_and_its_reader_are_described,
-        looking_reads_nothing_in,
-        looking_is_shed_before_windows_are_stretched,
-        of_many_files_those_that_matter_are_looked_at;
-];
-
-/// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and
-/// nobody a reader.
-fn our_own_copies_count_for_nobody(hooks: Hooks) -> Tried {
-    let directory = directory()?;
-    let path = cached_file(directory.path(), "data", 4 * MIB, 4096)?;
-    let file = id(&path)?;
-    let mut observer = open(&settings(true, hooks))?;
-    let copy = || -> std::io::Result<()> {
-        pread_all(&path, 65_536)?;
-        drop(hold(&path).map_err(|_| std::io::ErrorKind::Other)?);
-        Ok(())
-    };
-    let (seen, _) = watch_one(&mut observer, copy)?;
-    ensure!(seen.read(&path)? >= 4 * MIB, "{seen:?}");
-    observer.ignore_own_program();
-    let mover = Reader::start(&std::env::current_exe()?, &[&path])?;
-    let reader = Reader::of(&[&path])?;
-    let mut mover_s = 0.0;
-    for _ in 0..200 {
-        let (seen, observed) = watch_one(&mut observer, copy)?;
-        ensure!(seen.thread.iter().all(|t| t.thread.file_bytes() == 0), "{seen:?}");
-        let of = |pid| observed.threads.iter().filter(move |t| t.thread.pid == pid).map(|t| &t.thread);
-        ensure!(of(mover.0.id()).all(|t| t.file_bytes() == 0), "{:?}", of(mover.0.id()).collect::<Vec<_>>());
-        let (here, others): (Vec<_>, Vec<_>) =
-            observed.threads.iter().map(|t| &t.thread).partition(|t| t.pid == reader.0.id());
-        ensure!(others.iter().all(|t| t.files.iter().all(|used| used.file != file)), "{others:?}");
-        mover_s += of(mover.0.id()).map(|t| t.cpu_s).sum::<f64>();
-        // By then it has read the file some times.
-        if mover_s > 0.05 && here.iter().any(|t| t.files.iter().any(|used| used.file == file)) {
-            ensure!(here.iter().all(|t| !t.shares_file), "{here:?}");
-            return Ok(());
-        }
-    }
-    Err("the readers did not read".into())
+/// Their names, and they.
+macro_rules! named {
+    ($($name:ident),+ $(,)?) => { [$((stringify!($name), $name as fn(Hooks) -> Tried)),+] };
 }
 
-/// Bytes of memory of its own that the reader uses meanwhile.
-const OWN: u64 = 48 * MIB;
-const CALL: usize = 256 << 10;
-
-/// Set: a reader is another user, and reads only the first page of each file.
-const NOBODY: &str = "HOMENODE_TEST_NOBODY";
-
-/// Reads the first 4 MiB of each file, over and over, until it is killed.
-pub fn be_reader(paths: &[String]) -> Tried {
-    let own = vec![7u8; OWN as usize];
-    // Reading changes no access time, so that a change of it is homenode's doing.
-    let open = |path: &String| OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path);
-    let files: Vec<File> = paths.iter().map(open).collect::<Result<_, _>>()?;
-    for file in &files {
-        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random)?;
+fn main() {
+    let mut trials = Vec::new();
+    for (way, hooks) in [("functions", Hooks::Best), ("tracepoints", Hooks::Tracepoints)] {
+        let cases = named![
+            a_file_and_its_reader_are_described,
+            looking_reads_nothing_in,
+            looking_is_shed_before_windows_are_stretched,
+            of_many_files_those_that_matter_are_looked_at,
+        ];
+        trials.extend(cases.map(|(name, run)| {
+            testing::trial(format!("{way}::{name}"), move || {
+                observing(hooks)?;
+                run(hooks)
+            })
+        }));
     }
-    let mut buffer = vec![0; CALL];
-    if std::env::var_os(NOBODY).is_some() {
-        // This process has one thread.
-        rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534))?;
-        loop {
-            files.iter().try_for_each(|file| file.read_at(&mut buffer, 0).map(drop))?;
-        }
-    }
-    loop {
-        for file in &files {
-            for at in (0..4 * MIB).step_by(CALL) {
-                file.read_at(&mut buffer, at)?;
-            }
-        }
-        std::hint::black_box(&own);
-    }
+    // They count what happens on the machine.
+    testing::run_one_by_one(roles!["reader": be_reader], trials);
 }
 
-pub struct Reader(Child);
-
-impl Reader {
-    /// What this program itself reads counts for nobody: the reader is a copy of it.
-    fn of(paths: &[&Path]) -> Tried<Self> {
-        let copy = directory()?;
-        let program = copy.path().join("reader");
-        std::fs::copy(std::env::current_exe()?, &program)?;
-        Self::start(&program, paths)
-    }
-
-    fn start(program: &Path, paths: &[&Path]) -> Tried<Self> {
-        Self::spawn(&mut Command::new(program), paths)
-    }
-
-    fn spawn(program: &mut Command, paths: &[impl AsRef<Path>]) -> Tried<Self> {
-        let paths = paths.iter().map(AsRef::as_ref);
-        Ok(Self(program.args(["--role", "read"]).args(paths).stdout(Stdio::null()).spawn()?))
-    }
-
-    /// A process of another user that reads all of these files, which are small.
-    pub fn of_nobody(paths: &[PathBuf]) -> Tried<Self> {
-        Self::spawn(Command::new(std::env::current_exe()?).env(NOBODY, "1"), paths)
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        kill_group(&mut self.0);
-    }
+/// Needs a kernel that takes these hooks.
+fn observing(hooks: Hooks) -> Tried {
+    let capabilities = Capabilities::probe();
+    let blocked = choose(&capabilities, &Settings { hooks, ..Settings::default() }).blocked;
+    blocked.map_or(Ok(()), |(what, cause)| skip(format!("{what} is missing: {cause}")))?;
+    capabilities.functions.cause().filter(|_| hooks == Hooks::Best).map_or(Ok(()), skip)
 }
 
 fn plane(hooks: Hooks, reader: &Reader) -> Tried<HostPlane> {
-    let observe = Settings { scope: Scope::Pids(vec![reader.0.id()]), hooks, ..Settings::default() };
+    let observe = Settings { scope: Scope::Pids(vec![reader.pid()]), hooks, ..Settings::default() };
     Ok(HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology()?)?)
 }
 
@@ -205,7 +123,7 @@ fn a_file_and_its_reader_are_described(hooks: Hooks) -> Tried {
     let path = spread_file(directory.path(), SIZE)?;
     let reader = Reader::of(&[&path])?;
     let mut plane = plane(hooks, &reader)?;
-    let pid = reader.0.id();
+    let pid = reader.pid();
     // The first windows can be those in which the reader starts.
     let (snapshot, file) = until(&mut plane, &path, |snapshot, file| {
         let whole = snapshot.processes.iter().any(|p| p.pid == pid && p.resident.total() >= OWN);

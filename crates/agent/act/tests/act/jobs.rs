@@ -7,25 +7,23 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use act::Mover;
 use act::data::DataMoves;
 use act::mover::Rules;
+use act::watched::Unwatched;
+use act::{Actor, Mover, Settings};
 use engine::{JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
+use testing::world::{Running, all, mask, node, tids, topology};
 use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::{CpuSet, FileId};
 
-use crate::world::{Running, Scripted, a_move, all, mask, node, plane, tids, topology};
+use crate::world::{a_move, actor, process_to};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_process_is_a_job_of_the_plane,
     a_process_prepared_for_two_nodes_goes_where_its_start_says,
     a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant,
 ];
-
-pub fn process_to(pid: u32, to: u32) -> Move {
-    a_move(Subject::process(pid, None), pid, to, Reason::CacheAffinity)
-}
 
 /// The last word about a job.
 fn end(mut poll: impl FnMut() -> Vec<Progress>) -> Progress {
@@ -45,7 +43,7 @@ fn a_process_is_a_job_of_the_plane() -> Tried {
     let pid = process.pid();
     let own = *tids(pid).last().unwrap();
     linux::affinity::set(own, &node(1)).unwrap();
-    let mut plane = plane(Some(Scripted::of(&[])));
+    let mut plane = actor();
     let mv = process_to(pid, 0);
     let undo = plane.prepare(&mv).unwrap();
     let masks = || tids(pid).into_iter().map(|tid| (tid, mask(tid))).collect::<BTreeMap<u32, CpuSet>>();
@@ -102,9 +100,8 @@ fn a_process_prepared_for_two_nodes_goes_where_its_start_says() -> Tried {
     let process = Running::role("threads", &["1"]);
     let pid = process.pid();
     let procfs = procfs_with_two_nodes(&[pid]);
-    let mut settings = host::Settings::default();
-    settings.observe.proc_root = procfs.path().to_owned();
-    let mut plane = host::HostPlane::with_observer(settings, topology(), Some(Scripted::of(&[]))).unwrap();
+    let settings = Settings { proc_root: procfs.path().to_owned(), ..Settings::default() };
+    let mut plane = Actor::<Unwatched>::new(settings, topology(), None).unwrap();
     let moves = [process_to(pid, 1), process_to(pid, 0)];
     let prepared = moves.each_ref().map(|mv| plane.prepare(mv).unwrap());
     let started = plane.start(&moves[0], &prepared[0], &mut |more| panic!("{more:?}")).unwrap();

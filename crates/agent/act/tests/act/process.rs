@@ -14,23 +14,19 @@ use act::mover::{Mover, Rules};
 use act::process::{self, ProcessMove};
 use engine::state::file::StateFile;
 use engine::state::records::Record;
-use engine::{Engine, PlaneError, StateDir, Subject, Undo, Undone, recover};
+use engine::{PlaneError, StateDir, Subject, Undo, Undone, recover};
 use linux::affinity;
 use linux::privileges;
 use linux::threads::Threads;
-use placement::Plan;
+use testing::world::{Running, all, children, mask, node, tids, topology, wait_for};
 use testing::{Case, Tried, cases, root, skip, two_cpus};
 use topology::{CpuSet, NodeId};
 
-use crate::claims::child_of;
-use crate::forks::WithBirths;
-use crate::jobs::process_to;
-use crate::world::{Running, all, children, mask, node, plane, script, settings, tids, topology, wait_for};
+use crate::world::actor;
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_process_is_bound_thread_by_thread,
     threads_born_while_a_process_is_bound_are_bound,
-    threads_that_a_moved_process_starts_later_stay_with_it,
     killed_while_a_process_is_bound,
     processes_that_must_not_be_moved_are_refused,
     a_process_of_another_user_can_be_moved_with_what_is_kept,
@@ -73,47 +69,6 @@ pub fn be_spawner(_: &[String]) {
     rest();
 }
 
-/// A process that, once a file is there, starts three threads and a child.
-pub fn be_late(args: &[String]) {
-    let rest = || std::thread::sleep(Duration::from_secs(600));
-    println!("ready");
-    wait_for(|| Path::new(&args[0]).exists());
-    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-    (0..3).for_each(|_| _ = std::thread::spawn(rest));
-    child.wait().unwrap();
-}
-
-/// A thread that a moved process starts in a later window stays with it, has a record of its own,
-/// and is put back at the end. A child of it is put back at once.
-fn threads_that_a_moved_process_starts_later_stay_with_it() -> Tried {
-    let tmp = tempfile::tempdir().unwrap();
-    let go = tmp.path().join("go");
-    let program = Running::role("late", &[go.to_str().unwrap()]);
-    let pid = program.pid();
-    let state = StateDir::open(&tmp.path().join("state")).unwrap();
-    let plane = plane(Some(WithBirths::of(&[pid])?));
-    let mut once = vec![process_to(pid, 0)];
-    let policy = script(move |_| Plan { moves: std::mem::take(&mut once), ..Plan::default() });
-    let mut engine = Engine::new(plane, policy, settings(), Some(state)).unwrap();
-    assert_eq!(engine.step().unwrap().owned_threads, 1);
-    std::fs::write(&go, "").unwrap();
-    wait_for(|| tids(pid).len() == 4);
-    let child = child_of(pid);
-    assert_eq!(mask(child), node(0));
-    for restored in [1, 0] {
-        let report = engine.step().unwrap();
-        assert_eq!((report.inherited_restored, report.owned_threads), (restored, 4), "{report:?}");
-        assert!(masks(pid).values().all(|mask| *mask == node(0)), "{:?}", masks(pid));
-        assert_eq!(mask(child), all());
-    }
-    let records = std::fs::read_to_string(tmp.path().join("state/state.jsonl")).unwrap();
-    assert_eq!(records.matches(r#""record":"hold""#).count(), 4, "{records}");
-    let finished = engine.finish();
-    assert_eq!((finished.restored, finished.inherited, finished.failed), (4, 0, 0), "{finished:?}");
-    assert!(masks(pid).values().all(|mask| *mask == all()), "{:?}", masks(pid));
-    Ok(())
-}
-
 /// Binds a process to node 1, and writes each record down first. Its parent traces it.
 pub fn be_binder(args: &[String]) {
     // SAFETY: asks to be traced by the parent, and stops until it goes on.
@@ -122,7 +77,7 @@ pub fn be_binder(args: &[String]) {
         libc::raise(libc::SIGSTOP);
     }
     let state = StateDir::open(Path::new(&args[0])).unwrap();
-    let mut file = StateFile::create(&state, engine::Plane::epoch(&plane(None)).as_deref(), &[]).unwrap();
+    let mut file = StateFile::create(&state, engine::Plane::epoch(&actor()).as_deref(), &[]).unwrap();
     let mut mover = mover();
     let mut process = prepare(&mut mover, args[1].parse().unwrap(), 1, false).unwrap();
     let mut write = |undos: &[Undo]| {
@@ -257,7 +212,7 @@ fn threads_born_while_a_process_is_bound_are_bound() -> Tried {
     // All is found again by the records alone, as after a crash.
     let tmp = tempfile::tempdir().unwrap();
     let state = StateDir::open(&tmp.path().join("state")).unwrap();
-    let mut plane = plane(None);
+    let mut plane = actor();
     let mut file = StateFile::create(&state, engine::Plane::epoch(&plane).as_deref(), &[]).unwrap();
     let holds: Vec<Record> = records.into_iter().map(|undo| Record::Hold { comm: String::new(), undo }).collect();
     file.append(&holds, true).unwrap();
@@ -278,7 +233,7 @@ fn killed_while_a_process_is_bound() -> Tried {
         let dir = tmp.path().join(format!("state{n}"));
         let killed = killed_before(n, &dir, program.pid());
         bound.push(masks(program.pid()).values().filter(|mask| **mask == node(1)).count());
-        let finished = recover(&mut plane(None), &StateDir::open(&dir).unwrap()).unwrap();
+        let finished = recover(&mut actor(), &StateDir::open(&dir).unwrap()).unwrap();
         assert_eq!(finished.failed, 0, "{finished:?}");
         assert_eq!(masks(program.pid()), before, "killed before step {n}: {bound:?} were bound");
         if !killed {

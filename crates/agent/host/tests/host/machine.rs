@@ -9,11 +9,12 @@ use engine::{Engine, Finished, MoveEvent, Plane, PlaneError, Settings, Undone};
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use placement::Plan;
+use testing::world::{Running, all, first_two, mask, set};
 use testing::{Case, Tried, cases, two_cpus};
 use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};
 
-use crate::world::{Running, Scripted, all, first_two, made, mask, move_of, script, set, settings};
+use crate::world::{Scripted, made, move_of, script, settings};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     threads_bound_to_half_a_node_get_the_rest_when_it_comes_online,

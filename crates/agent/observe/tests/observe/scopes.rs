@@ -15,6 +15,7 @@ use crate::common::*;
 use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
+    WithStructures: our_own_copies_count_for_nobody;
     // Scopes are the same with every hook.
     Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope, what_only_others_read_is_not_idle;
 ];
@@ -161,4 +162,40 @@ impl Drop for Busy {
         _ = rustix::process::kill_process(self.0, Signal::KILL);
         _ = rustix::process::waitpid(Some(self.0), WaitOptions::empty());
     }
+}
+
+/// Copies within the daemon, and those of a `homenode move` beside it, make no file shared and
+/// nobody a reader.
+fn our_own_copies_count_for_nobody(hooks: Hooks) -> Tried {
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", 4 * MIB, 4096)?;
+    let file = id(&path)?;
+    let mut observer = open(&settings(true, hooks))?;
+    let copy = || -> std::io::Result<()> {
+        pread_all(&path, 65_536)?;
+        drop(hold(&path).map_err(|_| std::io::ErrorKind::Other)?);
+        Ok(())
+    };
+    let (seen, _) = watch_one(&mut observer, copy)?;
+    ensure!(seen.read(&path)? >= 4 * MIB, "{seen:?}");
+    observer.ignore_own_program();
+    let mover = Reader::of_ours(&[&path])?;
+    let reader = Reader::of(&[&path])?;
+    let mut mover_s = 0.0;
+    for _ in 0..200 {
+        let (seen, observed) = watch_one(&mut observer, copy)?;
+        ensure!(seen.thread.iter().all(|t| t.thread.file_bytes() == 0), "{seen:?}");
+        let of = |pid| observed.threads.iter().filter(move |t| t.thread.pid == pid).map(|t| &t.thread);
+        ensure!(of(mover.pid()).all(|t| t.file_bytes() == 0), "{:?}", of(mover.pid()).collect::<Vec<_>>());
+        let (here, others): (Vec<_>, Vec<_>) =
+            observed.threads.iter().map(|t| &t.thread).partition(|t| t.pid == reader.pid());
+        ensure!(others.iter().all(|t| t.files.iter().all(|used| used.file != file)), "{others:?}");
+        mover_s += of(mover.pid()).map(|t| t.cpu_s).sum::<f64>();
+        // By then it has read the file some times.
+        if mover_s > 0.05 && here.iter().any(|t| t.files.iter().any(|used| used.file == file)) {
+            ensure!(here.iter().all(|t| !t.shares_file), "{here:?}");
+            return Ok(());
+        }
+    }
+    Err("the readers did not read".into())
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use engine::{MoveEvent, Plane, PlaneError, Rail, Undone};
 use host::{HostPlane, Settings};
+use testing::world::{Running, all, mask, node, set, topology_of};
 use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::CpuSet;
 
 use crate::claims::{child_of, parent_of_one};
 use crate::forks::WithBirths;
-use crate::world::{Running, Scripted, all, engine, made, mask, move_of, node, plane, set, step, topology_of};
+use crate::world::{Scripted, engine, made, move_of, plane, step};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     targets_stay_inside_the_cpuset,

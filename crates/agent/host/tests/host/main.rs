@@ -11,12 +11,8 @@ mod basics;
 mod claims;
 mod cpusets;
 mod crash;
-mod failures;
 mod forks;
-mod jobs;
 mod machine;
-mod pages;
-mod process;
 mod whole;
 mod world;
 
@@ -24,35 +20,18 @@ use testing::roles;
 
 fn main() {
     let roles = roles![
-        "threads": world::be_threads,
+        "threads": testing::world::be_threads,
         "daemon": crash::be_daemon,
         "readers": whole::be_readers,
         "nobody": basics::be_nobody,
         "exec": claims::be_exec,
         "ending": claims::be_ending,
         "pinner": claims::be_pinner,
-        "spawner": process::be_spawner,
-        "deadline": process::be_deadline,
-        "binder": process::be_binder,
-        "late": process::be_late,
-        "owner": process::be_owner,
-        "starved": failures::be_starved,
-        "flickering": failures::be_flickering,
+        "late": forks::be_late,
     ];
-    let mut cases = [
-        basics::CASES,
-        cpusets::CASES,
-        forks::CASES,
-        claims::CASES,
-        failures::CASES,
-        process::CASES,
-        jobs::CASES,
-        machine::CASES,
-        whole::CASES,
-        pages::CASES,
-        crash::CASES,
-    ]
-    .concat();
+    let mut cases =
+        [basics::CASES, cpusets::CASES, forks::CASES, claims::CASES, machine::CASES, whole::CASES, crash::CASES]
+            .concat();
     if testing::leg().as_deref() != Some("oldest") {
         cases.extend(forks::THOUSANDS);
     }
