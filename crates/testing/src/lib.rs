@@ -23,6 +23,7 @@ use topology::CpuSet;
 pub use libtest_mimic::Trial;
 
 pub mod files;
+pub mod pages;
 pub mod world;
 
 /// Why a test cannot run here.
