@@ -1,18 +1,18 @@
 //! Test programs whose tests say what they need, and why they did not run.
 //!
-//! **Problem.** Many tests need root, another kernel, a program or several nodes. Rust's own harness
-//! knows no test that finds out while it runs that it cannot run. It counts such a test as passed.
-//! Also, many tests start processes that do one thing: read a file, have threads, hang.
+//! **Problem.** Many tests need root, another kernel, a program or several nodes. Rust's own
+//! harness knows no test that finds out while it runs that it cannot run. It counts such a test as
+//! passed. Also, many tests start processes that do one thing: read a file, have threads, hang.
 //!
-//! **Approach.** [`cases!`] makes a list of tests from the names of functions, with what they need in
-//! front. A need is a [`Tried`], as is a test: an error fails the test, and the error [`Skip`] skips
-//! it and says why. libtest-mimic runs the list and prints results as Rust's own harness does. A
-//! process that a test starts is the test program itself in a role: [`myself`] starts it, and
-//! [`run`] plays it.
+//! **Approach.** [`cases!`] makes a list of tests from the names of functions, with what they need
+//! in front. A need is a [`Tried`], as is a test: an error fails the test, and the error [`Skip`]
+//! skips it and says why. libtest-mimic runs the list and prints results as Rust's own harness
+//! does. A process that a test starts is the test program itself in a role: [`myself`] starts it,
+//! and [`run`] plays it.
 //!
 //! **Limits.** A target in Cargo.toml says `harness = false`. Needs are looked at when a test runs,
-//! so `--list` shows all tests. What a leg of tools/test leaves out (see [`leg`]), `main` leaves out
-//! of the list.
+//! so `--list` shows all tests. What a leg of tools/test leaves out (see [`leg`]), `main` leaves
+//! out of the list.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,9 +1,9 @@
 //! Facts of the plane about files and processes beside their bytes, against mincore, move_pages and
 //! procfs.
 //!
-//! Each test runs twice: with the best hooks that the kernel accepts, and with tracepoints only. None
-//! runs in the virtual machines of `make test`: homenode's budget is small for an emulated machine
-//! to look at a file.
+//! Each test runs twice: with the best hooks that the kernel accepts, and with tracepoints only.
+//! None runs in the virtual machines of `make test`: homenode's budget is small for an emulated
+//! machine to look at a file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -24,7 +24,8 @@ use topology::{CpuSet, FileId, NodeId, Topology};
 const FILE_BYTES: usize = 1 << 20;
 const DEVICE: u32 = FileId::device(0, 77);
 
-/// Two nodes are emulated. Readers that may not use all CPUs have an affinity of their own, and stay.
+/// Two nodes are emulated. Readers that may not use all CPUs have an affinity of their own, and
+/// stay.
 const CASES: &[Case] = cases![[two_cpus()]
     a_reader_moves_to_its_data_and_back_at_the_end,
     a_recorded_window_gives_the_plan_that_was_made,

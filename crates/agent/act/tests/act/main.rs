@@ -1,5 +1,5 @@
-//! Moves real threads, processes and files of this machine, and undoes the moves: each thread with a
-//! record of its own, memory and cached pages by node, refusals, calls that fail.
+//! Moves real threads, processes and files of this machine, and undoes the moves: each thread with
+//! a record of its own, memory and cached pages by node, refusals, calls that fail.
 //!
 //! A machine with one node is enough for most: the tests invent two (`testing::world`). A test that
 //! lacks something is skipped and says why.
