@@ -83,7 +83,11 @@ impl Running {
     /// Starts it in a process group of its own and waits for its first line.
     pub fn start(command: &mut Command) -> Self {
         use std::os::unix::process::CommandExt;
-        let mut process = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+        // A process that another test forks has a copy of a program open for writing until it execs.
+        let busy = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ExecutableFileBusy;
+        let started = std::iter::repeat_with(|| command.spawn()).find(|started| !started.as_ref().is_err_and(busy));
+        let mut process = started.unwrap().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
