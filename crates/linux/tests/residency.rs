@@ -7,12 +7,10 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::ptr::null_mut;
-use std::sync::{PoisonError, RwLock};
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use linux::residency::{self, Residency};
+use testing::{Case, Tried, cases, need, skip};
 use topology::NodeBytes;
 use topology::NodeId;
 
@@ -261,7 +259,7 @@ fn progress() {
     assert!(calls.len() >= 2, "{calls:?}");
 }
 
-fn access_time() {
+fn access_time_stays() {
     let dir = dir();
     let path = written(dir.path(), MIB);
     let long_ago = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
@@ -343,7 +341,10 @@ fn shown_to_who_may_write() {
     assert_eq!((writer.hidden, writer.resident), (None, MIB as u64));
 }
 
-fn each_node(nodes: &[NodeId]) {
+fn each_node() -> Tried {
+    let machine = topology::sysfs::read(Path::new("/sys")).unwrap();
+    let nodes: Vec<_> = machine.nodes.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id).collect();
+    need(nodes.len() > 1, "this machine has memory on one node only")?;
     for place in [dir(), tmpfs()] {
         let path = place.path().join("file");
         let mut expected = NodeBytes::default();
@@ -358,6 +359,7 @@ fn each_node(nodes: &[NodeId]) {
         }
         assert_eq!(checked(&path).nodes, expected);
     }
+    Ok(())
 }
 
 /// Runs `f` in a thread whose memory comes from one node.
@@ -380,7 +382,7 @@ fn on_node(node: NodeId, f: impl FnOnce() + Send) {
 struct Overlay(tempfile::TempDir);
 
 impl Overlay {
-    fn mount() -> Result<Self, String> {
+    fn mount() -> Tried<Self> {
         let dir = dir();
         for part in ["lower", "upper", "work", "merged"] {
             fs::create_dir(dir.path().join(part)).unwrap();
@@ -391,11 +393,10 @@ impl Overlay {
         let mounted = std::process::Command::new("mount")
             .args(["-t", "overlay", "overlay", "-o", &options, &at("merged")])
             .output()
-            .map_err(|e| format!("no mount command: {e}"))?;
-        match mounted.status.success() {
-            true => Ok(Self(dir)),
-            false => Err(format!("overlayfs is refused: {}", String::from_utf8_lossy(&mounted.stderr).trim())),
-        }
+            .or_else(|e| skip(format!("no mount command: {e}")))?;
+        let said = String::from_utf8_lossy(&mounted.stderr);
+        need(mounted.status.success(), format!("overlayfs is refused: {}", said.trim()))?;
+        Ok(Self(dir))
     }
 }
 
@@ -406,12 +407,14 @@ impl Drop for Overlay {
 }
 
 /// On overlayfs an open file's own page cache is empty; its mapping has that of the file below.
-fn overlay(mounted: &Overlay) {
+fn overlay() -> Tried {
+    let mounted = Overlay::mount()?;
     let path = mounted.0.path().join("merged/file");
     assert_eq!(checked(&path).resident, 40 * MIB as u64);
     evict(&mounted.0.path().join("lower/file"));
     cache(&path, (0..40 * MIB).step_by(3 * page()));
     assert_eq!(checked(&path).resident, ((40 * MIB).div_ceil(3 * page()) * page()) as u64);
+    Ok(())
 }
 
 /// Huge pages reserved for a test, released when dropped.
@@ -420,15 +423,16 @@ struct HugePages(u64);
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 impl HugePages {
-    fn lend(n: u64) -> Result<Self, String> {
-        let read = || fs::read_to_string(NR_HUGEPAGES).map_err(|e| format!("{NR_HUGEPAGES}: {e}"));
-        let before = read()?.trim().parse::<u64>().map_err(|e| e.to_string())?;
-        fs::write(NR_HUGEPAGES, (before + n).to_string()).map_err(|e| format!("{NR_HUGEPAGES}: {e}"))?;
-        let lent = Self(before);
-        match read()?.trim() == (before + n).to_string() {
-            true => Ok(lent),
-            false => Err(format!("this machine has no {n} huge pages to spare")),
+    fn lend(n: u64) -> Tried<Self> {
+        fn no<T>(error: std::io::Error) -> Tried<T> {
+            skip(format!("{NR_HUGEPAGES}: {error}"))
         }
+        let read = || fs::read_to_string(NR_HUGEPAGES).or_else(no);
+        let before: u64 = read()?.trim().parse()?;
+        fs::write(NR_HUGEPAGES, (before + n).to_string()).or_else(no)?;
+        let lent = Self(before);
+        need(read()?.trim() == (before + n).to_string(), format!("this machine has no {n} huge pages to spare"))?;
+        Ok(lent)
     }
 }
 
@@ -438,7 +442,8 @@ impl Drop for HugePages {
     }
 }
 
-fn huge_pages() {
+fn huge_pages() -> Tried {
+    let _lent = HugePages::lend(3)?;
     let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::CLOEXEC;
     let file = File::from(rustix::fs::memfd_create("huge", flags).unwrap());
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -464,6 +469,7 @@ fn huge_pages() {
     fill(3);
     let whole = of(&path);
     assert_eq!((whole.resident, whole.nodes.total(), whole.notes.len()), (3 * huge, 3 * huge, 0));
+    Ok(())
 }
 
 /// Mounts of persistent memory with DAX in the virtual machine, and their nodes (`vm/run --pmem`).
@@ -472,7 +478,9 @@ fn pmem() -> Vec<(PathBuf, NodeId)> {
     (0..8).map(mount).filter(|(path, _)| path.is_dir()).collect()
 }
 
-fn dax(mounts: &[(PathBuf, NodeId)]) {
+fn dax() -> Tried {
+    let mounts = pmem();
+    need(!mounts.is_empty(), "no persistent memory is mounted as /mnt/pmemN")?;
     for (mount, node) in mounts {
         let path = mount.join("file");
         let mut file = File::create(&path).unwrap();
@@ -483,85 +491,42 @@ fn dax(mounts: &[(PathBuf, NodeId)]) {
         let found = of(&path);
         let there = (4 * MIB + 2 * 4096) as u64;
         let mut expected = NodeBytes::default();
-        expected.add(*node, there);
+        expected.add(node, there);
         assert!(found.dax, "{found:?}");
         assert_eq!((found.size, found.resident, &found.nodes), (8 * MIB as u64 + 4096, there, &expected), "{found:?}");
         assert_eq!((&found.hidden, found.notes.as_slice()), (&None, &[][..]));
         fs::remove_file(&path).unwrap();
     }
+    Ok(())
 }
 
-/// Held while huge pages are reserved: to find some, the kernel drops cached pages that other tests
-/// need.
-static MEMORY: RwLock<()> = RwLock::new(());
+const CASES: &[Case] = cases![
+    []
+        all_cached,
+        a_few_bytes,
+        evicted,
+        half_cached,
+        scattered,
+        asking_twice_changes_nothing,
+        holes_on_disk,
+        holes_in_tmpfs,
+        empty,
+        shrinking,
+        progress,
+        access_time_stays,
+        not_a_file,
+        links,
+        each_node,
+        dax,
+        overlay,
+        huge_pages;
+    [need(rustix::process::geteuid().is_root(), "needs root to become somebody else")]
+        unreadable,
+        hidden_from_strangers,
+        shown_to_who_may_write;
+];
 
-/// A test, or an ignored test with the reason if this machine lacks something.
-fn needing(name: &str, missing: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
-    let runner = move || -> Result<libtest_mimic::Completion, Failed> {
-        match missing {
-            Some(why) => Ok(libtest_mimic::Completion::ignored_with(why)),
-            None => {
-                let _others = MEMORY.read().unwrap_or_else(PoisonError::into_inner);
-                test();
-                Ok(libtest_mimic::Completion::Completed)
-            }
-        }
-    };
-    Trial::ignorable_test(name, runner)
-}
-
-fn trial(name: &str, test: fn()) -> Trial {
-    needing(name, None, test)
-}
-
-fn main() -> ExitCode {
-    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root to become somebody else".to_owned());
-    let machine = topology::sysfs::read(Path::new("/sys")).unwrap();
-    let nodes: Vec<_> = machine.nodes.iter().filter(|n| n.memory_bytes > 0).map(|n| n.id).collect();
-    let one_node = (nodes.len() < 2).then(|| "this machine has memory on one node only".to_owned());
-    let overlaid = || -> Result<libtest_mimic::Completion, Failed> {
-        match Overlay::mount() {
-            Ok(mounted) => {
-                overlay(&mounted);
-                Ok(libtest_mimic::Completion::Completed)
-            }
-            Err(why) => Ok(libtest_mimic::Completion::ignored_with(why)),
-        }
-    };
-    let huge = || -> Result<libtest_mimic::Completion, Failed> {
-        let _alone = MEMORY.write().unwrap_or_else(PoisonError::into_inner);
-        match HugePages::lend(3) {
-            Ok(_lent) => {
-                huge_pages();
-                Ok(libtest_mimic::Completion::Completed)
-            }
-            Err(why) => Ok(libtest_mimic::Completion::ignored_with(why)),
-        }
-    };
-    let mounts = pmem();
-    let no_pmem = mounts.is_empty().then(|| "no persistent memory is mounted as /mnt/pmemN".to_owned());
-    let trials = vec![
-        trial("all_cached", all_cached),
-        trial("a_few_bytes", a_few_bytes),
-        trial("evicted", evicted),
-        trial("half_cached", half_cached),
-        trial("scattered", scattered),
-        trial("asking_twice_changes_nothing", asking_twice_changes_nothing),
-        trial("holes_on_disk", holes_on_disk),
-        trial("holes_in_tmpfs", holes_in_tmpfs),
-        trial("empty", empty),
-        trial("shrinking", shrinking),
-        trial("progress", progress),
-        trial("access_time_stays", access_time),
-        trial("not_a_file", not_a_file),
-        trial("links", links),
-        needing("unreadable", root.clone(), unreadable),
-        needing("hidden_from_strangers", root.clone(), hidden_from_strangers),
-        needing("shown_to_who_may_write", root, shown_to_who_may_write),
-        needing("each_node", one_node, move || each_node(&nodes)),
-        needing("dax", no_pmem, move || dax(&mounts)),
-        Trial::ignorable_test("overlay", overlaid),
-        Trial::ignorable_test("huge_pages", huge),
-    ];
-    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+fn main() {
+    // To find huge pages, the kernel drops cached pages that other tests need.
+    testing::run_one_by_one(&[], CASES.to_vec());
 }

@@ -11,8 +11,8 @@ mod fake;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ::testing::{Case, Tried, cases, skip};
 use engine::{Engine, MoveEvent, Settings, StateDir, recover};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use fake::{Fake, go_home, set};
 
@@ -20,16 +20,16 @@ use fake::{Fake, go_home, set};
 struct Tmpfs(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 
 impl Tmpfs {
-    fn mount() -> Result<Self, String> {
-        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    fn mount() -> Tried<Self> {
+        let dir = tempfile::tempdir()?;
         let path = dir.path().join("small");
-        std::fs::create_dir(&path).map_err(|e| e.to_string())?;
+        std::fs::create_dir(&path)?;
         let mount =
             Command::new("mount").args(["-t", "tmpfs", "-o", "size=32k,mode=755", "homenode-test"]).arg(&path).output();
         match mount {
             Ok(out) if out.status.success() => Ok(Self(path, dir)),
-            Ok(out) => Err(format!("a tmpfs cannot be mounted here: {}", String::from_utf8_lossy(&out.stderr).trim())),
-            Err(error) => Err(format!("mount cannot be run: {error}")),
+            Ok(out) => skip(format!("a tmpfs cannot be mounted here: {}", String::from_utf8_lossy(&out.stderr).trim())),
+            Err(error) => skip(format!("mount cannot be run: {error}")),
         }
     }
 
@@ -58,7 +58,8 @@ fn engine(plane: &Fake, dir: &Path) -> Engine<Fake> {
 
 /// Moves threads until the state file cannot grow; then nothing moves, all is said, and nothing is
 /// forgotten.
-fn moves_wait_for_space(disk: &Tmpfs) {
+fn moves_wait_for_space() -> Tried {
+    let disk = Tmpfs::mount()?;
     let plane = Fake::new((1..=200).map(|tid| (tid, 0, 1)));
     let mut engine = engine(&plane, &disk.0);
     engine.step().unwrap();
@@ -103,10 +104,12 @@ fn moves_wait_for_space(disk: &Tmpfs) {
     assert_eq!((finished.restored, finished.failed), (made, 0));
     assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
     assert!(!disk.0.join("state.jsonl").exists());
+    Ok(())
 }
 
 /// A start on a full disk is refused before anything is moved; `recover` works.
-fn start_is_refused(disk: &Tmpfs) {
+fn start_is_refused() -> Tried {
+    let disk = Tmpfs::mount()?;
     let plane = Fake::new([(1, 0, 1)]);
     let mut first = engine(&plane, &disk.0);
     first.step().unwrap();
@@ -125,22 +128,11 @@ fn start_is_refused(disk: &Tmpfs) {
     let text = error.to_string();
     assert!(text.contains("state.jsonl.new: No space left on device (os error 28)"), "{text}");
     assert!(!disk.0.join("state.jsonl.new").exists());
+    Ok(())
 }
 
-fn on_small_disk(test: fn(&Tmpfs)) -> Result<Completion, Failed> {
-    match Tmpfs::mount() {
-        Ok(disk) => {
-            test(&disk);
-            Ok(Completion::Completed)
-        }
-        Err(why) => Ok(Completion::ignored_with(why)),
-    }
-}
+const CASES: &[Case] = cases![moves_wait_for_space, start_is_refused];
 
 fn main() {
-    let tests = vec![
-        Trial::ignorable_test("moves_wait_for_space", || on_small_disk(moves_wait_for_space)),
-        Trial::ignorable_test("start_is_refused", || on_small_disk(start_is_refused)),
-    ];
-    libtest_mimic::run(&Arguments::from_args(), tests).exit();
+    ::testing::run(&[], CASES.to_vec());
 }

@@ -786,32 +786,9 @@ fn completions_for_every_shell() {
 
 #[test]
 fn a_manual_page_for_every_sub_command() {
-    let dir = tempfile::tempdir().unwrap();
-    let man = dir.path().join("man1");
-    let (code, _, err) = ends(&["man", man.to_str().unwrap()]);
-    assert_eq!((code, err.as_str()), (0, ""));
-    let mut pages: Vec<_> =
-        fs::read_dir(&man).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    pages.sort();
-    let mut expected: Vec<_> = SUB_COMMANDS.iter().map(|name| format!("homenode-{name}.1")).collect();
-    expected.push("homenode.1".to_owned());
-    expected.sort();
-    assert_eq!(pages, expected);
-    // Each page that a page refers to is there.
-    let mut references = 0;
-    for page in &pages {
-        let text = fs::read_to_string(man.join(page)).unwrap().replace("\\-", "-");
-        for word in text.split_whitespace().filter(|word| word.starts_with("homenode-") && word.ends_with("(1)")) {
-            references += 1;
-            assert!(pages.contains(&word.replace("(1)", ".1")), "{page}: {word}");
-        }
-    }
-    assert!(references >= SUB_COMMANDS.len(), "{references}");
-    let run = fs::read_to_string(man.join("homenode-run.1")).unwrap();
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode"), &SUB_COMMANDS.map(str::to_owned));
+    let run = &pages["homenode-run.1"];
     assert!(run.contains(".TH") && run.contains("dry\\-run"), "{run}");
-    let (code, page, _) = ends(&["man"]);
-    assert_eq!(code, 0);
-    assert_eq!(page, fs::read_to_string(man.join("homenode.1")).unwrap());
 }
 
 #[test]

@@ -17,58 +17,41 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use engine::{Cost, Tally, WindowReport};
-use libtest_mimic::Arguments;
 use placement::{FileUse, NodeBytes, NodeLoad, ObservedFile, Plan, Snapshot, Thread, testing};
 use serde_json::Value;
 use session::totals::Totals;
 use topology::NodeId;
 
-use common::{Ends, command, homenode, text, trial};
+use ::testing::{Case, Tried, cases, find, need};
 
-type Test = (&'static str, fn());
+use common::{Ends, command, homenode, text};
 
-const PLAIN: &[Test] = &[
-    ("a_large_machine_has_few_series", a_large_machine_has_few_series),
-    ("a_daemon_that_is_gone_shows_as_stale", a_daemon_that_is_gone_shows_as_stale),
-    ("only_loopback_addresses_are_served", only_loopback_addresses_are_served),
-    ("slow_and_many_clients_keep_nobody_waiting", slow_and_many_clients_keep_nobody_waiting),
-    ("a_hundred_clients_share_one_text", a_hundred_clients_share_one_text),
-    ("a_unix_socket_is_served_and_removed", a_unix_socket_is_served_and_removed),
-    ("a_textfile_is_written_as_a_whole", a_textfile_is_written_as_a_whole),
-    ("what_cannot_be_read_is_said", what_cannot_be_read_is_said),
+const CASES: &[Case] = cases![
+    []
+        a_large_machine_has_few_series,
+        a_daemon_that_is_gone_shows_as_stale,
+        only_loopback_addresses_are_served,
+        slow_and_many_clients_keep_nobody_waiting,
+        a_hundred_clients_share_one_text,
+        a_unix_socket_is_served_and_removed,
+        a_textfile_is_written_as_a_whole,
+        what_cannot_be_read_is_said;
+    [namespaces()] a_sidecar_sees_that_the_daemon_runs;
+    [unpacked("promtool")] promtool_finds_nothing_wrong, alerts_fire_when_they_should;
+    [unpacked("prometheus")] prometheus_answers_each_query;
 ];
-
-const NAMESPACES: &[Test] = &[("a_sidecar_sees_that_the_daemon_runs", a_sidecar_sees_that_the_daemon_runs)];
-
-const PROMTOOL: &[Test] = &[
-    ("promtool_finds_nothing_wrong", promtool_finds_nothing_wrong),
-    ("alerts_fire_when_they_should", alerts_fire_when_they_should),
-];
-
-const PROMETHEUS: &[Test] = &[("prometheus_answers_each_query", prometheus_answers_each_query)];
 
 fn main() {
-    let arguments = Arguments::from_args();
-    let mut trials = Vec::new();
-    for (tests, skip) in
-        [(PLAIN, None), (NAMESPACES, no_namespaces()), (PROMTOOL, lacks("promtool")), (PROMETHEUS, lacks("prometheus"))]
-    {
-        for (name, test) in tests {
-            trials.push(trial(name, skip.clone(), *test));
-        }
-    }
-    libtest_mimic::run(&arguments, trials).exit();
+    ::testing::run(&[], CASES.to_vec());
 }
 
 /// The program of PATH, or else the one that tools/setup has unpacked.
 fn program(name: &str) -> PathBuf {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&paths).map(|dir| dir.join(name)).find(|path| path.is_file());
-    found.unwrap_or_else(|| root().join("target/tools/prometheus/usr/bin").join(name))
+    find(name).unwrap_or_else(|| root().join("target/tools/prometheus/usr/bin").join(name))
 }
 
-fn lacks(name: &str) -> Option<String> {
-    (!program(name).is_file()).then(|| format!("{name} is not here (tools/setup testers)"))
+fn unpacked(name: &str) -> Tried {
+    need(program(name).is_file(), format!("{name} is not here (tools/setup testers)"))
 }
 
 /// Programs in process and time namespaces of their own.
@@ -77,9 +60,9 @@ fn unshare(program: &[&str]) -> std::process::Output {
     Command::new("unshare").args(own).args(program).output().unwrap()
 }
 
-fn no_namespaces() -> Option<String> {
-    let there = program("unshare").is_file() && unshare(&["true"]).status.success();
-    (!there).then(|| "namespaces cannot be made here (unshare)".to_owned())
+fn namespaces() -> Tried {
+    let there = find("unshare").is_some() && unshare(&["true"]).status.success();
+    need(there, "namespaces cannot be made here (unshare)")
 }
 
 fn root() -> PathBuf {

@@ -14,61 +14,39 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
+use testing::{Case, cases, mounting, roles, two_cpus};
 
-use common::{Ends, blind, command, homenode_fs, trial};
+use common::{Ends, command, homenode_fs, observing};
 use hung::{Crowd, Hung, Silent};
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
 const LIMIT: Duration = Duration::from_secs(20);
 
-type Test = (&'static str, fn());
-
-const TESTS: &[Test] = &[
-    ("restore_undoes_others_beside_a_process_that_hangs_in_exec", restore_beside_one_that_hangs),
-    ("restore_without_bpf_undoes_others_beside_a_process_that_hangs_in_exec", restore_without_bpf),
-    ("restore_puts_back_2000_threads_beside_1000_that_hang_and_100_that_are_busy", restore_beside_a_crowd),
-    ("the_same_without_bpf", restore_beside_a_crowd_without_bpf),
-    ("run_starts_and_ends_beside_a_process_that_hangs_in_exec", run_beside_one_that_hangs),
-    ("commands_end_beside_a_process_that_hangs_in_exec", commands_beside_one_that_hangs),
-    ("commands_end_on_sigterm_beside_a_process_that_hangs_in_exec", signalled_beside_one_that_hangs),
-    ("warm_at_most_ends_well_where_a_server_does_not_answer", warm_at_most),
-    ("commands_end_on_sigterm_before_a_full_pipe", signalled_before_a_full_pipe),
-];
-
-const PIPES: &[Test] = &[
-    ("run_ends_and_goes_on_before_a_full_pipe", run_before_a_full_pipe),
-    ("the_loop_answers_systemds_watchdog", the_loop_answers_systemds_watchdog),
-];
-
-const MOUNTS: &[Test] = &[
-    ("a_mount_ends_before_a_full_pipe", mount_before_a_full_pipe),
-    ("a_mount_ends_beside_a_user_that_hangs_in_exec", mount_beside_a_user_that_hangs),
+const CASES: &[Case] = cases![
+    [observing(), mounting(), two_cpus()]
+        restore_undoes_others_beside_a_process_that_hangs_in_exec,
+        restore_without_bpf_undoes_others_beside_a_process_that_hangs_in_exec,
+        restore_puts_back_2000_threads_beside_1000_that_hang_and_100_that_are_busy,
+        the_same_without_bpf,
+        run_starts_and_ends_beside_a_process_that_hangs_in_exec,
+        commands_end_beside_a_process_that_hangs_in_exec,
+        commands_end_on_sigterm_beside_a_process_that_hangs_in_exec,
+        warm_at_most_ends_well_where_a_server_does_not_answer,
+        commands_end_on_sigterm_before_a_full_pipe;
+    [observing()]
+        run_ends_and_goes_on_before_a_full_pipe,
+        the_loop_answers_systemds_watchdog;
+    [mounting()]
+        a_mount_ends_before_a_full_pipe,
+        a_mount_ends_beside_a_user_that_hangs_in_exec;
 ];
 
 fn main() {
-    if let Ok(role) = std::env::var(ROLE) {
-        return play(&role);
-    }
-    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
-    let two = (std::thread::available_parallelism().map_or(1, usize::from) < 2).then(|| "needs two CPUs".to_owned());
-    let fuse = (!Path::new("/dev/fuse").exists()).then(|| "there is no /dev/fuse".to_owned());
-    let observe = blind();
-    let mounts = root.or_else(|| fuse.clone());
-    let hung = observe.clone().or(fuse).or(two);
-    let mut arguments = Arguments::from_args();
     // What one test leaves hanging for a moment must not be another's surprise.
-    arguments.test_threads = Some(1);
-    let mut trials = Vec::new();
-    for (tests, skip) in [(TESTS, hung), (PIPES, observe), (MOUNTS, mounts)] {
-        for (name, test) in tests {
-            trials.push(trial(name, skip.clone(), *test));
-        }
-    }
-    libtest_mimic::run(&arguments, trials).exit();
+    testing::run_one_by_one(roles!["sleep": be_sleeper, "busy": be_busy], CASES.to_vec());
 }
 
 impl Ends {
@@ -170,7 +148,7 @@ impl Crashed {
     }
 }
 
-fn restore_beside_one_that_hangs() {
+fn restore_undoes_others_beside_a_process_that_hangs_in_exec() {
     let crashed = Crashed::new();
     let done = command(&["--state-dir", &crashed.state(), "restore"]).output().unwrap();
     assert!(done.status.success(), "{done:?}");
@@ -186,7 +164,7 @@ fn without_bpf(args: &[&str]) -> Command {
     setpriv
 }
 
-fn restore_without_bpf() {
+fn restore_without_bpf_undoes_others_beside_a_process_that_hangs_in_exec() {
     let crashed = Crashed::new();
     let state = crashed.state();
     let mut restore = without_bpf(&["--state-dir", &state, "restore"]);
@@ -209,12 +187,15 @@ fn restore_without_bpf() {
     drop(other);
 }
 
-/// What this program does as a child of a test: it has threads that sleep or are busy.
-const ROLE: &str = "HOMENODE_TEST_ROLE";
+fn be_sleeper(args: &[String]) {
+    with_threads(&args[0], false);
+}
 
-fn play(role: &str) {
-    let (what, threads) = role.split_once(' ').unwrap();
-    let busy = what == "busy";
+fn be_busy(args: &[String]) {
+    with_threads(&args[0], true);
+}
+
+fn with_threads(threads: &str, busy: bool) {
     for _ in 1..threads.parse().unwrap() {
         std::thread::Builder::new().stack_size(64 << 10).spawn(move || rest(busy)).unwrap();
     }
@@ -227,8 +208,8 @@ fn rest(busy: bool) -> ! {
     }
 }
 
-fn child(role: &str) -> Ends {
-    Ends(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).spawn().unwrap())
+fn child(role: &str, threads: &str) -> Ends {
+    Ends(testing::myself(role).arg(threads).spawn().unwrap())
 }
 
 fn threads_of(pid: u32) -> Vec<u32> {
@@ -236,11 +217,11 @@ fn threads_of(pid: u32) -> Vec<u32> {
     tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
 }
 
-fn restore_beside_a_crowd() {
+fn restore_puts_back_2000_threads_beside_1000_that_hang_and_100_that_are_busy() {
     beside_a_crowd(command, 0);
 }
 
-fn restore_beside_a_crowd_without_bpf() {
+fn the_same_without_bpf() {
     beside_a_crowd(without_bpf, 1000);
 }
 
@@ -251,7 +232,7 @@ fn beside_a_crowd(restore: impl Fn(&[&str]) -> Command, hung_stay: usize) {
     [&mount, &state].iter().for_each(|dir| fs::create_dir(dir).unwrap());
     let all = cpus(std::process::id());
     let hung = Crowd::start(&mount, 1000).unwrap();
-    let processes: Vec<Ends> = (0..200).map(|_| child("sleep 10")).collect();
+    let processes: Vec<Ends> = (0..200).map(|_| child("sleep", "10")).collect();
     let mut threads: Vec<(u32, u32, u64)> = hung.processes.iter().map(|(pid, start)| (*pid, *pid, *start)).collect();
     for process in &processes {
         let pid = process.0.id();
@@ -259,7 +240,7 @@ fn beside_a_crowd(restore: impl Fn(&[&str]) -> Command, hung_stay: usize) {
         threads.extend(threads_of(pid).into_iter().map(|tid| (pid, tid, start_ticks(tid))));
     }
     write_state(&state, &threads, &all);
-    let _busy = child("busy 100");
+    let _busy = child("busy", "100");
     let bound = |threads: &[(u32, u32, u64)]| threads.iter().filter(|(_, tid, _)| cpus(*tid) != all).count();
     let (hung, healthy) = threads.split_at(1000);
     assert_eq!((bound(hung), bound(healthy)), (1000, 2000));
@@ -269,7 +250,7 @@ fn beside_a_crowd(restore: impl Fn(&[&str]) -> Command, hung_stay: usize) {
     assert_eq!((bound(hung), bound(healthy)), (hung_stay, 0), "{done:?}");
 }
 
-fn run_beside_one_that_hangs() {
+fn run_starts_and_ends_beside_a_process_that_hangs_in_exec() {
     let crashed = Crashed::new();
     let mut run = command(&["--state-dir", &crashed.state(), "--json", "run", "--window", "0.2"]);
     let mut run = Ends(run.stdout(Stdio::piped()).spawn().unwrap());
@@ -284,7 +265,7 @@ fn run_beside_one_that_hangs() {
     crashed.check();
 }
 
-fn commands_beside_one_that_hangs() {
+fn commands_end_beside_a_process_that_hangs_in_exec() {
     let crashed = Crashed::new();
     let (state, pid) = (crashed.state(), crashed.hung.pid.to_string());
     let record = crashed.dir.path().join("record").to_str().unwrap().to_owned();
@@ -309,7 +290,7 @@ fn commands_beside_one_that_hangs() {
 }
 
 /// A file server that did not answer kept the service that waits for `warm` from starting.
-fn warm_at_most() {
+fn warm_at_most_ends_well_where_a_server_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, vec![1; 8 << 20]).unwrap();
@@ -340,7 +321,7 @@ fn shows(pid: u32, what: &str) -> bool {
 }
 
 /// In windows that are long enough.
-fn signalled_beside_one_that_hangs() {
+fn commands_end_on_sigterm_beside_a_process_that_hangs_in_exec() {
     let crashed = Crashed::new();
     let (state, record) = (crashed.state(), crashed.dir.path().join("record").to_str().unwrap().to_owned());
     let commands: [&[&str]; 4] = [
@@ -358,7 +339,7 @@ fn signalled_beside_one_that_hangs() {
     }
 }
 
-fn signalled_before_a_full_pipe() {
+fn commands_end_on_sigterm_before_a_full_pipe() {
     let crashed = Crashed::new();
     let (state, pid) = (crashed.state(), crashed.other.0.id().to_string());
     let commands: [&[&str]; 7] = [
@@ -397,7 +378,7 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     (reader, writer)
 }
 
-fn run_before_a_full_pipe() {
+fn run_ends_and_goes_on_before_a_full_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let (reader, writer) = full_pipe();
     let state = dir.path().to_str().unwrap();
@@ -451,7 +432,7 @@ fn serve([region, mount, state]: &[String; 3], output: std::io::PipeWriter) -> E
     server
 }
 
-fn mount_before_a_full_pipe() {
+fn a_mount_ends_before_a_full_pipe() {
     let dir = tempfile::tempdir().unwrap();
     let of = volume(dir.path());
     let (_reader, writer) = full_pipe();
@@ -462,7 +443,7 @@ fn mount_before_a_full_pipe() {
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&of[1]));
 }
 
-fn mount_beside_a_user_that_hangs() {
+fn a_mount_ends_beside_a_user_that_hangs_in_exec() {
     let dir = tempfile::tempdir().unwrap();
     let (of, hang) = (volume(dir.path()), dir.path().join("hang"));
     fs::create_dir(&hang).unwrap();

@@ -15,115 +15,82 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::Arguments;
 use linux::threads::Threads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::{Case, Tried, cases, disk, installed, need, root};
 
-use common::{Ends, blind, command, homenode, homenode_fs, json, text, trial};
+use common::{Ends, command, homenode, homenode_fs, json, observing, text};
 
-type Test = (&'static str, fn());
-
-const READING: &[Test] = &[
-    ("top_once_shows_who_reads", top_once_shows_who_reads),
-    ("what_is_recorded_can_be_replayed", what_is_recorded_can_be_replayed),
-];
-
-const LIVE: &[Test] = &[
-    ("plan_of_this_machine", plan_of_this_machine),
-    ("a_full_device_ends_a_recording_by_name", a_full_device_ends_a_recording_by_name),
-    ("a_full_disk_leaves_whole_lines", a_full_disk_leaves_whole_lines),
-    ("run_returns_what_its_command_returned", run_returns_what_its_command_returned),
-    ("a_signal_ends_a_long_window", a_signal_ends_a_long_window),
-    ("sigterm_is_passed_on_to_the_command", sigterm_is_passed_on_to_the_command),
-    ("a_second_run_is_refused", a_second_run_is_refused),
-    ("a_closed_stdout_ends_run_quietly", a_closed_stdout_ends_run_quietly),
-    ("readiness_is_told_to_systemd", readiness_is_told_to_systemd),
-    ("what_is_not_there_cannot_be_observed", what_is_not_there_cannot_be_observed),
-    ("what_is_no_control_group_cannot_be_observed", what_is_no_control_group_cannot_be_observed),
-    ("run_says_that_it_waits_for_its_command", run_says_that_it_waits_for_its_command),
-    ("doctor_finds_everything", doctor_finds_everything),
-    ("run_keeps_only_the_right_to_move_threads", run_keeps_only_the_right_to_move_threads),
-    ("its_command_keeps_what_the_user_has", its_command_keeps_what_the_user_has),
-    ("a_command_that_never_began_does_not_keep_run_waiting", a_command_that_never_began_does_not_keep_run_waiting),
-    ("limits_of_the_kernel_take_one_line_a_run", limits_of_the_kernel_take_one_line_a_run),
-    ("a_policy_says_what_a_host_cannot_do", a_policy_says_what_a_host_cannot_do),
-    ("a_program_decides_in_run_as_its_user_and_ends_with_it", a_program_decides_in_run_as_its_user_and_ends_with_it),
-    ("a_program_that_hangs_keeps_no_run_waiting", a_program_that_hangs_keeps_no_run_waiting),
-];
-
-const TERMINAL: &[Test] = &[
-    ("top_gives_the_terminal_back_on_q", top_gives_the_terminal_back_on_q),
-    ("top_gives_the_terminal_back_on_sigterm", top_gives_the_terminal_back_on_sigterm),
-    ("top_ends_when_its_terminal_is_gone", top_ends_when_its_terminal_is_gone),
-    ("top_ends_as_always_when_its_terminal_is_gone", top_ends_as_always_when_its_terminal_is_gone),
-];
-
-const UNPRIVILEGED: &[Test] = &[
-    ("without_root_nodes_and_plans_work", without_root_nodes_and_plans_work),
-    ("without_root_where_says_what_is_hidden", without_root_where_says_what_is_hidden),
-    ("without_root_observing_says_what_is_missing", without_root_observing_says_what_is_missing),
+const CASES: &[Case] = cases![
+    [observing()]
+        plan_of_this_machine,
+        a_full_device_ends_a_recording_by_name,
+        a_full_disk_leaves_whole_lines,
+        run_returns_what_its_command_returned,
+        a_signal_ends_a_long_window,
+        sigterm_is_passed_on_to_the_command,
+        a_second_run_is_refused,
+        a_closed_stdout_ends_run_quietly,
+        readiness_is_told_to_systemd,
+        what_is_not_there_cannot_be_observed,
+        what_is_no_control_group_cannot_be_observed,
+        run_says_that_it_waits_for_its_command,
+        doctor_finds_everything,
+        run_keeps_only_the_right_to_move_threads,
+        its_command_keeps_what_the_user_has,
+        a_command_that_never_began_does_not_keep_run_waiting,
+        limits_of_the_kernel_take_one_line_a_run,
+        a_policy_says_what_a_host_cannot_do,
+        a_program_decides_in_run_as_its_user_and_ends_with_it,
+        a_program_that_hangs_keeps_no_run_waiting;
+    [observing(), on_disk()]
+        top_once_shows_who_reads,
+        what_is_recorded_can_be_replayed;
+    [observing(), on_disk(), installed("perl")]
+        a_report_names_nobody,
+        run_sees_its_command_from_the_start;
+    [observing(), on_disk(), overlayfs()] a_path_leads_to_the_inode_that_is_read;
+    [observing(), installed("script")]
+        top_gives_the_terminal_back_on_q,
+        top_gives_the_terminal_back_on_sigterm,
+        top_ends_when_its_terminal_is_gone,
+        top_ends_as_always_when_its_terminal_is_gone;
+    [observing(), installed("unshare"), systemd()] the_unit_runs_under_its_restrictions;
+    [observing(), on_disk(), installed("strace"), installed("systemd-analyze")] the_units_allow_every_call;
+    [root()]
+        without_root_nodes_and_plans_work,
+        without_root_where_says_what_is_hidden,
+        without_root_observing_says_what_is_missing,
+        moving_takes_cap_sys_nice_and_no_more;
+    [root(), installed("unshare")] without_btf_it_says_so_and_does_the_rest;
+    [installed("systemd-analyze")] the_units_expose_little;
+    [installed("bash")] bash_accepts_its_completions = || completions("bash", "-n");
+    [installed("zsh")] zsh_accepts_its_completions = || completions("zsh", "-n");
+    [installed("fish")] fish_accepts_its_completions = || completions("fish", "--no-execute");
+    [installed("man"), installed("groff")] manual_pages_render_without_a_warning;
 ];
 
 fn main() {
-    let arguments = Arguments::from_args();
-    let root = (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned());
-    let observe = blind();
-    let script = observe.clone().or_else(|| lacks("script"));
-    let reading = observe.clone().or_else(no_disk);
-    let perl = reading.clone().or_else(|| lacks("perl"));
-    let (not_root, observable) = (root.clone(), observe.clone());
-    let mut trials = Vec::new();
-    for (tests, skip) in [(READING, reading), (LIVE, observe), (TERMINAL, script), (UNPRIVILEGED, root)] {
-        for (name, test) in tests {
-            trials.push(trial(name, skip.clone(), *test));
-        }
-    }
-    let unshare = if rustix::process::geteuid().is_root() { lacks("unshare") } else { Some("needs root".to_owned()) };
-    trials.push(trial("without_btf_it_says_so_and_does_the_rest", unshare, without_btf));
-    trials.push(trial(
-        "moving_takes_cap_sys_nice_and_no_more",
-        not_root.clone(),
-        moving_takes_cap_sys_nice_and_no_more,
-    ));
-    let systemd = observable.clone().or_else(|| lacks("unshare")).or_else(|| {
-        let missing = !Path::new(SYSTEMD).exists();
-        missing.then(|| format!("{SYSTEMD} is not installed"))
-    });
-    trials.push(trial("the_units_expose_little", lacks("systemd-analyze"), the_units_expose_little));
-    let overlay = !fs::read_to_string("/proc/filesystems").unwrap().contains("\toverlay\n");
-    let overlay = observable.clone().or_else(no_disk).or(overlay.then(|| "this kernel has no overlayfs".to_owned()));
-    trials.push(trial("a_path_leads_to_the_inode_that_is_read", overlay, a_path_leads_to_the_inode_that_is_read));
-    let traced = no_disk().or_else(|| lacks("strace")).or_else(|| lacks("systemd-analyze"));
-    trials.push(trial("the_units_allow_every_call", observable.clone().or(traced), the_units_allow_every_call));
-    trials.push(trial("the_unit_runs_under_its_restrictions", systemd, the_unit_runs_under_its_restrictions));
-    trials.push(trial("a_report_names_nobody", perl.clone(), a_report_names_nobody));
-    trials.push(trial("run_sees_its_command_from_the_start", perl, run_sees_its_command_from_the_start));
-    for (shell, args) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
-        trials.push(trial(&format!("{shell}_accepts_its_completions"), lacks(shell), move || completions(shell, args)));
-    }
-    trials.push(trial("manual_pages_render_without_a_warning", lacks("man").or_else(|| lacks("groff")), manual_pages));
-    libtest_mimic::run(&arguments, trials).exit();
+    testing::run(&[], CASES.to_vec());
 }
 
-fn lacks(tool: &str) -> Option<String> {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&paths).any(|dir| dir.join(tool).is_file());
-    (!found).then(|| format!("{tool} is not installed"))
+fn overlayfs() -> Tried {
+    let there = fs::read_to_string("/proc/filesystems").unwrap().contains("\toverlay\n");
+    need(there, "this kernel has no overlayfs")
 }
 
-/// Where test files are made: `$HOMENODE_TEST_DIR`, or cargo's own directory, which is on a disk
-/// more often than /tmp is.
-fn base() -> PathBuf {
-    std::env::var_os("HOMENODE_TEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")), PathBuf::from)
+fn systemd() -> Tried {
+    need(Path::new(SYSTEMD).exists(), format!("{SYSTEMD} is not installed"))
 }
 
-/// Why reads of test files cannot be observed by every kernel.
-fn no_disk() -> Option<String> {
+/// Needs test files whose reads every kernel shows.
+fn on_disk() -> Tried {
     const TMPFS: i64 = 0x0102_1994;
     const V9FS: i64 = 0x0102_1997;
-    let kind = rustix::fs::statfs(base()).unwrap().f_type as i64;
-    [TMPFS, V9FS].contains(&kind).then(|| format!("{} is on tmpfs or 9p: set HOMENODE_TEST_DIR", base().display()))
+    let disk = disk();
+    let kind = rustix::fs::statfs(&disk).unwrap().f_type as i64;
+    need(![TMPFS, V9FS].contains(&kind), format!("{} is on tmpfs or 9p: set HOMENODE_TEST_DIR", disk.display()))
 }
 
 /// A directory for one test, with a state directory's path in it.
@@ -131,7 +98,7 @@ struct Place(tempfile::TempDir, tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        Self::below(&base())
+        Self::below(&disk())
     }
 
     /// Root trusts no state directory below one of somebody else's, which a checkout may be.
@@ -1041,7 +1008,7 @@ fn without_root_observing_says_what_is_missing() {
 
 /// As on a kernel without BTF: an empty directory over the place where the kernel shows it. libbpf
 /// used to say so too, on its own.
-fn without_btf() {
+fn without_btf_it_says_so_and_does_the_rest() {
     let script = "mount -t tmpfs none /sys/kernel/btf || exit 99; shift; exec \"$0\" \"$@\"";
     let hidden = |args: &[&str]| {
         let mut command = Command::new("unshare");
@@ -1071,7 +1038,7 @@ fn completions(shell: &str, check_only: &str) {
     }
 }
 
-fn manual_pages() {
+fn manual_pages_render_without_a_warning() {
     let place = Place::new();
     let pages = place.path("man");
     assert!([command, homenode_fs].iter().all(|program| program(&["man", &pages]).status().unwrap().success()));

@@ -5,48 +5,44 @@
 
 mod common;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use libtest_mimic::Arguments;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::{Case, Tried, cases, mounting, need};
 
-use common::{blind, homenode, homenode_fs, trial};
+use common::{homenode, homenode_fs, observing};
 
-const TESTS: &[(&str, fn())] = &[
-    ("a_thread_and_its_journal_and_the_end", a_thread_and_its_journal_and_the_end),
-    ("a_killed_server_leaves_nothing_bound_after_restore", a_killed_server_leaves_nothing_bound_after_restore),
-    ("the_next_mount_undoes_what_a_killed_server_left", the_next_mount_undoes_what_a_killed_server_left),
-    ("a_policy_that_fails_takes_no_mount_away", a_policy_that_fails_takes_no_mount_away),
-    ("what_can_fail_fails_before_the_mount", what_can_fail_fails_before_the_mount),
-    ("a_dry_run_writes_to_no_directory_of_another_user", a_dry_run_writes_to_no_directory_of_another_user),
-    ("a_recording_of_a_mount_replays", a_recording_of_a_mount_replays),
-    ("files_of_a_mount_are_shown_and_moved_as_others_are", files_of_a_mount_are_shown_and_moved_as_others_are),
-    ("a_volume_without_the_nodes_is_refused", a_volume_without_the_nodes_is_refused),
-    ("emulated_nodes_have_the_cpus_that_the_server_may_use", emulated_nodes_have_the_cpus_that_the_server_may_use),
+const CASES: &[Case] = cases![
+    [emulating()]
+        a_thread_and_its_journal_and_the_end,
+        a_killed_server_leaves_nothing_bound_after_restore,
+        the_next_mount_undoes_what_a_killed_server_left,
+        a_policy_that_fails_takes_no_mount_away,
+        what_can_fail_fails_before_the_mount,
+        a_dry_run_writes_to_no_directory_of_another_user,
+        a_recording_of_a_mount_replays,
+        files_of_a_mount_are_shown_and_moved_as_others_are,
+        a_volume_without_the_nodes_is_refused,
+        emulated_nodes_have_the_cpus_that_the_server_may_use;
+    [emulating(), observing()] top_and_explain_show_a_volume_beside_the_host;
 ];
 
 fn main() {
-    let missing = if !rustix::process::geteuid().is_root() {
-        Some("mounting needs root".to_owned())
-    } else if let Err(e) = OpenOptions::new().read(true).write(true).open("/dev/fuse") {
-        Some(format!("/dev/fuse: {e}"))
-    } else {
-        // A reader that may not use every CPU has an affinity of its own, and stays where it is.
-        bind(0, &mut (0..rustix::thread::CpuSet::MAX_CPU as u32));
-        (mask(0).len() < 2).then(|| "two nodes are emulated on two CPUs or more".to_owned())
-    };
-    let observing = top_and_explain_show_a_volume_beside_the_host as fn();
-    let observing = ("top_and_explain_show_a_volume_beside_the_host", observing, missing.clone().or_else(blind));
-    let others = TESTS.iter().map(|(name, test)| (*name, *test, missing.clone()));
-    let trials = others.chain([observing]).map(|(name, test, missing)| trial(name, missing, test));
-    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    testing::run_one_by_one(&[], CASES.to_vec());
+}
+
+/// Needs mounts, and two CPUs for the nodes.
+fn emulating() -> Tried {
+    mounting()?;
+    // A reader that may not use every CPU has an affinity of its own, and stays where it is.
+    bind(0, &mut (0..rustix::thread::CpuSet::MAX_CPU as u32));
+    need(mask(0).len() > 1, "two nodes are emulated on two CPUs or more")
 }
 
 /// The CPUs that a thread of this process may run on, as `/proc` lists them; 0: the calling one.

@@ -7,33 +7,20 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use testing::{Case, Tried, cases, root, skip};
 
 /// Nobody's user and group id.
 const NOBODY: u32 = 65_534;
 
-/// The error says why the test cannot run here.
-type Test = fn() -> Result<(), String>;
+const CASES: &[Case] = cases![[root()]
+    somebody_elses_kubelet_does_not_hold_doctor_up = || beside_a_fake_kubelet(&["doctor", "--json"]),
+    somebody_elses_kubelet_does_not_hold_run_up = || beside_a_fake_kubelet(&["run", "--dry-run", "--windows", "1"]),
+    sigterm_ends_run_while_it_starts,
+];
 
 fn main() {
-    let tests: [(&str, Test); 3] = [
-        ("somebody_elses_kubelet_does_not_hold_doctor_up", || beside_a_fake_kubelet(&["doctor", "--json"])),
-        ("somebody_elses_kubelet_does_not_hold_run_up", || {
-            beside_a_fake_kubelet(&["run", "--dry-run", "--windows", "1"])
-        }),
-        ("sigterm_ends_run_while_it_starts", sigterm_ends_run_while_it_starts),
-    ];
-    let trials = tests.map(|(name, test)| {
-        Trial::ignorable_test(name, move || {
-            let root = rustix::process::geteuid().is_root();
-            match if root { test() } else { Err("needs root".to_owned()) } {
-                Ok(()) => Ok::<_, Failed>(Completion::Completed),
-                Err(why) => Ok(Completion::ignored_with(why)),
-            }
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
+    testing::run(&[], CASES.to_vec());
 }
 
 /// A process with all that it has started; killed when dropped.
@@ -68,7 +55,7 @@ fn homenode(args: &[&str]) -> Running {
 
 /// A process of nobody's that calls itself kubelet and names a FIFO, which nobody writes to, as its
 /// configuration.
-fn beside_a_fake_kubelet(args: &[&str]) -> Result<(), String> {
+fn beside_a_fake_kubelet(args: &[&str]) -> Tried {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let (program, fifo) = (dir.path().join("kubelet"), dir.path().join("fifo"));
@@ -79,7 +66,7 @@ fn beside_a_fake_kubelet(args: &[&str]) -> Result<(), String> {
     command.arg(format!("--config={}", fifo.display())).uid(NOBODY).gid(NOBODY).process_group(0).current_dir("/");
     let kubelet = match command.spawn() {
         Ok(kubelet) => Running(kubelet),
-        Err(error) => return Err(format!("nobody cannot run {}: {error}", program.display())),
+        Err(error) => return skip(format!("nobody cannot run {}: {error}", program.display())),
     };
     let comm = || std::fs::read_to_string(format!("/proc/{}/comm", kubelet.0.id())).unwrap();
     while comm() != "kubelet\n" {
@@ -90,7 +77,7 @@ fn beside_a_fake_kubelet(args: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn sigterm_ends_run_while_it_starts() -> Result<(), String> {
+fn sigterm_ends_run_while_it_starts() {
     // At any moment from the first on, up to the first line.
     for pause in [Some(0), Some(5), Some(50), Some(200), None] {
         let mut run = homenode(&["run", "--dry-run"]);
@@ -101,5 +88,4 @@ fn sigterm_ends_run_while_it_starts() -> Result<(), String> {
         let _ = kill_process(Pid::from_child(&run.0), Signal::TERM);
         run.ends();
     }
-    Ok(())
 }

@@ -8,91 +8,59 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testing::{Case, Tried, cases, linux_from, mounting, need};
 
-const TESTS: &[(&str, fn())] = &[
-    ("it_returns_when_the_mount_works", it_returns_when_the_mount_works),
-    ("refusals_are_one_line_with_their_exit_code", refusals_are_one_line_with_their_exit_code),
-    ("mount_8_finds_what_it_expects", mount_8_finds_what_it_expects),
-    ("a_policy_starts_with_a_mount_of_mount_8", a_policy_starts_with_a_mount_of_mount_8),
-    ("a_mount_by_hand_says_what_decides", a_mount_by_hand_says_what_decides),
-    (
-        "a_mount_that_works_is_none_that_failed_when_nobody_reads_it",
+const CASES: &[Case] = cases![
+    [mounting()]
+        it_returns_when_the_mount_works,
+        refusals_are_one_line_with_their_exit_code,
+        mount_8_finds_what_it_expects,
+        a_policy_starts_with_a_mount_of_mount_8,
+        a_mount_by_hand_says_what_decides,
         a_mount_that_works_is_none_that_failed_when_nobody_reads_it,
-    ),
-    ("a_signal_unmounts", a_signal_unmounts),
-    ("a_server_serves_on_when_nobody_reads_what_it_says", a_server_serves_on_when_nobody_reads_what_it_says),
-    ("a_dead_mount_is_told_with_what_to_do", a_dead_mount_is_told_with_what_to_do),
-    ("fsck_says_that_a_volume_was_not_unmounted", fsck_says_that_a_volume_was_not_unmounted),
-    ("a_mount_on_emulated_nodes_says_so", a_mount_on_emulated_nodes_says_so),
-    ("a_signal_ends_no_server_whose_mount_somebody_took_away", a_signal_ends_no_server_whose_mount_somebody_took_away),
-    ("a_covered_mount_is_served_until_it_can_be_unmounted", a_covered_mount_is_served_until_it_can_be_unmounted),
-    (
-        "a_remount_keeps_the_options_and_takes_homenodes_mounts_alone",
+        a_signal_unmounts,
+        a_server_serves_on_when_nobody_reads_what_it_says,
+        a_dead_mount_is_told_with_what_to_do,
+        fsck_says_that_a_volume_was_not_unmounted,
+        a_mount_on_emulated_nodes_says_so,
+        a_signal_ends_no_server_whose_mount_somebody_took_away,
+        a_covered_mount_is_served_until_it_can_be_unmounted,
         a_remount_keeps_the_options_and_takes_homenodes_mounts_alone,
-    ),
-    ("an_aborted_connection_leaves_no_dead_mount", an_aborted_connection_leaves_no_dead_mount),
-    ("options_of_users_imply_what_mount_8_says", options_of_users_imply_what_mount_8_says),
-    ("options_of_all_file_systems_are_known", options_of_all_file_systems_are_known),
-    ("a_damaged_directory_locks_nobody_out", a_damaged_directory_locks_nobody_out),
-    ("a_damaged_file_can_be_removed_through_a_mount", a_damaged_file_can_be_removed_through_a_mount),
-    ("a_volume_on_a_read_only_medium_can_be_mounted", a_volume_on_a_read_only_medium_can_be_mounted),
-    ("a_sparse_region_is_filled_or_refused", a_sparse_region_is_filled_or_refused),
-    ("files_of_a_mount_are_looked_at_and_moved", files_of_a_mount_are_looked_at_and_moved),
-    ("what_a_mount_refuses_to_move_is_told", what_a_mount_refuses_to_move_is_told),
-    ("a_scrub_of_a_mount_names_the_damaged_file_and_place", a_scrub_of_a_mount_names_the_damaged_file_and_place),
-    ("quotas_are_shown_and_set_on_a_mount", quotas_are_shown_and_set_on_a_mount),
-    ("write_back_is_refused_where_it_would_mislead", write_back_is_refused_where_it_would_mislead),
+        an_aborted_connection_leaves_no_dead_mount,
+        options_of_users_imply_what_mount_8_says,
+        options_of_all_file_systems_are_known,
+        a_damaged_directory_locks_nobody_out,
+        a_damaged_file_can_be_removed_through_a_mount,
+        a_volume_on_a_read_only_medium_can_be_mounted,
+        a_sparse_region_is_filled_or_refused,
+        files_of_a_mount_are_looked_at_and_moved,
+        what_a_mount_refuses_to_move_is_told,
+        a_scrub_of_a_mount_names_the_damaged_file_and_place,
+        quotas_are_shown_and_set_on_a_mount,
+        write_back_is_refused_where_it_would_mislead;
+    [mounting(), sparing()] a_server_is_not_the_oom_killers_first_choice;
+    [mounting(), need(cfg!(target_arch = "x86_64"), "memory that fails ends the process here")]
+        a_server_goes_on_when_some_of_its_memory_has_failed;
+    [mounting(), mapping_owners()] an_idmapped_mount_shows_and_keeps_mapped_owners;
 ];
 
 fn main() {
-    let missing = if !rustix::process::geteuid().is_root() {
-        Some("mounting needs root".to_owned())
-    } else {
-        fs::OpenOptions::new().write(true).open("/dev/fuse").err().map(|error| format!("/dev/fuse: {error}"))
-    };
-    let spared = a_server_is_not_the_oom_killers_first_choice as fn();
-    let spared = ("a_server_is_not_the_oom_killers_first_choice", spared, no_sys_resource());
-    let failed = a_server_goes_on_when_some_of_its_memory_has_failed as fn();
-    let failed = ("a_server_goes_on_when_some_of_its_memory_has_failed", failed, no_catching());
-    let idmapped = ("an_idmapped_mount_shows_and_keeps_mapped_owners", an_idmapped_mount as fn(), no_idmap());
-    let all = TESTS.iter().map(|(name, test)| (*name, *test, None)).chain([spared, failed, idmapped]);
-    let trials = all.map(|(name, test, lacks)| {
-        let missing = missing.clone().or(lacks);
-        Trial::ignorable_test(name, move || match missing {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => {
-                test();
-                Ok::<_, Failed>(Completion::Completed)
-            }
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    testing::run(&[], CASES.to_vec());
 }
 
-/// Why this machine spares nobody from the OOM killer.
-fn no_sys_resource() -> Option<String> {
+/// Needs to be allowed to spare a process from the OOM killer.
+fn sparing() -> Tried {
     let spare = Command::new("sh").args(["-c", "echo -1000 > /proc/self/oom_score_adj"]).output();
-    (!spare.is_ok_and(|done| done.status.success())).then(|| "CAP_SYS_RESOURCE is missing".to_owned())
+    need(spare.is_ok_and(|done| done.status.success()), "CAP_SYS_RESOURCE is missing")
 }
 
-/// Why memory that fails cannot be survived here.
-fn no_catching() -> Option<String> {
-    (!cfg!(target_arch = "x86_64")).then(|| "memory that fails ends the process here".to_owned())
-}
-
-/// Why no FUSE mount can be idmapped here.
-fn no_idmap() -> Option<String> {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse().unwrap_or(0));
-    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if (major, minor) < (6, 12) {
-        return Some(format!("Linux 6.12 can, this is {release}"));
-    }
-    let made = Command::new("unshare").args(["--user", "true"]).output().unwrap();
-    (!made.status.success()).then(|| String::from_utf8_lossy(&made.stderr).trim().to_owned())
+/// Needs FUSE mounts that can be idmapped.
+fn mapping_owners() -> Tried {
+    linux_from(6, 12)?;
+    let made = Command::new("unshare").args(["--user", "true"]).output()?;
+    need(made.status.success(), String::from_utf8_lossy(&made.stderr).trim())
 }
 
 /// A volume, and a directory to mount it on.
@@ -945,7 +913,7 @@ fn idmapped(dir: &str, namespace: &fs::File) -> std::io::Result<std::os::fd::Own
 }
 
 /// Pods with user namespaces need it.
-fn an_idmapped_mount() {
+fn an_idmapped_mount_shows_and_keeps_mapped_owners() {
     use rustix::fs::{AtFlags, Mode, OFlags, openat, statat};
     use std::os::unix::fs::MetadataExt;
     let place = Place::new();

@@ -17,50 +17,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testing::{Case, cases, linux_from, mounting};
 
-const TESTS: &[(&str, fn())] = &[
-    ("nobody_on_a_mount_notices_that_its_server_is_killed", nobody_on_a_mount_notices_that_its_server_is_killed),
-    ("what_removed_files_hold_is_free_after_a_takeover", what_removed_files_hold_is_free_after_a_takeover),
-    ("a_number_that_the_kernel_knows_goes_to_no_other_file", a_number_that_the_kernel_knows_goes_to_no_other_file),
-    ("an_upgrade_replaces_the_program", an_upgrade_replaces_the_program),
-    ("a_program_that_does_not_work_is_no_upgrade", a_program_that_does_not_work_is_no_upgrade),
-    ("a_holder_lets_go_after_three_failed_starts", a_holder_lets_go_after_three_failed_starts),
-    ("a_mount_without_a_holder_cannot_be_upgraded", a_mount_without_a_holder_cannot_be_upgraded),
-    ("a_held_mount_ends_by_umount_and_by_a_signal", a_held_mount_ends_by_umount_and_by_a_signal),
+/// Before Linux 6.9 no request is sent again.
+const CASES: &[Case] = cases![[mounting(), linux_from(6, 9)]
+    nobody_on_a_mount_notices_that_its_server_is_killed,
+    what_removed_files_hold_is_free_after_a_takeover,
+    a_number_that_the_kernel_knows_goes_to_no_other_file,
+    an_upgrade_replaces_the_program,
+    a_program_that_does_not_work_is_no_upgrade,
+    a_holder_lets_go_after_three_failed_starts,
+    a_mount_without_a_holder_cannot_be_upgraded,
+    a_held_mount_ends_by_umount_and_by_a_signal,
 ];
 
 /// Longest time that something can be thought to take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() {
-    let missing = if !rustix::process::geteuid().is_root() {
-        Some("mounting needs root".to_owned())
-    } else if !can_resend() {
-        Some("before Linux 6.9 no request is sent again".to_owned())
-    } else {
-        OpenOptions::new().write(true).open("/dev/fuse").err().map(|error| format!("/dev/fuse: {error}"))
-    };
-    let trials = TESTS.iter().map(|(name, test)| {
-        let missing = missing.clone();
-        Trial::ignorable_test(*name, move || match missing {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => {
-                test();
-                Ok::<_, Failed>(Completion::Completed)
-            }
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
-}
-
-fn can_resend() -> bool {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
-    (numbers.next().unwrap(), numbers.next().unwrap()) >= (6, 9)
+    testing::run(&[], CASES.to_vec());
 }
 
 fn of_env(name: &str, default: u64) -> u64 {

@@ -611,30 +611,10 @@ fn completions_for_every_shell() {
 
 #[test]
 fn a_manual_page_for_every_sub_command() {
-    let dir = tempfile::tempdir().unwrap();
-    let man = dir.path().join("man1");
-    assert_eq!(stdout(&["man", man.to_str().unwrap()]), "");
-    let mut pages: Vec<_> =
-        fs::read_dir(&man).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    pages.sort();
-    let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"];
+    let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"].map(str::to_owned);
     let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];
-    let mut expected: Vec<_> = of.iter().map(|name| format!("homenode-fs-{name}.1")).collect();
-    expected.extend(of_fs.iter().map(|name| format!("homenode-fs-fs-{name}.1")));
-    expected.push("homenode-fs.1".to_owned());
-    expected.sort();
-    assert_eq!(pages, expected);
-    // Each page that a page refers to is there.
-    let mut references = 0;
-    for page in &pages {
-        let text = fs::read_to_string(man.join(page)).unwrap().replace("\\-", "-");
-        for word in text.split_whitespace().filter(|word| word.starts_with("homenode-") && word.ends_with("(1)")) {
-            references += 1;
-            assert!(pages.contains(&word.replace("(1)", ".1")), "{page}: {word}");
-        }
-    }
-    assert!(references >= of.len() + of_fs.len(), "{references}");
-    let mkfs = fs::read_to_string(man.join("homenode-fs-mkfs.1")).unwrap();
+    let all = [&of[..], &of_fs.map(|name| format!("fs-{name}"))].concat();
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-fs"), &all);
+    let mkfs = &pages["homenode-fs-mkfs.1"];
     assert!(mkfs.contains(".TH") && mkfs.contains("no\\-data\\-checksums") && mkfs.contains("EXAMPLES"), "{mkfs}");
-    assert_eq!(stdout(&["man"]), fs::read_to_string(man.join("homenode-fs.1")).unwrap());
 }

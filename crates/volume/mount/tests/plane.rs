@@ -14,49 +14,34 @@ use engine::settings::Moves;
 use engine::{Engine, JobState, Plane, PlaneError, Settings as Rails, Started};
 use fs::medium::{Mapped, Medium, Profile, RegionFile};
 use fs::{Ino, Layout, NewFile, Placement, Volume};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use linux::affinity;
 use linux::threads::Threads;
 use mount::plane::{Callers, Settings, VolumePlane};
 use placement::{FileRange, Move, RANGE_BYTES, Reason, Snapshot, Subject, nthread, promote};
+use testing::{Case, cases, two_cpus};
 use topology::{CpuSet, FileId, NodeId, Topology};
 
 const FILE_BYTES: usize = 1 << 20;
 const DEVICE: u32 = FileId::device(0, 77);
 
-const TESTS: &[(&str, fn())] = &[
-    ("a_reader_moves_to_its_data_and_back_at_the_end", a_reader_moves_to_its_data_and_back_at_the_end),
-    ("a_recorded_window_gives_the_plan_that_was_made", a_recorded_window_gives_the_plan_that_was_made),
-    ("a_file_is_where_its_move_ended", a_file_is_where_its_move_ended),
-    ("only_what_a_move_has_moved_is_taken_back", only_what_a_move_has_moved_is_taken_back),
-    ("only_the_ranges_of_a_move_go_and_come_back", only_the_ranges_of_a_move_go_and_come_back),
-    ("what_is_read_on_slow_memory_comes_to_its_readers", what_is_read_on_slow_memory_comes_to_its_readers),
-    ("what_is_not_on_the_volume_is_refused", what_is_not_on_the_volume_is_refused),
-    ("what_a_server_does_counts_for_its_caller", what_a_server_does_counts_for_its_caller),
-    ("the_servers_own_threads_share_no_file", the_servers_own_threads_share_no_file),
-    ("ended_threads_keep_no_counters", ended_threads_keep_no_counters),
-    ("files_that_the_kernel_has_forgotten_stay_so", files_that_the_kernel_has_forgotten_stay_so),
+/// Two nodes are emulated. Readers that may not use all CPUs have an affinity of their own, and
+/// stay.
+const CASES: &[Case] = cases![[two_cpus()]
+    a_reader_moves_to_its_data_and_back_at_the_end,
+    a_recorded_window_gives_the_plan_that_was_made,
+    a_file_is_where_its_move_ended,
+    only_what_a_move_has_moved_is_taken_back,
+    only_the_ranges_of_a_move_go_and_come_back,
+    what_is_read_on_slow_memory_comes_to_its_readers,
+    what_is_not_on_the_volume_is_refused,
+    what_a_server_does_counts_for_its_caller,
+    the_servers_own_threads_share_no_file,
+    ended_threads_keep_no_counters,
+    files_that_the_kernel_has_forgotten_stay_so,
 ];
 
 fn main() {
-    let (own, all) = (affinity::get(own_tid()).unwrap(), topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus());
-    let missing = if own.len() < 2 {
-        Some("two nodes are emulated on two CPUs or more".to_owned())
-    } else {
-        // Readers that may not use all CPUs have an affinity of their own, and stay.
-        (own != all).then(|| format!("the tests themselves are bound to the CPUs {own}"))
-    };
-    let trials = TESTS.iter().map(|(name, test)| {
-        let missing = missing.clone();
-        Trial::ignorable_test(*name, move || match missing {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => {
-                test();
-                Ok::<_, Failed>(Completion::Completed)
-            }
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    testing::run(&[], CASES.to_vec());
 }
 
 fn own_tid() -> u32 {

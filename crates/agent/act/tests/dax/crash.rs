@@ -14,8 +14,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
+use testing::{Case, cases};
 
-use super::volume::{MIB, MOUNT, check, create, extents, move_to, nodes, number};
+use super::volume::{MIB, MOUNT, check, create, extents, move_to, nodes, number, on_volume};
+
+pub const CASES: &[Case] = cases![[on_volume()] a_crash_leaves_old_or_new_blocks];
 
 const SIZE: u64 = 8 * MIB;
 
@@ -83,8 +86,8 @@ fn whole(path: &Path, synced: u64) {
 
 /// Starts this program in a role of its own. Returns it and the lines that it prints.
 fn start(role: &str, path: &Path) -> (Child, Lines<BufReader<ChildStdout>>) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--role", role]).arg(path).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut command = testing::myself(role);
+    command.arg(path).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     (child, lines)
@@ -153,7 +156,7 @@ pub fn be_mover(args: &[String]) {
     }
 }
 
-pub fn crashed() {
+fn a_crash_leaves_old_or_new_blocks() {
     let path = Path::new(MOUNT).join("crash");
     begin(&path);
     let (device, options) = mounted();

@@ -8,10 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use act::dax::{DaxMove, NO_ROOM};
 use rustix::fs::{FallocateFlags, fallocate};
+use testing::{Case, cases};
 use topology::NodeId;
 
 use super::load::Ends;
-use super::volume::{Extent, MIB, check, create, directory, extents, fill, finish, move_to, nodes};
+use super::volume::{Extent, MIB, check, create, directory, extents, fill, finish, move_to, nodes, on_volume};
+
+pub const CASES: &[Case] = cases![[on_volume()]
+    a_file_moves_and_keeps_all_else,
+    a_file_that_grows_and_shrinks_stays_right,
+    a_full_node_is_said,
+];
 
 /// Flag of an extent that is allocated and not written (`linux/fiemap.h`).
 const UNWRITTEN: u32 = 0x800;
@@ -29,7 +36,7 @@ fn shape(file: &File) -> Vec<(u64, u64, bool)> {
     runs
 }
 
-pub fn moved_and_kept() {
+fn a_file_moves_and_keeps_all_else() {
     let dir = directory();
     let path = dir.path().join("file");
     let size = 9 * MIB + 4096 + 5;
@@ -69,7 +76,7 @@ pub fn moved_and_kept() {
 }
 
 /// A file grows, byte by byte and block by block, and is cut, while it moves.
-pub fn resized() {
+fn a_file_that_grows_and_shrinks_stays_right() {
     let dir = directory();
     let path = dir.path().join("file");
     let file = create(&path, 2, 8 * MIB);
@@ -118,7 +125,7 @@ fn take_all(path: &Path) -> File {
     file
 }
 
-pub fn full() {
+fn a_full_node_is_said() {
     let dir = directory();
     let path = dir.path().join("file");
     let file = create(&path, 3, 4 * MIB);

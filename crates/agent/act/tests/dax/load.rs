@@ -6,13 +6,19 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use act::dax::MAPPED;
+use testing::{Case, cases};
 
-use super::volume::{MIB, check, create, directory, move_to, nodes, number, word};
+use super::volume::{MIB, check, create, directory, move_to, nodes, number, on_volume, word};
+
+pub const CASES: &[Case] = cases![[on_volume()]
+    moves_under_readers_and_writers_lose_nothing,
+    a_file_mapped_writable_stays,
+];
 
 /// Bytes at the file's start that writers change; nobody writes the rest.
 const WRITTEN: u64 = 4 * MIB;
@@ -130,7 +136,7 @@ fn write(
     (stores, lost)
 }
 
-pub fn under_load() {
+fn moves_under_readers_and_writers_lose_nothing() {
     let dir = directory();
     let path = dir.path().join("file");
     let size = size();
@@ -215,13 +221,8 @@ struct Writer(Child);
 
 impl Writer {
     fn start(path: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--role", "mapped-writer"])
-            .arg(path)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            testing::myself("mapped-writer").arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = [0; 7];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
         assert_eq!(&line, b"mapped\n");
@@ -240,7 +241,7 @@ impl Writer {
 }
 
 /// A process that maps the file shared and writable keeps the file where it is.
-pub fn mapped_writable() {
+fn a_file_mapped_writable_stays() {
     let dir = directory();
     let path = dir.path().join("file");
     let file = create(&path, 8, WRITTEN);

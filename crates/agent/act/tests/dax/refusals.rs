@@ -8,15 +8,22 @@ use std::process::Command;
 
 use act::copying::Copying;
 use act::dax::{DELETED, DaxMove, SHARED};
+use testing::{Case, cases};
 use topology::NodeId;
 
-use super::volume::{MIB, check, create, directory, finish, nodes};
+use super::volume::{MIB, check, create, directory, finish, nodes, on_volume};
+
+pub const CASES: &[Case] = cases![[on_volume()]
+    shared_blocks_stay,
+    a_deleted_file_is_let_go,
+    what_must_not_be_moved_is_refused,
+];
 
 fn why(file: &File, to: u32) -> &'static str {
     DaxMove::prepare(file, NodeId(to)).map(drop).expect_err("it was not refused").reason
 }
 
-pub fn refused() {
+fn what_must_not_be_moved_is_refused() {
     let dir = directory();
     let path = dir.path().join("file");
     let file = create(&path, 4, MIB);
@@ -51,7 +58,7 @@ pub fn refused() {
     }
 }
 
-pub fn reflinked() {
+fn shared_blocks_stay() {
     let dir = directory();
     let file = create(&dir.path().join("file"), 5, 4 * MIB);
     let copy = File::create_new(dir.path().join("copy")).unwrap();
@@ -73,7 +80,7 @@ pub fn reflinked() {
     check(&file, 5, 0, 4 * MIB);
 }
 
-pub fn deleted() {
+fn a_deleted_file_is_let_go() {
     let dir = directory();
     let path = dir.path().join("file");
     let file = create(&path, 6, 6 * MIB);

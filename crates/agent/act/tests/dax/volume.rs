@@ -9,6 +9,7 @@ use std::process::Command;
 
 use act::copying::{Copied, Copying};
 use act::dax::DaxMove;
+use testing::{Tried, need};
 use topology::NodeId;
 
 pub const MIB: u64 = 1 << 20;
@@ -20,9 +21,8 @@ pub fn number(variable: &str, default: u32) -> u32 {
 }
 
 /// Why these tests cannot run here.
-pub fn missing() -> Option<String> {
-    (!Path::new(MOUNT).is_dir())
-        .then(|| "no XFS over the persistent memory of two nodes is mounted as /mnt/pmem".to_owned())
+pub fn on_volume() -> Tried {
+    need(Path::new(MOUNT).is_dir(), "no XFS over the persistent memory of two nodes is mounted as /mnt/pmem")
 }
 
 /// A directory for one test, removed with all in it.

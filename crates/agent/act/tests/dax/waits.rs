@@ -7,14 +7,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use act::dax::PINNED;
+use testing::{Case, cases};
 
 use super::load::Mapping;
-use super::volume::{MIB, check, create, directory, move_to, nodes};
+use super::volume::{MIB, check, create, directory, move_to, nodes, on_volume};
+
+pub const CASES: &[Case] = cases![[on_volume()] a_pinned_page_is_not_waited_for];
 
 /// A page in a pipe (`vmsplice`) is held until somebody reads the pipe. The kernel waits for it in
 /// two ways: so that a signal ends the wait where the file's inode number is below the donor's,
 /// else spinning. Files at both ends of the volume meet both.
-pub fn pinned() {
+fn a_pinned_page_is_not_waited_for() {
     let dirs: Vec<_> = (0..8).map(|_| directory()).collect();
     let mut files: Vec<(u64, PathBuf)> = dirs
         .iter()

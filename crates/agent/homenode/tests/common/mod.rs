@@ -1,32 +1,23 @@
-//! What several test programs share: tests with needs, and the real binary.
+//! What several test programs share: the real binary, and what observing needs.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
 
-use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::Value;
+use testing::Tried;
 
-/// A test; skipped if there is a reason.
-pub fn trial(name: &str, skip: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
-    Trial::ignorable_test(name, move || match skip {
-        Some(why) => Ok(Completion::ignored_with(why)),
-        None => {
-            test();
-            Ok::<_, Failed>(Completion::Completed)
-        }
-    })
-}
-
-/// Why a test that observes the machine cannot run.
-pub fn blind() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("needs root".to_owned());
-    }
-    let doctor = json(&homenode(&["doctor", "--json"]).stdout);
-    let missing = doctor["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
-    Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+/// Needs root and all that observing the machine takes.
+pub fn observing() -> Tried {
+    testing::root()?;
+    static MISSING: LazyLock<Option<String>> = LazyLock::new(|| {
+        let doctor = json(&homenode(&["doctor", "--json"]).stdout);
+        let missing = doctor["facts"].as_array()?.iter().find(|f| f["needed"] == true && f["available"] == false)?;
+        Some(format!("nothing can be observed here: {}: {}", missing["name"], missing["cause"]))
+    });
+    MISSING.clone().map_or(Ok(()), testing::skip)
 }
 
 pub fn command(args: &[&str]) -> Command {

@@ -9,14 +9,15 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use testing::{Case, cases};
 
-use crate::Test;
 use crate::lab_bench::{Bench, Outcome, homenode, homenode_load, vm_config};
+use crate::nodes;
 
-pub const TESTS: &[Test] = &[
-    Test { name: "acts::a_file_moves_once_to_its_readers", nodes: &[2], run: file },
-    Test { name: "acts::a_process_moves_with_its_memory", nodes: &[2], run: process },
-    Test { name: "acts::a_process_moves_to_what_it_maps", nodes: &[2], run: mapped },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    a_file_moves_once_to_its_readers,
+    a_process_moves_with_its_memory,
+    a_process_moves_to_what_it_maps,
 ];
 
 /// Shows one act and returns its part of the summary.
@@ -45,20 +46,20 @@ fn show(name: &str) -> Result<Value> {
 }
 
 /// Dragonfly moves the file, exactly once, where NThread would crowd its node.
-fn file() -> Outcome {
+fn a_file_moves_once_to_its_readers() -> Outcome {
     let act = show("file")?;
     ensure!(act["moves"] == 1, "{act}");
     Ok(())
 }
 
-fn process() -> Outcome {
+fn a_process_moves_with_its_memory() -> Outcome {
     let act = show("process")?;
     ensure!(act["moves"] == 1, "{act}");
     Ok(())
 }
 
 /// N-Policy binds each thread of the process.
-fn mapped() -> Outcome {
+fn a_process_moves_to_what_it_maps() -> Outcome {
     let act = show("mapped")?;
     ensure!(act["moves"].as_u64() >= Some(1), "{act}");
     Ok(())

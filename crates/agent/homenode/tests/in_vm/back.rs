@@ -12,14 +12,15 @@ use anyhow::{Context, Result, bail, ensure};
 use lab::readers::Readers;
 use lab::{cache, pages, threads};
 use rustix::process::Signal;
+use testing::{Case, cases};
 use topology::NodeId;
 
 use crate::lab_bench::{Bench, Outcome, cpus, load, masks, set_mask, windows_until};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "back::memory_returns_after_a_run", nodes: &[2], run: memory_returns_after_a_run },
-    Test { name: "back::pages_of_a_file_return_one_by_one", nodes: &[2, 4], run: pages_of_a_file_return_one_by_one },
+pub const CASES: &[Case] = cases![
+    [nodes([2])] memory_returns_after_a_run;
+    [nodes([2, 4])] pages_of_a_file_return_one_by_one;
 ];
 
 pub const MEMORY_MIB: u64 = 32;

@@ -15,19 +15,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use lab::cache;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+use testing::{Case, Skip, cases};
 
 use crate::lab_bench::{Bench, Outcome, cpus, masks, play, restores, set_mask, windows_until};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "conditions::nothing_touched_is_near", nodes: &[2], run: nothing_touched_is_near },
-    Test { name: "conditions::most_touched_is_on_one_node", nodes: &[2], run: most_touched_is_on_one_node },
-    Test { name: "conditions::hotter_pages_are_on_another_node", nodes: &[2], run: hotter_pages_are_on_another_node },
-    Test {
-        name: "conditions::auto_moves_a_program_to_the_file_that_it_maps",
-        nodes: &[2],
-        run: auto_moves_a_program_to_the_file_that_it_maps,
-    },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    nothing_touched_is_near,
+    most_touched_is_on_one_node,
+    hotter_pages_are_on_another_node,
+    auto_moves_a_program_to_the_file_that_it_maps,
 ];
 
 /// In which the program reads each cold page once. Samples are 1 to 10 s apart, the longer the

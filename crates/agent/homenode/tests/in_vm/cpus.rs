@@ -8,18 +8,15 @@ use lab::daemon::Daemon;
 use lab::machine::Machine;
 use lab::readers::Readers;
 use rustix::process::Signal;
+use testing::{Case, Skip, cases};
 
 use crate::lab_bench::{self, Bench, Outcome, cpus, masks, restores, set_mask, windows, windows_until};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test {
-        name: "cpus::threads_follow_the_cpus_of_their_node",
-        nodes: &[2],
-        run: threads_follow_the_cpus_of_their_node,
-    },
-    Test { name: "cpus::threads_on_a_new_cpu_are_moved", nodes: &[2], run: threads_on_a_new_cpu_are_moved },
-    Test { name: "cpus::offline_cpus_are_no_capacity", nodes: &[2], run: offline_cpus_are_no_capacity },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    threads_follow_the_cpus_of_their_node,
+    threads_on_a_new_cpu_are_moved,
+    offline_cpus_are_no_capacity,
 ];
 
 /// A load that stays the same for so many windows is left alone.

@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use testing::{Case, Skip, cases};
 use topology::CpuSet;
 
 use crate::lab_bench::{Bench, Outcome, cpus, homenode, load, masks, restores, windows_until};
-use crate::{Skip, Test};
+use crate::nodes;
 
-pub const TESTS: &[Test] =
-    &[Test { name: "dax::a_process_moves_to_what_it_maps", nodes: &[2], run: || with_volume(process_to_file) }];
+pub const CASES: &[Case] = cases![[nodes([2])]
+    a_process_moves_to_what_it_maps = || with_volume(process_to_file),
+];
 
 const MOUNT: &str = "/mnt/pmem";
 

@@ -8,7 +8,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,27 +47,25 @@ impl User {
     }
 }
 
-/// Plays a role; the arguments are its name and the file.
-pub fn play(args: &[String]) -> ExitCode {
-    let uses = match args {
-        [role, file] => match role.as_str() {
-            "reader" => read(Path::new(file)),
-            "writer" => write(Path::new(file)),
-            "mapper" => map(Path::new(file)),
-            other => Err(anyhow::anyhow!("no role {other}")),
-        },
-        _ => Err(anyhow::anyhow!("--role ROLE FILE")),
-    };
-    match uses {
-        Ok(uses) => {
-            println!("{uses}");
-            ExitCode::SUCCESS
-        }
-        Err(e) => {
-            println!("{e:#}");
-            ExitCode::FAILURE
-        }
+pub fn be_reader(args: &[String]) -> Result<()> {
+    told(read(Path::new(&args[0])))
+}
+
+pub fn be_writer(args: &[String]) -> Result<()> {
+    told(write(Path::new(&args[0])))
+}
+
+pub fn be_mapper(args: &[String]) -> Result<()> {
+    told(map(Path::new(&args[0])))
+}
+
+/// Says how often the file was used, or the error.
+fn told(uses: Result<u64>) -> Result<()> {
+    match &uses {
+        Ok(uses) => println!("{uses}"),
+        Err(error) => println!("{error:#}"),
     }
+    uses.map(drop)
 }
 
 /// Repeats `use_page` for pages in a fixed order that jumps about, until stdin ends.

@@ -14,20 +14,22 @@ use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::{Case, Skip, cases};
 
 use crate::file_users::{Expected, User};
 use crate::lab_bench::{Bench, NoBalancing, Outcome, homenode};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "files::ext4_under_load", nodes: &[2, 4], run: || under_load(ext4, LARGE) },
-    Test { name: "files::xfs_under_load", nodes: &[2], run: || under_load(xfs, LARGE) },
-    Test { name: "files::btrfs_under_load", nodes: &[2], run: || under_load(btrfs, SMALL) },
-    Test { name: "files::tmpfs_under_load", nodes: &[2], run: || under_load(tmpfs, SMALL) },
-    Test { name: "files::overlay_under_load", nodes: &[2], run: || under_load(overlay, SMALL) },
-    Test { name: "files::changed_during_the_move", nodes: &[2], run: changed_during_the_move },
-    Test { name: "files::ctrl_c_stops_the_move", nodes: &[2], run: ctrl_c },
-    Test { name: "files::refused", nodes: &[2], run: refused },
+pub const CASES: &[Case] = cases![
+    [nodes([2, 4])] ext4_under_load = || under_load(ext4, LARGE);
+    [nodes([2])]
+        xfs_under_load = || under_load(xfs, LARGE),
+        btrfs_under_load = || under_load(btrfs, SMALL),
+        tmpfs_under_load = || under_load(tmpfs, SMALL),
+        overlay_under_load = || under_load(overlay, SMALL),
+        changed_during_the_move,
+        ctrl_c_stops_the_move,
+        refused;
 ];
 
 /// Bytes of a file, on the file systems with small and with large folios. An emulated machine takes
@@ -240,7 +242,7 @@ fn changed_during_the_move() -> Outcome {
     Ok(())
 }
 
-fn ctrl_c() -> Outcome {
+fn ctrl_c_stops_the_move() -> Outcome {
     let bench = Bench::new()?;
     let (file, child) = slowly(&bench)?;
     kill_process(Pid::from_child(&child), Signal::INT)?;

@@ -7,18 +7,15 @@ use anyhow::{Context, Result, ensure};
 use lab::machine::Busy;
 use lab::readers::Readers;
 use rustix::process::Signal;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Outcome, cpus, set_mask, windows};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "four_nodes::four_programs_go_home", nodes: &[4], run: four_programs_go_home },
-    Test { name: "four_nodes::read_locality_alone_crowds_a_node", nodes: &[4], run: read_locality_alone_crowds_a_node },
-    Test {
-        name: "four_nodes::nthread_neither_crowds_a_node_nor_splits_sharers",
-        nodes: &[4],
-        run: nthread_neither_crowds_a_node_nor_splits_sharers,
-    },
+pub const CASES: &[Case] = cases![[nodes([4])]
+    four_programs_go_home,
+    read_locality_alone_crowds_a_node,
+    nthread_neither_crowds_a_node_nor_splits_sharers,
 ];
 
 /// CPU share of each of the eight readers. Together they need 2.16 CPUs, more than a node's two;

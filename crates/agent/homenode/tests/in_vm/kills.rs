@@ -12,26 +12,23 @@ use lab::threads;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
+use testing::{Case, Skip, cases};
 use topology::NodeId;
 
 use crate::lab_bench::{Bench, Ends, Outcome, cpus, homenode, load, masks, play, set_mask};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[Test {
-    name: "kills::nothing_stays_bound_after_kills_at_random_instants",
-    nodes: &[2],
-    run: nothing_stays_bound,
-}];
+pub const CASES: &[Case] = cases![[nodes([2])] nothing_stays_bound_after_kills_at_random_instants];
 
 /// Threads, processes with their memory, files, and whatever `auto` chooses.
 const POLICIES: [&str; 4] = ["nthread", "arc", "dragonfly", "auto"];
 
 /// Reads a file again and again, and starts children without pause, which inherit what it has.
-pub fn be_forker(file: &str) -> Result<()> {
+pub fn be_forker(args: &[String]) -> Result<()> {
     println!("ready");
     let mut children = VecDeque::new();
     loop {
-        std::fs::read(file).context("cannot read the file")?;
+        std::fs::read(&args[0]).context("cannot read the file")?;
         children.push_back(Ends(Command::new("sleep").arg("1").spawn().context("cannot start sleep")?));
         if children.len() > 8 {
             children.pop_front();
@@ -60,7 +57,7 @@ fn tell<'a>(tids: impl Iterator<Item = &'a u32>) -> String {
 }
 
 /// `HOMENODE_UNDO_KILLS`: how often (10).
-fn nothing_stays_bound() -> Outcome {
+fn nothing_stays_bound_after_kills_at_random_instants() -> Outcome {
     let times = std::env::var("HOMENODE_UNDO_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let seed = std::env::var("HOMENODE_UNDO_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
     let mut random = ChaCha8Rng::seed_from_u64(seed);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -156,8 +156,8 @@ pub fn load(options: &[&str], files: &[PathBuf]) -> Result<Readers> {
 
 /// Starts this program in another role, and waits until it says `ready`. Its input is a pipe.
 pub fn play(role: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Ends> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--role", role]).args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut command = testing::myself(role);
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Ends(command.spawn()?);
     let mut line = String::new();
     BufReader::new(child.0.stdout.as_mut().context("stdout")?).read_line(&mut line)?;

@@ -21,107 +21,61 @@ mod policies;
 mod process;
 mod programs;
 mod promote;
-mod promote_programs;
 mod trial;
 mod two_nodes;
 mod warm;
 mod zfs;
 
-use std::process::ExitCode;
-
 use lab::machine::Machine;
-use lab_bench::Outcome;
-use libtest_mimic::{Arguments, Completion, Trial};
+use testing::{Case, Tried, need, roles, root};
 
-/// A test, and the numbers of nodes on which it runs.
-struct Test {
-    name: &'static str,
-    nodes: &'static [usize],
-    run: fn() -> Outcome,
-}
-
-/// A reason why a test cannot run here.
-#[derive(Debug)]
-struct Skip(String);
-
-impl std::fmt::Display for Skip {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
-
-fn main() -> ExitCode {
-    // This program also plays the users of a file, and the process that is moved.
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [flag, role @ ..] = args.as_slice()
-        && flag == "--role"
-    {
-        return match role {
-            [holder, mib] if holder == "holder" => lab::exit(process::be_holder(mib)),
-            [program, files @ ..] if program == "hot-and-cold" => lab::exit(conditions::be_hot_and_cold(files)),
-            [forker, file] if forker == "forker" => lab::exit(kills::be_forker(file)),
-            [reader, cpus, file] if reader == "map-reader" => lab::exit(map::be_reader(cpus, file)),
-            [reader, file, begin, slow, factor] if reader == "slowed" => {
-                lab::exit(trial::be_slowed(file, begin, slow, factor))
-            }
-            [reader, cpus, file, ranges @ ..] if reader == "range-reader" => {
-                lab::exit(promote::be_reader(cpus, file, ranges))
-            }
-            role => file_users::play(role),
-        };
-    }
-    let mut arguments = Arguments::from_args();
-    // The tests measure where busy threads run, so only one runs at a time.
-    arguments.test_threads = Some(1);
+/// Needs root, and one of these numbers of nodes.
+fn nodes<const N: usize>(numbers: [usize; N]) -> Tried {
     let nodes = Machine::read().map_or(0, |machine| machine.nodes.len());
-    let root = rustix::process::geteuid().is_root();
-    let all = [
-        two_nodes::TESTS,
-        masks::TESTS,
-        kills::TESTS,
-        cpus::TESTS,
-        files::TESTS,
-        warm::TESTS,
-        map::TESTS,
-        process::TESTS,
-        back::TESTS,
-        conditions::TESTS,
-        four_nodes::TESTS,
-        acts::TESTS,
-        policies::TESTS,
-        programs::TESTS,
-        trial::TESTS,
-        promote::TESTS,
-        promote_programs::TESTS,
-        dax::TESTS,
-        zfs::TESTS,
+    let needed = numbers.map(|number| number.to_string()).join(" or ");
+    need(numbers.contains(&nodes), format!("needs {needed} NUMA nodes, this machine has {nodes}"))?;
+    root()
+}
+
+fn main() {
+    // The users of a file, and the process that is moved.
+    let roles = roles![
+        "holder": process::be_holder,
+        "hot-and-cold": conditions::be_hot_and_cold,
+        "forker": kills::be_forker,
+        "map-reader": map::be_reader,
+        "slowed": trial::be_slowed,
+        "range-reader": promote::be_reader,
+        "reader": file_users::be_reader,
+        "writer": file_users::be_writer,
+        "mapper": file_users::be_mapper,
     ];
-    let tests: &[&[Test]] = match std::env::var("HOMENODE_LEG").as_deref() {
-        Ok("pmem") => &[dax::TESTS],
-        Ok("zfs") => &[zfs::TESTS],
-        _ => &all,
+    let all = [
+        two_nodes::CASES,
+        masks::CASES,
+        kills::CASES,
+        cpus::CASES,
+        files::CASES,
+        warm::CASES,
+        map::CASES,
+        process::CASES,
+        back::CASES,
+        conditions::CASES,
+        four_nodes::CASES,
+        acts::CASES,
+        policies::CASES,
+        programs::CASES,
+        trial::CASES,
+        promote::CASES,
+        promote::programs::CASES,
+        dax::CASES,
+        zfs::CASES,
+    ];
+    let cases = match testing::leg().as_deref() {
+        Some("pmem") => dax::CASES.to_vec(),
+        Some("zfs") => zfs::CASES.to_vec(),
+        _ => all.concat(),
     };
-    let trials = tests
-        .iter()
-        .copied()
-        .flatten()
-        .map(|test: &'static Test| {
-            Trial::ignorable_test(test.name, move || match () {
-                () if !test.nodes.contains(&nodes) => {
-                    let needed: Vec<_> = test.nodes.iter().map(usize::to_string).collect();
-                    let needed = needed.join(" or ");
-                    Ok(Completion::ignored_with(format!("needs {needed} NUMA nodes, this machine has {nodes}")))
-                }
-                () if !root => Ok(Completion::ignored_with("needs root")),
-                () => match (test.run)() {
-                    Ok(()) => Ok(Completion::Completed),
-                    Err(e) if e.is::<Skip>() => Ok(Completion::ignored_with(e.to_string())),
-                    Err(e) => Err(format!("{e:#}").into()),
-                },
-            })
-        })
-        .collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    // They measure where busy threads run.
+    testing::run_one_by_one(roles, cases.into_iter().map(Case::of_module));
 }

@@ -12,11 +12,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Ends, Outcome, cpus, homenode};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[Test { name: "map::agrees_with_the_readers", nodes: &[2], run: agrees }];
+pub const CASES: &[Case] = cases![[nodes([2])] agrees_with_the_readers];
 
 /// A control group; removed at the end.
 struct Group(PathBuf);
@@ -45,7 +46,8 @@ const START: u64 = 8 << 20;
 
 /// Reads a file again and again, says how many bytes that were, and lives on until
 /// its standard input ends: a thread that ends within a window is in no group's sum.
-pub fn be_reader(cpus: &str, file: &str) -> Result<()> {
+pub fn be_reader(args: &[String]) -> Result<()> {
+    let [cpus, file] = args else { anyhow::bail!("CPUS FILE") };
     lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)?;
     let file = File::open(file)?;
     let (mut buffer, mut bytes) = (vec![0; 64 << 10], 0u64);
@@ -67,7 +69,7 @@ pub fn be_reader(cpus: &str, file: &str) -> Result<()> {
     Ok(())
 }
 
-fn agrees() -> Outcome {
+fn agrees_with_the_readers() -> Outcome {
     let bench = Bench::new()?;
     let files = [bench.files(0, 1)?.remove(0), bench.files(1, 1)?.remove(0)];
     let _groups = [Group::new("homenode-map-a.service")?, Group::new("homenode-map-b.service")?];

@@ -7,16 +7,17 @@ use anyhow::{Context, Result, ensure};
 use lab::daemon::Daemon;
 use lab::readers::Readers;
 use rustix::process::Signal;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Outcome, cpus, home_of, homenode, masks, set_mask, windows, windows_until};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "masks::a_custom_affinity_is_left_alone", nodes: &[2], run: a_custom_affinity_is_left_alone },
-    Test { name: "masks::sigint_restores", nodes: &[2], run: sigint_restores },
-    Test { name: "masks::a_normal_end_restores", nodes: &[2], run: a_normal_end_restores },
-    Test { name: "masks::restore_after_kill_leaves_later_changes_alone", nodes: &[2], run: after_kill_restore },
-    Test { name: "masks::the_next_start_after_kill_restores", nodes: &[2], run: after_kill_next_start },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    a_custom_affinity_is_left_alone,
+    sigint_restores,
+    a_normal_end_restores,
+    restore_after_kill_leaves_later_changes_alone,
+    the_next_start_after_kill_restores,
 ];
 
 type Masks = BTreeMap<u32, String>;
@@ -107,7 +108,7 @@ fn a_normal_end_restores() -> Outcome {
     Ok(())
 }
 
-fn after_kill_restore() -> Outcome {
+fn restore_after_kill_leaves_later_changes_alone() -> Outcome {
     let moved = Moved::new(&[])?;
     let changed = moved.changed();
     let Moved { bench, readers, daemon, mut before, .. } = moved;
@@ -123,7 +124,7 @@ fn after_kill_restore() -> Outcome {
     Ok(())
 }
 
-fn after_kill_next_start() -> Outcome {
+fn the_next_start_after_kill_restores() -> Outcome {
     let Moved { bench, readers, daemon, before, .. } = Moved::new(&[])?;
     daemon.stop(Signal::KILL)?;
     ensure!(masks(readers.pid()) != before, "a killed homenode restored something");

@@ -5,21 +5,14 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use lab::pages;
 use lab::readers::Readers;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Outcome, load, masks, restores, windows, windows_until};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test {
-        name: "policies::dragonfly_is_nthread_where_no_controller_is_overloaded",
-        nodes: &[2],
-        run: dragonfly_is_nthread_where_no_controller_is_overloaded,
-    },
-    Test {
-        name: "policies::arc_guarded_moves_a_process_only_under_its_conditions",
-        nodes: &[2],
-        run: arc_guarded_moves_a_process_only_under_its_conditions,
-    },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    dragonfly_is_nthread_where_no_controller_is_overloaded,
+    arc_guarded_moves_a_process_only_under_its_conditions,
 ];
 
 /// Readers of files on node 0 that begin on node 1, by an affinity that homenode may touch.

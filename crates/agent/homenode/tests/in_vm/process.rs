@@ -16,15 +16,17 @@ use anyhow::{Context, Result, bail, ensure};
 use engine::PlaneError;
 use linux::threads::Threads;
 use rustix::process::Signal;
+use testing::{Case, cases};
 use topology::NodeId;
 
 use crate::lab_bench::{Bench, Ends, NoBalancing, Outcome, cpus, homenode, masks, set_mask};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "process::moves_with_its_memory", nodes: &[2, 4], run: moves_with_its_memory },
-    Test { name: "process::memory_goes_back_page_by_page", nodes: &[2, 4], run: memory_goes_back_page_by_page },
-    Test { name: "process::killed_in_the_middle", nodes: &[2], run: killed_in_the_middle },
+pub const CASES: &[Case] = cases![
+    [nodes([2, 4])]
+        moves_with_its_memory,
+        memory_goes_back_page_by_page;
+    [nodes([2])] killed_in_the_middle;
 ];
 
 const MIB: usize = 1 << 20;
@@ -53,11 +55,8 @@ impl Holder {
     /// Starts it with `mib` of each of the large kinds.
     fn start(mib: usize) -> Result<Self> {
         let quiet = NoBalancing::set()?;
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["--role", "holder", &mib.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut child =
+            testing::myself("holder").arg(mib.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take().context("stdin")?;
         let stdout = BufReader::new(child.stdout.take().context("stdout")?);
         let mut holder = Self { child: Ends(child), stdin, stdout, parts: BTreeMap::new(), _quiet: quiet };
@@ -133,8 +132,8 @@ impl Holder {
 
 /// The program: fills its memory, starts threads that store into it and check each store, and
 /// answers on stdin.
-pub fn be_holder(mib: &str) -> Result<()> {
-    let large = mib.parse::<usize>()? * MIB;
+pub fn be_holder(args: &[String]) -> Result<()> {
+    let large = args[0].parse::<usize>()? * MIB;
     // One more huge page, to align the part.
     let map = |len: usize, flags: i32, fd: i32| -> Result<usize> {
         // SAFETY: a new mapping at an address that the kernel chooses.

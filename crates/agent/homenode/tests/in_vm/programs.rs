@@ -12,12 +12,12 @@ use anyhow::{Context, Result, ensure};
 use lab::daemon::{Window, remote_share};
 use lab::{cache, pages, threads};
 use rustix::process::Signal;
+use testing::{Case, Skip, cases};
 
 use crate::lab_bench::{Bench, Outcome, homenode};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] =
-    &[Test { name: "programs::run_unharmed_under_every_policy", nodes: &[2, 4], run: run_unharmed_under_every_policy }];
+pub const CASES: &[Case] = cases![[nodes([2, 4])] run_unharmed_under_every_policy];
 
 const POLICIES: &[&str] =
     &["nthread-rl", "nthread-cpu", "nthread-nm", "nthread", "dragonfly", "npolicy", "arc", "arc-guarded", "auto"];

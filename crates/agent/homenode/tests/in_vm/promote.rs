@@ -1,6 +1,8 @@
 //! `homenode run --policy promote`: what is read often leaves the memory without CPUs for the nodes
 //! of its readers, and nothing else does. Judged by `move_pages(2)` from outside.
 
+pub mod programs;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,18 +15,19 @@ use lab::daemon::Daemon;
 use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::Signal;
+use testing::{Case, Skip, cases};
 
 use crate::lab_bench::{Bench, Ends, Outcome, cpus, ends, homenode, windows_until};
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "promote::hot_ranges_go_to_their_readers", nodes: &[2], run: hot_ranges },
-    Test { name: "promote::auto_promotes_hot_ranges_and_moves_no_file", nodes: &[2], run: auto_hot_ranges },
-    Test { name: "promote::what_does_not_fit_stays", nodes: &[2], run: too_hot },
-    Test { name: "promote::colder_cache_makes_room", nodes: &[2], run: cold_makes_room },
-    Test { name: "promote::a_scan_moves_nothing", nodes: &[2], run: scan },
-    Test { name: "promote::memory_that_nobody_names_gets_nothing_unasked", nodes: &[2], run: unnamed },
-    Test { name: "promote::what_the_load_left_makes_room_when_it_is_wanted", nodes: &[2], run: moving },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    hot_ranges_go_to_their_readers,
+    auto_promotes_hot_ranges_and_moves_no_file,
+    what_does_not_fit_stays,
+    colder_cache_makes_room,
+    a_scan_moves_nothing,
+    memory_that_nobody_names_gets_nothing_unasked,
+    what_the_load_left_makes_room_when_it_is_wanted,
 ];
 
 /// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
@@ -48,7 +51,8 @@ pub fn memory_node() -> Outcome {
 
 /// Reads 16 KiB at a time from ranges of a file, pinned to these CPUs, for ever. The first range is
 /// read twice as often as the second, three times as often as the third, and so on (Zipf).
-pub fn be_reader(cpus: &str, file: &str, ranges: &[String]) -> Result<()> {
+pub fn be_reader(args: &[String]) -> Result<()> {
+    let [cpus, file, ranges @ ..] = args else { anyhow::bail!("CPUS FILE RANGE...") };
     lab::threads::set_affinity(0, &lab::machine::parse_list(cpus)?)?;
     let file = File::open(file)?;
     let ranges = ranges.iter().map(|range| Ok(range.parse()?)).collect::<Result<Vec<u64>>>()?;
@@ -82,11 +86,8 @@ impl Reader {
     /// Starts one on the first CPU of a node ([`be_reader`]).
     pub fn start(bench: &Bench, node: u32, file: &Path, ranges: impl IntoIterator<Item = u64>) -> Result<Self> {
         let cpu = cpus(&bench.machine, node)?.first().context("a CPU")?.to_string();
-        let mut command = Command::new(std::env::current_exe()?);
-        command
-            .args(["--role", "range-reader", &cpu])
-            .arg(file)
-            .args(ranges.into_iter().map(|range| range.to_string()));
+        let mut command = testing::myself("range-reader");
+        command.arg(cpu).arg(file).args(ranges.into_iter().map(|range| range.to_string()));
         Ok(Self { _ends: Ends(command.stdin(Stdio::null()).spawn()?) })
     }
 }
@@ -125,12 +126,12 @@ fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon
     bench.daemon_of(&config, &[], options)
 }
 
-fn hot_ranges() -> Outcome {
+fn hot_ranges_go_to_their_readers() -> Outcome {
     served_near("promote")
 }
 
 /// After the windows that `auto` has for its own plans. A whole file would be ten times as much.
-fn auto_hot_ranges() -> Outcome {
+fn auto_promotes_hot_ranges_and_moves_no_file() -> Outcome {
     served_near("auto")
 }
 
@@ -171,7 +172,7 @@ fn served_near(policy: &str) -> Outcome {
 }
 
 /// A GPU's memory is a node without CPUs, too: `warm --interleave` put a third of each file there.
-fn unnamed() -> Outcome {
+fn memory_that_nobody_names_gets_nothing_unasked() -> Outcome {
     memory_node()?;
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
@@ -199,7 +200,7 @@ fn unnamed() -> Outcome {
 }
 
 /// All of the file is hot, and the node of its readers has room for a part of it only.
-fn too_hot() -> Outcome {
+fn what_does_not_fit_stays() -> Outcome {
     memory_node()?;
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
@@ -245,7 +246,7 @@ fn too_hot() -> Outcome {
 
 /// Node 0 is full of what was read once. What is hot takes its place, and the kernel reclaims
 /// nothing.
-fn cold_makes_room() -> Outcome {
+fn colder_cache_makes_room() -> Outcome {
     const OTHERS: u64 = 12 * RANGE;
     memory_node()?;
     let bench = Bench::new()?;
@@ -297,7 +298,7 @@ fn cold_makes_room() -> Outcome {
 /// Readers of a small file are promoted. Then a program reads once through a file that is four
 /// times as large as what is free for promotion, all of it on the slow node: nothing of it goes up
 /// for that, and nothing that is hot goes down. What is free is small because a file fills node 0.
-fn scan() -> Outcome {
+fn a_scan_moves_nothing() -> Outcome {
     const ROOM: u64 = RANGES * RANGE / 4;
     memory_node()?;
     let bench = Bench::new()?;
@@ -341,7 +342,7 @@ fn scan() -> Outcome {
 /// that goes down, the oldest first, for what comes; and then the load goes round. With the
 /// settings that users have, but for the reserve, a third of the time until what is not read is
 /// cold, and no trial.
-fn moving() -> Outcome {
+fn what_the_load_left_makes_room_when_it_is_wanted() -> Outcome {
     const STAY_S: u64 = 20;
     const A: std::ops::Range<u64> = 0..8;
     const B: std::ops::Range<u64> = 20..28;

@@ -16,15 +16,16 @@ use lab::machine::parse_list;
 use lab::threads;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Ends, Outcome, homenode, masks, play, vm_config};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "trial::a_load_with_slower_remote_reads_is_helped", nodes: &[2], run: helped },
-    Test { name: "trial::a_load_for_which_nothing_matters_is_not_helped", nodes: &[2], run: nothing_matters },
-    Test { name: "trial::a_policy_that_hurts_is_stopped_early", nodes: &[2], run: hurt },
-    Test { name: "trial::memory_goes_back_in_every_round", nodes: &[2], run: memory_goes_back },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    a_load_with_slower_remote_reads_is_helped,
+    a_load_for_which_nothing_matters_is_not_helped,
+    a_policy_that_hurts_is_stopped_early,
+    memory_goes_back_in_every_round,
 ];
 
 /// Bytes of one read.
@@ -35,7 +36,8 @@ const BLOCK: usize = 64 << 10;
 /// takes it away from where it began, it goes back: else chance decides how many reads are remote
 /// without homenode. There is one reader: several cost the more CPU time the more emulated CPUs
 /// they are spread over, as these share a few real ones.
-pub fn be_slowed(file: &str, begin: &str, slow: &str, factor: &str) -> Result<()> {
+pub fn be_slowed(args: &[String]) -> Result<()> {
+    let [file, begin, slow, factor] = args else { anyhow::bail!("FILE CPUS CPUS FACTOR") };
     let factor: f64 = factor.parse()?;
     let (begin, slow, all) = (parse_list(begin)?, parse_list(slow)?, threads::affinity()?);
     let file = File::open(file)?;
@@ -136,7 +138,7 @@ fn tried(slow: u32, factor: f64, rounds: u32) -> Result<Said> {
 }
 
 /// Remote reads cost ten times as much, by the test itself.
-fn helped() -> Outcome {
+fn a_load_with_slower_remote_reads_is_helped() -> Outcome {
     const ROUNDS: u32 = 8;
     let said = tried(1, 10.0, ROUNDS)?;
     ensure!(said.periods.len() == 2 * ROUNDS as usize, "{} periods", said.periods.len());
@@ -145,7 +147,7 @@ fn helped() -> Outcome {
 }
 
 /// One such trial in 64 says `helps` by chance: when all of six rounds look better.
-fn nothing_matters() -> Outcome {
+fn a_load_for_which_nothing_matters_is_not_helped() -> Outcome {
     let said = tried(1, 1.0, 6)?;
     ensure!(said.verdict() != "helps", "{}", said.result);
     Ok(())
@@ -153,7 +155,7 @@ fn nothing_matters() -> Outcome {
 
 /// Reads cost ten times as much near the file. The early stop takes nine rounds or so, and more for
 /// each in which a busy host happens to slow the period without homenode.
-fn hurt() -> Outcome {
+fn a_policy_that_hurts_is_stopped_early() -> Outcome {
     const ROUNDS: u32 = 30;
     let said = tried(0, 10.0, ROUNDS)?;
     ensure!(said.result.get("stopped_early") == Some(&Value::Bool(true)), "{}", said.result);
@@ -163,7 +165,7 @@ fn hurt() -> Outcome {
 
 /// `arc` moves the reader with its memory to its file. That of the first round went back, and that
 /// of later ones stayed.
-fn memory_goes_back() -> Outcome {
+fn memory_goes_back_in_every_round() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.files(0, 1)?.remove(0);
     let reader = slowed(&bench, &file, 1, 1.0)?;

@@ -9,22 +9,15 @@ use lab::pages;
 use lab::threads::{self, Whereabouts};
 use rustix::process::Signal;
 use serde_json::Value;
+use testing::{Case, cases};
 
 use crate::lab_bench::{Bench, Outcome, cpus, load, masks, windows};
-use crate::{Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test {
-        name: "two_nodes::reads_of_fio_become_and_stay_local",
-        nodes: &[2],
-        run: reads_of_fio_become_and_stay_local,
-    },
-    Test { name: "two_nodes::survives_forks_and_exits", nodes: &[1, 2], run: survives_forks_and_exits },
-    Test {
-        name: "two_nodes::a_trial_that_cannot_tell_does_not_go_on",
-        nodes: &[2],
-        run: a_trial_that_cannot_tell_does_not_go_on,
-    },
+pub const CASES: &[Case] = cases![
+    [nodes([2])] reads_of_fio_become_and_stay_local;
+    [nodes([1, 2])] survives_forks_and_exits;
+    [nodes([2])] a_trial_that_cannot_tell_does_not_go_on;
 ];
 
 /// A metric that did not work failed once a period, to the end of the trial.

@@ -10,18 +10,19 @@ use lab::cache;
 use rustix::fs::{Advice, fadvise};
 use rustix::param::page_size;
 use serde_json::Value;
+use testing::{Case, Skip, cases};
 
 use crate::lab_bench::{Bench, Outcome, homenode, load};
 use crate::promote::Reader;
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test { name: "warm::reads_in_where_asked", nodes: &[2], run: where_asked },
-    Test { name: "warm::spreads_by_weight", nodes: &[2], run: by_weight },
-    Test { name: "warm::refuses_what_does_not_fit", nodes: &[2], run: too_large },
-    Test { name: "warm::goes_to_the_readers_of_each_part", nodes: &[2], run: to_readers },
-    Test { name: "warm::a_range_moves_and_no_more", nodes: &[2], run: range },
-    Test { name: "warm::mapped_weights_are_read_from_all_nodes", nodes: &[2], run: weights },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    reads_in_where_asked,
+    spreads_by_weight,
+    refuses_what_does_not_fit,
+    goes_to_the_readers_of_each_part,
+    a_range_moves_and_no_more,
+    mapped_weights_are_read_from_all_nodes,
 ];
 
 /// Bytes of a test's file.
@@ -43,7 +44,7 @@ fn on_nodes(path: &Path) -> Result<[usize; 2]> {
     Ok([on(0), on(1)])
 }
 
-fn where_asked() -> Outcome {
+fn reads_in_where_asked() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     cache::put(&file, BYTES, 0)?;
@@ -77,7 +78,7 @@ fn where_asked() -> Outcome {
     Ok(())
 }
 
-fn by_weight() -> Outcome {
+fn spreads_by_weight() -> Outcome {
     let weight = Path::new("/sys/kernel/mm/mempolicy/weighted_interleave/node0");
     if !weight.exists() {
         return Err(Skip("this kernel has no weighted interleave (Linux 6.9)".to_owned()).into());
@@ -97,7 +98,7 @@ fn by_weight() -> Outcome {
     Ok(())
 }
 
-fn too_large() -> Outcome {
+fn refuses_what_does_not_fit() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     File::create(&file)?.set_len(8 << 30)?;
@@ -109,7 +110,7 @@ fn too_large() -> Outcome {
     Ok(())
 }
 
-fn to_readers() -> Outcome {
+fn goes_to_the_readers_of_each_part() -> Outcome {
     const RANGE: usize = 2 << 20;
     let bench = Bench::new()?;
     let (file, other) = (bench.dir().join("file"), bench.dir().join("other"));
@@ -135,7 +136,7 @@ fn to_readers() -> Outcome {
     Ok(())
 }
 
-fn range() -> Outcome {
+fn a_range_moves_and_no_more() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("file");
     cache::put(&file, BYTES, 0)?;
@@ -152,7 +153,7 @@ fn range() -> Outcome {
 
 /// The access pattern of language-model inference: one thread loads the weights, and threads of
 /// both nodes then read all of them from mapped pages, again and again.
-fn weights() -> Outcome {
+fn mapped_weights_are_read_from_all_nodes() -> Outcome {
     let bench = Bench::new()?;
     let file = bench.dir().join("weights.gguf");
     let cpus = [bench.machine.list_of(0), bench.machine.list_of(1)];

@@ -19,23 +19,20 @@ use lab::{cache, daemon, threads};
 use observe::{Observer, Settings};
 use placement::NodeBytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use testing::{Case, Skip, cases};
 use topology::NodeId;
 
 use crate::back::{self, MEMORY_MIB, SLACK, memory};
 use crate::lab_bench::{Bench, Outcome, cpus, homenode, masks, restores, set_mask, windows, windows_until};
 use crate::policies::guarded;
-use crate::{Skip, Test, say};
+use crate::{nodes, say};
 
-pub const TESTS: &[Test] = &[
-    Test {
-        name: "zfs::bytes_count_where_the_block_is_cached",
-        nodes: &[2],
-        run: bytes_count_where_the_block_is_cached,
-    },
-    Test { name: "zfs::mapped_and_direct_reads_count_once_or_not", nodes: &[2], run: mapped_and_direct_reads },
-    Test { name: "zfs::doctor_says_whether_reads_are_seen", nodes: &[2], run: doctor_says_whether_reads_are_seen },
-    Test { name: "zfs::arc_moves_the_reader_with_its_memory", nodes: &[2], run: arc_moves_the_reader_with_its_memory },
-    Test { name: "zfs::arc_guarded_waits_for_its_conditions", nodes: &[2], run: arc_guarded_waits_for_its_conditions },
+pub const CASES: &[Case] = cases![[nodes([2])]
+    bytes_count_where_the_block_is_cached,
+    mapped_and_direct_reads_count_once_or_not,
+    doctor_says_whether_reads_are_seen,
+    arc_moves_the_reader_with_its_memory,
+    arc_guarded_waits_for_its_conditions,
 ];
 
 const MIB: u64 = 1 << 20;
@@ -178,7 +175,7 @@ fn bytes_count_where_the_block_is_cached() -> Outcome {
 
 /// A mapped file is in the page cache as well: the faults count, and so do reads, which then copy
 /// from there. Direct reads pass by.
-fn mapped_and_direct_reads() -> Outcome {
+fn mapped_and_direct_reads_count_once_or_not() -> Outcome {
     let bench = bench(LARGE)?;
     let path = put(&bench, "file", 4 * MIB, 0)?;
     let mut observer = observer()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Programs for the tests only (host/tests/observe/programs.rs). A test loads the one it needs. */
+/* Programs for the tests only (tests/observe/programs.rs). A test loads the one it needs. */
 #include "intf.h"
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>

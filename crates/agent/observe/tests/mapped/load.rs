@@ -1,6 +1,6 @@
 //! A program that maps a file, touches pages of it when told to, and counts what it touched.
 //!
-//! `mapped load FILE` maps the file and reads commands from stdin, one a line, and answers each
+//! `mapped --role load FILE` maps the file and reads commands from stdin, one a line, and answers each
 //! with a line:
 //!
 //! | command | answer |
@@ -21,6 +21,7 @@ use std::io::{BufRead, Write};
 use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use testing::Tried;
 
 const PAGE: usize = 4096;
 
@@ -32,8 +33,8 @@ struct Load {
 }
 
 /// Runs until stdin ends.
-pub fn run(path: &str) -> std::io::Result<()> {
-    let file = File::options().read(true).write(true).open(path)?;
+pub fn run(args: &[String]) -> Tried {
+    let file = File::options().read(true).write(true).open(&args[0])?;
     let len = file.metadata()?.len() as usize;
     // SAFETY: a new mapping at an address that the kernel chooses; it stays for the life of the
     // process.

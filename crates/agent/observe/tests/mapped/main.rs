@@ -10,48 +10,21 @@ mod program;
 
 use std::path::Path;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use observe::mapped::Mapped;
-
-/// Output of a test.
-pub type Outcome = Result<Completion, Failed>;
-
-/// Fails a test with a sentence.
-#[macro_export]
-macro_rules! ensure {
-    ($condition:expr, $($message:tt)+) => {
-        match $condition {
-            true => {}
-            false => return Err(format!($($message)+).into()),
-        }
-    };
-}
+use testing::{Tried, roles};
 
 fn main() {
-    let words: Vec<String> = std::env::args().collect();
-    if let [_, command, path] = words.as_slice()
-        && command == "load"
-    {
-        if let Err(error) = load::run(path) {
-            eprintln!("load: {error}");
-            std::process::exit(1);
-        }
-        return;
+    let mut cases = patterns::OF_EACH_KERNEL.to_vec();
+    if testing::leg().as_deref() != Some("oldest") {
+        cases.extend(patterns::CASES);
     }
-    let mut arguments = Arguments::from_args();
-    // One at a time: each has half of a small machine's memory in files.
-    arguments.test_threads = Some(1);
-    let blocked = open().err().map(|error| error.to_string());
-    let oldest = std::env::var("HOMENODE_LEG").as_deref() == Ok("oldest");
-    let others: &[patterns::Case] = if oldest { &[] } else { patterns::CASES };
-    let trials = patterns::OF_EACH_KERNEL.iter().chain(others).map(|(name, run)| {
-        let skip = blocked.clone();
-        Trial::ignorable_test(*name, move || match skip {
-            Some(why) => Ok(Completion::ignored_with(why)),
-            None => run(),
-        })
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    // Each has half of a small machine's memory in files.
+    testing::run_one_by_one(roles!["load": load::run], cases);
+}
+
+/// Needs what the object under test needs.
+pub fn observing() -> Tried {
+    open().map_or_else(|error| testing::skip(error.to_string()), |_| Ok(()))
 }
 
 /// The object under test.

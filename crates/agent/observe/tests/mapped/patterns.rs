@@ -8,28 +8,26 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use libtest_mimic::{Completion, Failed};
 use observe::mapped::{Mapped, RULE, Sums, Watcher};
+use testing::files::directory;
+use testing::{Case, Tried, cases, ensure, skip};
 
-use crate::program::{Program, Truth, cached_file, directory};
-use crate::{Outcome, ensure, open};
+use crate::program::{Program, Truth, cached_file};
+use crate::{observing, open};
 
 /// What differs from kernel to kernel: how accessed bits are read and cleared.
 pub const OF_EACH_KERNEL: &[Case] =
-    &[("hot_tenth", || cached("hot")), ("each_mapping_of_many_is_seen_once", each_mapping_of_many_is_seen_once)];
+    cases![[observing()] hot_tenth = || cached("hot"), each_mapping_of_many_is_seen_once];
 
-pub const CASES: &[Case] = &[
-    ("uniform", || cached("uniform")),
-    ("sequential", || cached("sequential")),
-    ("persistent_memory", persistent_memory),
-    ("in_a_thread_of_its_own", in_a_thread_of_its_own),
-    ("a_process_of_another_user", a_process_of_another_user),
-    ("a_process_that_does_not_answer_keeps_no_other_from_being_sampled", one_that_does_not_answer),
-    ("a_process_that_ended_or_maps_nothing", a_process_that_ended_or_maps_nothing),
+pub const CASES: &[Case] = cases![[observing()]
+    uniform = || cached("uniform"),
+    sequential = || cached("sequential"),
+    persistent_memory,
+    in_a_thread_of_its_own,
+    a_process_of_another_user,
+    a_process_that_does_not_answer_keeps_no_other_from_being_sampled,
+    a_process_that_ended_or_maps_nothing,
 ];
-
-/// A test's name, and the test.
-pub type Case = (&'static str, fn() -> Outcome);
 
 /// Of the file: 3,276 pages in its hot tenth, more than processors remember translations for.
 const BYTES: u64 = 128 << 20;
@@ -40,7 +38,7 @@ const PMEM_BYTES: u64 = 32 << 20;
 /// Phases after the first clearing: more than the rule looks at.
 const PHASES: u32 = 6;
 
-fn cached(pattern: &str) -> Outcome {
+fn cached(pattern: &str) -> Tried {
     let directory = directory()?;
     let file = directory.path().join("data");
     cached_file(&file, BYTES)?;
@@ -64,7 +62,7 @@ fn cached(pattern: &str) -> Outcome {
 
 /// Each figure of each node is within a tenth, or a hundredth of the node's pages where it is
 /// small.
-fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Outcome {
+fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Tried {
     ensure!(truth.keys().eq(seen.keys()), "nodes {truth:?}, seen {seen:?}");
     for (node, truth) in truth {
         let seen = seen.get(node).copied().unwrap_or_default();
@@ -74,13 +72,13 @@ fn agree(truth: &BTreeMap<i32, Truth>, seen: &BTreeMap<i32, Truth>) -> Outcome {
         }
         ensure!(seen.all == truth.all, "node {node}: {} pages, not {}", seen.all, truth.all);
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 type Nodes = BTreeMap<i32, Truth>;
 
 /// Counts of the program, figures of homenode, and its notes. `map`: all pages are mapped before.
-fn phases(file: &Path, pattern: &str, map: bool) -> Result<(Nodes, Nodes, Vec<String>), Failed> {
+fn phases(file: &Path, pattern: &str, map: bool) -> Tried<(Nodes, Nodes, Vec<String>)> {
     let mut program = Program::start(file)?;
     if map {
         program.tell("map")?;
@@ -108,14 +106,14 @@ fn phases(file: &Path, pattern: &str, map: bool) -> Result<(Nodes, Nodes, Vec<St
     Ok((program.truth()?, seen, mapped.notes(pid)))
 }
 
-fn sample(mapped: &mut Mapped, pid: u32) -> Result<(), Failed> {
+fn sample(mapped: &mut Mapped, pid: u32) -> Tried {
     ensure!(mapped.sample_one(pid)?.is_some(), "the program has ended");
     Ok(())
 }
 
 /// From some 150 mappings on, the kernel gave the last of them again and again: 400,000 records of
 /// 300 mappings, until the command gave up. What has no room is known, too.
-fn each_mapping_of_many_is_seen_once() -> Outcome {
+fn each_mapping_of_many_is_seen_once() -> Tried {
     const PIECE: u64 = 1 << 20;
     let directory = directory()?;
     let file = directory.path().join("data");
@@ -149,20 +147,20 @@ fn each_mapping_of_many_is_seen_once() -> Outcome {
         ensure!(beyond < 1.0 || pieces > 3_000, "{all} of {pieces} mappings: {notes:?}");
         ensure!(kept < 64, "{kept} MiB are kept for {pieces} mappings");
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// Resident memory of this program.
-fn resident() -> Result<u64, Failed> {
+fn resident() -> Tried<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm")?;
     Ok(statm.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()? * 4096)
 }
 
 /// Files on the persistent memory of each node: hot where the kernel clears the bits, else only
 /// touched.
-fn persistent_memory() -> Outcome {
+fn persistent_memory() -> Tried {
     if !Path::new("/mnt/pmem0").exists() {
-        return Ok(Completion::ignored_with("there is no /mnt/pmem0"));
+        return skip("there is no /mnt/pmem0");
     }
     for number in 0.. {
         let mount = format!("/mnt/pmem{number}");
@@ -191,12 +189,12 @@ fn persistent_memory() -> Outcome {
             false => ensure!((seen.hot, seen.touched) == (counted.hot, counted.touched), "{seen:?}, {counted:?}"),
         }
     }
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// As the plane uses it: the figures come in a later window, name the process with its start, and
 /// end with it.
-fn in_a_thread_of_its_own() -> Outcome {
+fn in_a_thread_of_its_own() -> Tried {
     let directory = directory()?;
     let file = directory.path().join("data");
     cached_file(&file, 4 << 20)?;
@@ -220,11 +218,11 @@ fn in_a_thread_of_its_own() -> Outcome {
     ensure!(all == 4 << 20 && notes.is_empty(), "{process:?}, {notes:?}");
     drop(program);
     until(false);
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// The daemon samples with few of root's powers, and most processes are not root's.
-fn a_process_of_another_user() -> Outcome {
+fn a_process_of_another_user() -> Tried {
     const NOBODY: u32 = 65_534;
     // Where nobody may go, unlike cargo's directories.
     let file = tempfile::NamedTempFile::new()?;
@@ -240,7 +238,7 @@ fn a_process_of_another_user() -> Outcome {
         .spawn();
     let mut fio = match fio {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(Completion::ignored_with("fio is not installed"));
+            return skip("fio is not installed");
         }
         started => started?,
     };
@@ -259,12 +257,12 @@ fn a_process_of_another_user() -> Outcome {
     };
     fio.kill().and_then(|()| fio.wait())?;
     ensure!(all(&seen.0) == 4 << 20 && seen.1.is_empty(), "{seen:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
 /// A procfs with one process whose `clear_refs` waits for ever, as it does while something holds
 /// the lock of its memory.
-fn one_that_does_not_answer() -> Outcome {
+fn a_process_that_does_not_answer_keeps_no_other_from_being_sampled() -> Tried {
     let directory = directory()?;
     let file = directory.path().join("data");
     cached_file(&file, 4 << 20)?;
@@ -294,10 +292,10 @@ fn one_that_does_not_answer() -> Outcome {
     let why = "clear_refs cannot be written: the process does not answer";
     let of = |pid: u32| notes.iter().any(|note| note.starts_with(&format!("process {pid}: ")) && note.ends_with(why));
     ensure!(of(silent) && !of(other), "{notes:?}");
-    Ok(Completion::Completed)
+    Ok(())
 }
 
-fn a_process_that_ended_or_maps_nothing() -> Outcome {
+fn a_process_that_ended_or_maps_nothing() -> Tried {
     let mut mapped = open()?;
     let directory = directory()?;
     let file = directory.path().join("small");
@@ -313,5 +311,5 @@ fn a_process_that_ended_or_maps_nothing() -> Outcome {
     ensure!(mapped.sample_one(pid)?.is_none(), "it was waited for");
     // A process of the kernel has no memory.
     ensure!(mapped.sample_one(2)?.is_none(), "a kernel thread");
-    Ok(Completion::Completed)
+    Ok(())
 }

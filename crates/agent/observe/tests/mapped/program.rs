@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
 
-use libtest_mimic::Failed;
+use testing::Tried;
 use topology::Topology;
 
 /// Killed when dropped.
@@ -25,13 +25,8 @@ pub struct Truth {
 }
 
 impl Program {
-    pub fn start(file: &Path) -> Result<Self, Failed> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("load")
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+    pub fn start(file: &Path) -> Tried<Self> {
+        let mut child = testing::myself("load").arg(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let answers = BufReader::new(child.stdout.take().ok_or("no stdout")?);
         Ok(Self { child, answers })
     }
@@ -41,7 +36,7 @@ impl Program {
     }
 
     /// Gives a command and waits for the answer.
-    pub fn tell(&mut self, command: &str) -> Result<String, Failed> {
+    pub fn tell(&mut self, command: &str) -> Tried<String> {
         let stdin = self.child.stdin.as_mut().ok_or("no stdin")?;
         writeln!(stdin, "{command}")?;
         let mut answer = String::new();
@@ -53,7 +48,7 @@ impl Program {
     }
 
     /// By node; -1 where the kernel does not tell the node.
-    pub fn truth(&mut self) -> Result<BTreeMap<i32, Truth>, Failed> {
+    pub fn truth(&mut self) -> Tried<BTreeMap<i32, Truth>> {
         let answer = self.tell("truth")?;
         let parse = |word: &str| {
             let mut numbers = word.split(':').map(|n| n.parse::<i64>().ok());
@@ -72,17 +67,9 @@ impl Drop for Program {
     }
 }
 
-/// A directory for one test's files, on a real file system.
-pub fn directory() -> Result<tempfile::TempDir, Failed> {
-    let base = std::env::var_os("HOMENODE_TEST_DIR")
-        .or_else(|| option_env!("CARGO_TARGET_TMPDIR").filter(|d| Path::new(d).is_dir()).map(Into::into))
-        .map_or_else(std::env::temp_dir, PathBuf::from);
-    Ok(tempfile::Builder::new().prefix("mapped-").tempdir_in(base)?)
-}
-
 /// A file in the page cache, of equal parts on all nodes with CPUs: the kernel puts a page where
 /// its writer runs.
-pub fn cached_file(path: &Path, bytes: u64) -> Result<(), Failed> {
+pub fn cached_file(path: &Path, bytes: u64) -> Tried {
     let machine = topology::sysfs::read(Path::new("/sys")).unwrap_or_else(|_| Topology::default());
     let nodes: Vec<_> = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).collect();
     let file = File::create(path)?;

@@ -8,18 +8,15 @@ use std::process::Command;
 
 use mount::Cache;
 use rustix::fs::XattrFlags;
+use testing::{Case, cases, mounting};
 
 use crate::harness::Mount;
 use crate::semantics::as_user;
+use crate::testers::tool_of;
 
-/// The tests, and their needs.
-pub const TESTS: &[(&str, fn(), &str)] = &[
-    (
-        "access_control_lists_are_kept_inherited_and_checked",
-        access_control_lists_are_kept_inherited_and_checked,
-        "setfacl",
-    ),
-    ("the_kernel_remembers_that_there_is_no_list", the_kernel_remembers_that_there_is_no_list, "setfacl"),
+pub const CASES: &[Case] = cases![[mounting(), tool_of("setfacl", "testers")]
+    access_control_lists_are_kept_inherited_and_checked,
+    the_kernel_remembers_that_there_is_no_list,
 ];
 
 /// The output of a shell script that root runs in a directory, with a umask that hides everything

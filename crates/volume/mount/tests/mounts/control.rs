@@ -13,18 +13,18 @@ use mount::Cache;
 use rustix::fs::{Uid, XattrFlags, fsetxattr};
 use rustix::mount::{MountFlags, mount_remount};
 use rustix::thread::set_thread_res_uid;
+use testing::{Case, cases, mounting};
 use topology::NodeId;
 
-use crate::Tests;
 use crate::harness::{Mount, PATIENCE};
 use crate::semantics::USER;
 
-pub const TESTS: Tests = &[
-    ("a_file_moves_while_it_is_read_and_written", a_file_moves_while_it_is_read_and_written),
-    ("a_migration_can_be_stopped_and_ends_with_the_mount", a_migration_can_be_stopped_and_ends_with_the_mount),
-    ("a_region_is_emptied_under_a_mount", a_region_is_emptied_under_a_mount),
-    ("migrations_are_refused_with_a_reason", migrations_are_refused_with_a_reason),
-    ("only_root_moves_files_and_readers_look_at_them", only_root_moves_files_and_readers_look_at_them),
+pub const CASES: &[Case] = cases![[mounting()]
+    a_file_moves_while_it_is_read_and_written,
+    a_migration_can_be_stopped_and_ends_with_the_mount,
+    a_region_is_emptied_under_a_mount,
+    migrations_are_refused_with_a_reason,
+    only_root_moves_files_and_readers_look_at_them,
 ];
 
 const BLOCK: usize = 4096;

@@ -3,8 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,15 +11,12 @@ use mount::Cache;
 use rustix::fs::{Advice, fadvise};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use testing::{Case, cases, mounting};
 
-use crate::Tests;
 use crate::harness::Mount;
 
-pub const TESTS: Tests =
-    &[("many_direct_writes_beside_readers_of_the_file_end", many_direct_writes_beside_readers_of_the_file_end)];
+pub const CASES: &[Case] = cases![[mounting()] many_direct_writes_beside_readers_of_the_file_end];
 
-/// Set: this process is the load, on this file.
-const LOAD: &str = "HOMENODE_TEST_CROWD";
 /// One write of it takes more requests than the kernel has slots for those in the background.
 const LEN: usize = 80 << 20;
 const WRITES: usize = 10;
@@ -29,14 +24,10 @@ const READERS: usize = 3;
 /// Longest time that the load can be thought to take.
 const LONGEST: Duration = Duration::from_secs(180);
 
-/// The file on which this process is to be the load, if it is.
-pub fn asked_for() -> Option<PathBuf> {
-    std::env::var_os(LOAD).map(PathBuf::from)
-}
-
 /// Writes a file past the cache, in single large writes, while others read it through the cache and
 /// one changes it by a mapping.
-pub fn load(path: &Path) {
+pub fn be_load(args: &[String]) {
+    let path = &args[0];
     let done = AtomicBool::new(false);
     let going = || !done.load(Ordering::Relaxed);
     let open = || OpenOptions::new().read(true).write(true).open(path).unwrap();
@@ -96,7 +87,7 @@ fn many_direct_writes_beside_readers_of_the_file_end() {
     let mut file = File::create(&path).unwrap();
     (0..LEN >> 20).for_each(|_| file.write_all(&[1; 1 << 20]).unwrap());
     drop(file);
-    let mut load = Command::new(std::env::current_exe().unwrap()).env(LOAD, &path).spawn().unwrap();
+    let mut load = testing::myself("load").arg(&path).spawn().unwrap();
     let begin = Instant::now();
     let ended = loop {
         match load.try_wait().unwrap() {

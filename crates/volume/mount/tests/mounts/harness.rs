@@ -14,12 +14,12 @@ use mount::{Cache, Options, Unmounted};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use testing::{Case, Tried, cases, mounting, need, skip};
 
 /// Longest time that a process between fork and exec, or a server with something to do, can be
 /// thought to take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-const SERVE: &str = "HOMENODE_TEST_SERVE";
 /// Set: all mounts are served by io_uring.
 const RING: &str = "HOMENODE_TEST_RING";
 
@@ -28,80 +28,56 @@ pub fn rings() -> bool {
     std::env::var_os(RING).is_some()
 }
 
+pub const CASES: &[Case] = cases![[mounting(), ring()] all_of_this_holds_by_io_uring];
+
 /// Runs all tests once more, with mounts that are served by io_uring.
-pub fn by_ring() {
+fn all_of_this_holds_by_io_uring() {
     let run = Command::new(std::env::current_exe().unwrap()).arg("--test-threads=2").env(RING, "1").output().unwrap();
     let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{said}");
 }
 
-/// Why the kernel does not serve mounts by io_uring, or why this is such a run already.
-pub fn no_ring() -> Option<String> {
+/// Needs a kernel that serves mounts by io_uring, and that this is not such a run already.
+fn ring() -> Tried {
     let switch = "/sys/module/fuse/parameters/enable_uring";
+    need(!rings(), "this is that run")?;
     match std::fs::read_to_string(switch) {
-        _ if rings() => Some("this is that run".to_owned()),
-        Ok(on) if on.trim() == "Y" => None,
-        Ok(_) => Some("fuse.enable_uring is off".to_owned()),
-        Err(error) => Some(format!("{switch}: {error}")),
+        Ok(on) => need(on.trim() == "Y", "fuse.enable_uring is off"),
+        Err(error) => skip(format!("{switch}: {error}")),
     }
 }
 
-/// Why nothing can be mounted here.
-pub fn missing() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("mounting needs root".to_owned());
-    }
-    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
-    device.err().map(|error| format!("/dev/fuse: {error}"))
+/// Serves a volume until somebody unmounts it, or closes our stdin.
+pub fn be_server(args: &[String]) {
+    let [cache, dir, regions @ ..] = args else { panic!("CACHE DIR REGION...") };
+    let cache = match cache.as_str() {
+        "direct" => Cache::Direct,
+        "writeback" => Cache::Writeback,
+        _ => Cache::Kernel,
+    };
+    let volume = Volume::mount(Box::new(map(regions)), fs::Options::default()).unwrap();
+    let volume = Arc::new(volume);
+    let ring = rings();
+    let options = Options { source: "test".to_owned(), cache, ring, ..Options::default() };
+    let session = Arc::new(mount::serve(Arc::clone(&volume), Path::new(dir), &options).unwrap());
+    assert_eq!(session.by_ring(), ring);
+    println!("mounted");
+    let stopper = Arc::clone(&session);
+    std::thread::spawn(move || {
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        if stopper.unmount().unwrap() == Unmounted::Busy {
+            println!("busy");
+        }
+    });
+    session.wait().unwrap();
+    Arc::into_inner(volume).unwrap().unmount().unwrap();
+    println!("ended");
 }
 
-/// Arguments of the server's process.
-pub struct Serve {
-    regions: Vec<PathBuf>,
-    dir: PathBuf,
-    cache: Cache,
-}
-
-impl Serve {
-    /// Volume that this process serves, if it is a server.
-    pub fn asked_for() -> Option<Self> {
-        let told = std::env::var(SERVE).ok()?;
-        let mut words = told.split('|');
-        let cache = match words.next()? {
-            "direct" => Cache::Direct,
-            "writeback" => Cache::Writeback,
-            _ => Cache::Kernel,
-        };
-        let dir = words.next()?.into();
-        Some(Self { regions: words.map(PathBuf::from).collect(), dir, cache })
-    }
-
-    /// Serves until somebody unmounts, or closes our stdin.
-    pub fn run(self) {
-        let volume = Volume::mount(Box::new(map(&self.regions)), fs::Options::default()).unwrap();
-        let volume = Arc::new(volume);
-        let ring = rings();
-        let options = Options { source: "test".to_owned(), cache: self.cache, ring, ..Options::default() };
-        let session = Arc::new(mount::serve(Arc::clone(&volume), &self.dir, &options).unwrap());
-        assert_eq!(session.by_ring(), ring);
-        println!("mounted");
-        let stopper = Arc::clone(&session);
-        std::thread::spawn(move || {
-            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
-            if stopper.unmount().unwrap() == Unmounted::Busy {
-                println!("busy");
-            }
-        });
-        session.wait().unwrap();
-        Arc::into_inner(volume).unwrap().unmount().unwrap();
-        println!("ended");
-    }
-}
-
-fn map(regions: &[PathBuf]) -> Mapped {
+fn map(regions: &[impl AsRef<Path>]) -> Mapped {
     let begin = Instant::now();
     loop {
-        match Mapped::new(&regions.iter().map(|path| region(path)).collect::<Vec<_>>()) {
+        match Mapped::new(&regions.iter().map(|path| region(path.as_ref())).collect::<Vec<_>>()) {
             // A process that another test forks has our files until it execs.
             Err(fs::Error::InUse) if begin.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(1)),
             mapped => return mapped.unwrap(),
@@ -146,10 +122,10 @@ impl Mount {
             Cache::Writeback => "writeback",
             Cache::Kernel => "kernel",
         };
-        let regions = self.regions.iter().map(|path| path.to_str().unwrap());
-        let told: Vec<_> = [cache, self.dir.to_str().unwrap()].into_iter().chain(regions).collect();
-        let mut server = Command::new(std::env::current_exe().unwrap())
-            .env(SERVE, told.join("|"))
+        let mut server = testing::myself("server")
+            .arg(cache)
+            .arg(&self.dir)
+            .args(&self.regions)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -16,35 +16,29 @@ use mount::{Cache, Options};
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
+use testing::{Case, cases, mounting};
 
-use crate::Tests;
 use crate::harness::{Mount, PATIENCE, rings};
 
-pub const TESTS: Tests = &[
-    ("open_files_are_served_after_the_unmount", open_files_are_served_after_the_unmount),
-    ("umount_ends_the_server", umount_ends_the_server),
-    ("a_mount_that_somebody_detached_is_left_alone", a_mount_that_somebody_detached_is_left_alone),
-    ("a_dead_mount_is_told_and_recovered", a_dead_mount_is_told_and_recovered),
-    ("each_call_that_makes_durable_fails_on_a_dead_server", each_call_that_makes_durable_fails_on_a_dead_server),
-    ("first_copies_at_once_stay_copies_by_the_server", first_copies_at_once_stay_copies_by_the_server),
-    (
-        "a_record_across_a_page_may_be_halved_and_one_within_is_not",
-        a_record_across_a_page_may_be_halved_and_one_within_is_not,
-    ),
-    ("a_mounted_volume_is_in_use", a_mounted_volume_is_in_use),
-    ("a_killed_client_leaves_the_mount_working", a_killed_client_leaves_the_mount_working),
-    ("a_full_volume_says_so_and_can_be_emptied", a_full_volume_says_so_and_can_be_emptied),
-    ("a_stopped_server_only_delays", a_stopped_server_only_delays),
-    ("acknowledged_changes_survive_kills_of_the_server", acknowledged_changes_survive_kills_of_the_server),
-    ("places_that_cannot_be_mounted_on", places_that_cannot_be_mounted_on),
-    (
-        "without_a_policy_a_request_takes_one_call_in_and_one_out",
-        without_a_policy_a_request_takes_one_call_in_and_one_out,
-    ),
-    ("opening_a_file_that_is_cached_asks_the_server_nothing", opening_a_file_that_is_cached_asks_the_server_nothing),
-    ("the_kernel_reads_ahead_by_a_whole_request", the_kernel_reads_ahead_by_a_whole_request),
-    ("memory_of_forgotten_files_goes_back_to_the_system", memory_of_forgotten_files_goes_back_to_the_system),
-    ("attributes_of_files_that_are_held_stay_on_the_medium", attributes_of_files_that_are_held_stay_on_the_medium),
+pub const CASES: &[Case] = cases![[mounting()]
+    open_files_are_served_after_the_unmount,
+    umount_ends_the_server,
+    a_mount_that_somebody_detached_is_left_alone,
+    a_dead_mount_is_told_and_recovered,
+    each_call_that_makes_durable_fails_on_a_dead_server,
+    first_copies_at_once_stay_copies_by_the_server,
+    a_record_across_a_page_may_be_halved_and_one_within_is_not,
+    a_mounted_volume_is_in_use,
+    a_killed_client_leaves_the_mount_working,
+    a_full_volume_says_so_and_can_be_emptied,
+    a_stopped_server_only_delays,
+    acknowledged_changes_survive_kills_of_the_server,
+    places_that_cannot_be_mounted_on,
+    without_a_policy_a_request_takes_one_call_in_and_one_out,
+    opening_a_file_that_is_cached_asks_the_server_nothing,
+    the_kernel_reads_ahead_by_a_whole_request,
+    memory_of_forgotten_files_goes_back_to_the_system,
+    attributes_of_files_that_are_held_stay_on_the_medium,
 ];
 
 /// Files that somebody holds are not forgotten, and a server kept 64 KiB of attributes of each: an

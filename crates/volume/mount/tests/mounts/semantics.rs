@@ -14,47 +14,35 @@ use rustix::fs::{
     XattrFlags, fallocate, mknodat, renameat_with, utimensat,
 };
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use testing::{Case, cases, mounting};
 
-use crate::Tests;
 use crate::harness::{Mount, rings};
 
-pub const TESTS: Tests = &[
-    ("names_and_files", names_and_files),
-    ("times_that_users_set_are_kept_or_taken_to_the_nearest", times_that_users_set_are_kept_or_taken_to_the_nearest),
-    ("directories_of_many_names_are_listed_whole", directories_of_many_names_are_listed_whole),
-    ("renames_replace_refuse_or_exchange", renames_replace_refuse_or_exchange),
-    ("overlayfs_writes_its_upper_layer_to_a_volume", overlayfs_writes_its_upper_layer_to_a_volume),
-    ("extended_attributes", extended_attributes),
-    ("holes_and_preallocation", holes_and_preallocation),
-    (
-        "what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes",
-        what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes,
-    ),
-    ("ranges_are_copied_from_file_to_file", ranges_are_copied_from_file_to_file),
-    ("appends_of_several_processes_do_not_overlap", appends_of_several_processes_do_not_overlap),
-    ("direct_input_and_output_of_several_threads", direct_input_and_output_of_several_threads),
-    (
-        "a_buffered_read_after_an_asynchronous_direct_write_is_new",
-        a_buffered_read_after_an_asynchronous_direct_write_is_new,
-    ),
-    ("a_full_volume_takes_stores_to_mapped_pages", a_full_volume_takes_stores_to_mapped_pages),
-    ("a_full_volume_takes_writes_into_preallocated_space", a_full_volume_takes_writes_into_preallocated_space),
-    (
-        "a_write_of_one_request_is_whole_for_readers_past_the_cache",
-        a_write_of_one_request_is_whole_for_readers_past_the_cache,
-    ),
-    ("mapped_files_and_writes_see_each_other", mapped_files_and_writes_see_each_other),
-    ("locks_wait_and_end_with_their_process", locks_wait_and_end_with_their_process),
-    ("special_files", special_files),
-    ("groups_of_set_group_id_directories", groups_of_set_group_id_directories),
-    ("writing_and_owners_take_privileges", writing_and_owners_take_privileges),
-    (
-        "a_program_that_was_written_runs_without_its_owners_rights",
-        a_program_that_was_written_runs_without_its_owners_rights,
-    ),
-    ("the_kernel_checks_permissions", the_kernel_checks_permissions),
-    ("usage_is_told", usage_is_told),
-    ("a_removed_directory_is_still_somebodys_place", a_removed_directory_is_still_somebodys_place),
+pub const CASES: &[Case] = cases![[mounting()]
+    names_and_files,
+    times_that_users_set_are_kept_or_taken_to_the_nearest,
+    directories_of_many_names_are_listed_whole,
+    renames_replace_refuse_or_exchange,
+    overlayfs_writes_its_upper_layer_to_a_volume,
+    extended_attributes,
+    holes_and_preallocation,
+    what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes,
+    ranges_are_copied_from_file_to_file,
+    appends_of_several_processes_do_not_overlap,
+    direct_input_and_output_of_several_threads,
+    a_buffered_read_after_an_asynchronous_direct_write_is_new,
+    a_full_volume_takes_stores_to_mapped_pages,
+    a_full_volume_takes_writes_into_preallocated_space,
+    a_write_of_one_request_is_whole_for_readers_past_the_cache,
+    mapped_files_and_writes_see_each_other,
+    locks_wait_and_end_with_their_process,
+    special_files,
+    groups_of_set_group_id_directories,
+    writing_and_owners_take_privileges,
+    a_program_that_was_written_runs_without_its_owners_rights,
+    the_kernel_checks_permissions,
+    usage_is_told,
+    a_removed_directory_is_still_somebodys_place,
 ];
 
 const CACHES: [Cache; 3] = [Cache::Kernel, Cache::Direct, Cache::Writeback];

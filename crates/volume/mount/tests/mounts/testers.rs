@@ -9,31 +9,27 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use mount::Cache;
+use testing::{Case, Skip, Tried, cases, installed, mounting, need};
 
 use crate::harness::Mount;
 
 /// The testers, and their needs.
-pub const TESTS: &[(&str, fn(), &str)] = &[
-    ("pjdfstest_passes", pjdfstest_passes, "pjdfstest"),
-    ("fsx_finds_the_bytes_that_were_written", fsx_finds_the_bytes_that_were_written, "fsx"),
-    ("fio_finds_what_a_killed_server_acknowledged", fio_finds_what_a_killed_server_acknowledged, "fio"),
-    ("stress_ng_leaves_a_sound_volume", stress_ng_leaves_a_sound_volume, "stress-ng"),
+pub const CASES: &[Case] = cases![
+    [mounting(), tool("pjdfstest").map(drop)] pjdfstest_passes;
+    [mounting(), tool("fsx").map(drop)] fsx_finds_the_bytes_that_were_written;
+    [mounting(), tool_of("fio", "programs")] fio_finds_what_a_killed_server_acknowledged;
+    [mounting(), tool_of("stress-ng", "testers")] stress_ng_leaves_a_sound_volume;
 ];
 
-fn tool(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/tools/bin").join(name)
+fn tool(name: &str) -> Tried<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../target/tools/bin").join(name);
+    need(path.exists(), format!("{name} is not installed: tools/setup testers"))?;
+    Ok(path)
 }
 
-/// Why a test cannot run.
-pub fn missing(name: &str) -> Option<String> {
-    if let Some(setup) = [("fio", "programs"), ("setfacl", "testers"), ("stress-ng", "testers")]
-        .iter()
-        .find(|of| of.0 == name)
-        .map(|of| of.1)
-    {
-        return Command::new(name).arg("--version").output().err().map(|e| format!("{name}: {e}: tools/setup {setup}"));
-    }
-    (!tool(name).exists()).then(|| format!("{name} is not installed: tools/setup testers"))
+/// Needs a program that a part of tools/setup installs.
+pub fn tool_of(name: &str, setup: &str) -> Tried {
+    installed(name).map_err(|missing| Skip(format!("{missing}: tools/setup {setup}")).into())
 }
 
 fn pjdfstest_passes() {
@@ -49,7 +45,7 @@ fn pjdfstest_passes() {
                 [settings]\nnaptime = 0.02\n\
                 [dummy_auth]\nentries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n";
     std::fs::write(&config, text).unwrap();
-    let run = Command::new(tool("pjdfstest"))
+    let run = Command::new(tool("pjdfstest").unwrap())
         .args(["-c".as_ref(), config.as_os_str(), "-p".as_ref(), mount.dir().as_os_str()])
         .args(["-s".as_ref(), place.path().as_os_str()])
         .env("RUST_BACKTRACE", "0")
@@ -78,7 +74,7 @@ fn fsx_finds_the_bytes_that_were_written() {
         let weights: String = weights.map(|name| format!("{name} = 1.0\n")).collect();
         std::fs::write(&config, format!("flen = 1048576\n[opsize]\nmax = 131072\n[weights]\n{weights}")).unwrap();
         for (seed, begun) in (first..).zip((0..ops).step_by(FSX_PART as usize)) {
-            let run = Command::new(tool("fsx"))
+            let run = Command::new(tool("fsx").unwrap())
                 .args(["-N", &FSX_PART.min(ops - begun).to_string(), "-S", &seed.to_string(), "-q", "-f"])
                 .args([config.as_os_str(), "-P".as_ref(), place.path().as_os_str(), mount.path("f").as_os_str()])
                 .output()

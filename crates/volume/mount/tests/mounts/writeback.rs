@@ -5,14 +5,14 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use mount::Cache;
+use testing::{Case, cases, mounting};
 
-use crate::Tests;
 use crate::harness::{Mount, rings};
 
-pub const TESTS: Tests = &[
-    ("what_was_synced_or_closed_outlives_the_server", what_was_synced_or_closed_outlives_the_server),
-    ("small_appends_go_to_the_server_together", small_appends_go_to_the_server_together),
-    ("a_server_that_ended_is_told_at_the_next_sync", a_server_that_ended_is_told_at_the_next_sync),
+pub const CASES: &[Case] = cases![[mounting()]
+    what_was_synced_or_closed_outlives_the_server,
+    small_appends_go_to_the_server_together,
+    a_server_that_ended_is_told_at_the_next_sync,
 ];
 
 /// What ends a write: then it is durable.
