@@ -1,0 +1,194 @@
+//! `homenode.toml`: the bandwidth of nodes, which the kernel may not report, and limits on moves.
+//!
+//! `docs/homenode.toml` is the commented example; a test checks that its values are the defaults.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use topology::NodeId;
+use topology::config::NodeConfig;
+
+use crate::args::CONFIG_FILE;
+use crate::exit::{Exit, Failure};
+
+/// The whole file. Every section and key is optional; an unknown one is an error.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    #[serde(skip)]
+    path: Option<PathBuf>,
+    /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
+    pub measured: Option<PathBuf>,
+    /// `[node.N]`: the bandwidth of node N's memory, and whether it is for file data.
+    pub node: BTreeMap<NodeId, NodeConfig>,
+    /// `[nthread]`: thresholds of the nthread policies.
+    pub nthread: placement::nthread::Settings,
+    /// `[dragonfly]`: when a file moves instead of its readers.
+    pub dragonfly: placement::dragonfly::Settings,
+    /// `[npolicy]`: which node a process with mapped files belongs on.
+    pub npolicy: placement::npolicy::Settings,
+    /// `[arc]`: when a process moves to the node that caches its file.
+    pub arc: placement::cache_affinity::Settings,
+    /// `[promote]`: when parts of files move to faster memory.
+    pub promote: placement::promote::Settings,
+    /// Of policy auto, which has no section.
+    #[serde(skip)]
+    pub auto: placement::auto::Settings,
+    /// `[engine]`: windows and safety rails.
+    pub engine: engine::Settings,
+    /// `[moves]`: limits on moves that copy.
+    pub moves: engine::settings::Moves,
+}
+
+impl Config {
+    /// Reads the file the user named, or the usual one if it exists.
+    pub fn load(named: Option<&Path>) -> Result<Self, Failure> {
+        let path = named.unwrap_or(Path::new(CONFIG_FILE));
+        match fs::read_to_string(path) {
+            Ok(text) => {
+                let config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
+                config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+                Ok(config)
+            }
+            Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Err(Failure::new(Exit::Usage, path.display().to_string(), "it is not UTF-8 text"))
+            }
+            Err(e) => Err(Failure::io("read", path, &e)),
+        }
+    }
+
+    /// The settings of the loop, with the limits on moves that copy.
+    pub fn engine(&self) -> engine::Settings {
+        engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
+    }
+
+    /// The same for memory so many times as slow as any real one, and programs on it: what is
+    /// bytes, or bytes per second, is as many times as small, and what a byte takes as many times
+    /// as long. Other times stay: a policy's windows are those of a clock.
+    #[must_use]
+    pub fn slower(mut self, times: f64) -> Self {
+        self.nthread.min_bytes = (self.nthread.min_bytes as f64 / times) as u64;
+        let (dragonfly, moves) = (&mut self.dragonfly, &mut self.moves);
+        for bytes in [
+            &mut self.nthread.locality_margin,
+            &mut dragonfly.migration_bw,
+            &mut self.auto.file_copy_bw,
+            &mut self.promote.reserve_bytes,
+            &mut self.promote.rate,
+            &mut moves.rate,
+            &mut moves.bytes_per_day,
+            &mut self.engine.busy_bytes_s,
+        ] {
+            *bytes /= times;
+        }
+        // At the scales of `cxl` and `dram` a mount with a policy did not start.
+        moves.rate = moves.rate.max(engine::settings::LEAST_RATE.min(moves.rate * times));
+        let auto = &mut self.auto;
+        for seconds_per_byte in [&mut auto.nvm_read_s, &mut auto.nvm_write_s, &mut auto.dram_s] {
+            *seconds_per_byte *= times;
+        }
+        self
+    }
+
+    /// The source of the values, for messages.
+    pub fn place(&self) -> String {
+        self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
+    }
+
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+        toml::from_str(text).map_err(|error| {
+            let place = match error.span() {
+                Some(span) => {
+                    let line = 1 + text.as_bytes().iter().take(span.start).filter(|b| **b == b'\n').count();
+                    format!("{}:{line}", path.display())
+                }
+                None => path.display().to_string(),
+            };
+            Failure::new(Exit::Usage, place, error.message().replace("unknown field", "unknown key"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Config::parse(text, Path::new("h.toml")).unwrap_err().to_string()
+    }
+
+    /// The engine took threads of emulated volumes for idle: they do a 200th of what real ones do.
+    #[test]
+    fn slower_memory_has_smaller_thresholds_and_the_same_times() {
+        let (config, slow) = (Config::default(), Config::default().slower(200.0));
+        let bytes = |c: &Config| {
+            let d = &c.dragonfly;
+            let promote = &c.promote;
+            let policy =
+                [c.nthread.locality_margin, d.migration_bw, c.auto.file_copy_bw, promote.reserve_bytes, promote.rate];
+            let engine = c.engine();
+            (policy, [engine.moves.rate, engine.moves.bytes_per_day, engine.busy_bytes_s])
+        };
+        let (real, slower) = (bytes(&config), bytes(&slow));
+        assert_eq!(slower, (real.0.map(|bytes| bytes / 200.0), real.1.map(|bytes| bytes / 200.0)));
+        let byte_s = |c: &Config| [c.auto.nvm_read_s, c.auto.nvm_write_s, c.auto.dram_s];
+        assert_eq!(byte_s(&slow), byte_s(&config).map(|s| s * 200.0));
+        assert_eq!((config.nthread.min_bytes, slow.nthread.min_bytes), (4 << 20, 20_971));
+        // The engine takes no lower rate.
+        assert_eq!(Config::default().slower(5000.0).moves.rate, 1e6);
+        assert_eq!(slow.slower(1.0 / 200.0).dragonfly.max_window_s, config.dragonfly.max_window_s);
+    }
+
+    #[test]
+    fn the_example_is_the_default() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/homenode.toml");
+        let text = fs::read_to_string(path).unwrap();
+        assert_eq!(Config::parse(&text, Path::new(path)).unwrap(), Config::default());
+        // What is commented out (values that have no default) must parse too.
+        let all: String = text.lines().map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n").collect();
+        let all = Config::parse(&all, Path::new(path)).unwrap();
+        assert_eq!(all.node.len(), 2);
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line() {
+        for (text, place, key) in [
+            ("[engine]\nwindow_s = 1.0\nwindows = 3\n", "h.toml:3:", "`windows`"),
+            ("\n\n[nthraed]\n", "h.toml:3:", "`nthraed`"),
+            ("[node.0]\nread_bandwidth = 3\n", "h.toml:2:", "`read_bandwidth`"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(place) && error.contains("unknown key") && error.contains(key), "{error}");
+        }
+    }
+
+    /// 90 meant 90 %, and was taken for 90 times the node's CPUs.
+    #[test]
+    fn a_percentage_is_no_share_and_inf_is_no_limit() {
+        for key in ["cpu_limit", "controller_limit"] {
+            for value in ["90", "2.1", "0.0", "-inf", "nan"] {
+                let error = error(&format!("[nthread]\n{key} = {value}\n"));
+                assert!(error.contains("h.toml:2:") && error.contains("is not a share"), "{error}");
+            }
+        }
+        let limit = |text: &str| Config::parse(text, Path::new("h.toml")).unwrap().nthread.cpu_limit;
+        assert_eq!((limit("[nthread]\ncpu_limit = inf"), limit("[nthread]\ncpu_limit = 1.01")), (f64::INFINITY, 1.01));
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_its_line() {
+        for (text, place) in [
+            ("[engine\n", "h.toml:1:"),
+            ("[node.zero]\nfile_data = true\n", "h.toml:"),
+            ("[node.0]\n\nread_bw_max = \"fast\"\n", "h.toml:3:"),
+            ("[engine]\nwindow_s = \"long\"\n", "h.toml:2:"),
+        ] {
+            let error = error(text);
+            assert!(error.contains(place), "{error}");
+        }
+    }
+}
