@@ -9,14 +9,17 @@ mod run;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use command::args::Global;
 use command::exit::{self, Exit, Failure};
 use command::log;
+use command::pages::{self, CompletionsArgs, ManArgs};
 
 /// Run the shipped code in virtual time: the papers' experiments, and your own.
 #[derive(Debug, Parser)]
 #[command(name = "homenode-lab", version, max_term_width = 100)]
+// Experiments have their settings in their own files, and move nothing.
+#[command(mut_arg("config", |arg| arg.hide(true)), mut_arg("state_dir", |arg| arg.hide(true)))]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -37,6 +40,21 @@ enum Command {
     /// The best placement is searched for by running placements, not by equations of a policy.
     /// Programs read and write files in the page cache or the ARC of a host, in virtual time.
     Regret(regret::RegretArgs),
+
+    /// Print a shell completion script
+    #[command(after_help = "\
+Examples:
+  homenode-lab completions bash > /usr/share/bash-completion/completions/homenode-lab
+  homenode-lab completions zsh  > /usr/share/zsh/site-functions/_homenode-lab
+  homenode-lab completions fish > ~/.config/fish/completions/homenode-lab.fish")]
+    Completions(CompletionsArgs),
+
+    /// Print the manual page, or write the pages of all sub-commands to a directory
+    #[command(after_help = "\
+Examples:
+  homenode-lab man | man -l -
+  homenode-lab man /usr/share/man/man1")]
+    Man(ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -51,6 +69,8 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
     };
     exit::end(result, cli.global.json)
 }
