@@ -21,7 +21,6 @@ impl<T: 'static> TaskLocal<T> {
         Self { place: OnceLock::new(), first, of: PhantomData }
     }
 
-    /// Looks at the calling task's value.
     pub fn with<R>(&'static self, look: impl FnOnce(&T) -> R) -> R {
         let place = *self.place.get_or_init(|| PLACES.fetch_add(1, Ordering::Relaxed));
         let value = crate::task::local(place, || Rc::new((self.first)()));
@@ -34,7 +33,6 @@ impl<T: 'static> TaskLocal<T> {
 }
 
 impl<T: 'static> TaskLocal<Cell<T>> {
-    /// The value.
     pub fn get(&'static self) -> T
     where
         T: Copy,
@@ -42,29 +40,24 @@ impl<T: 'static> TaskLocal<Cell<T>> {
         self.with(Cell::get)
     }
 
-    /// Changes it.
     pub fn set(&'static self, value: T) {
         self.with(|cell| cell.set(value));
     }
 
-    /// Changes it, and returns what it was.
     pub fn replace(&'static self, value: T) -> T {
         self.with(|cell| cell.replace(value))
     }
 }
 
 impl<T: 'static> TaskLocal<RefCell<T>> {
-    /// Looks at it.
     pub fn with_borrow<R>(&'static self, look: impl FnOnce(&T) -> R) -> R {
         self.with(|cell| look(&cell.borrow()))
     }
 
-    /// Looks at it and may change it.
     pub fn with_borrow_mut<R>(&'static self, look: impl FnOnce(&mut T) -> R) -> R {
         self.with(|cell| look(&mut cell.borrow_mut()))
     }
 
-    /// Changes it.
     pub fn set(&'static self, value: T) {
         self.with(|cell| cell.replace(value));
     }

@@ -127,7 +127,6 @@ pub type RwLockReadGuard<'a, T> = Guard<'a, RwLock<T>, sync::RwLockReadGuard<'a,
 /// A lock that is held alone.
 pub type RwLockWriteGuard<'a, T> = Guard<'a, RwLock<T>, sync::RwLockWriteGuard<'a, T>>;
 
-/// As `std::sync::Mutex`.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized> {
     queue: Queue,
@@ -135,12 +134,10 @@ pub struct Mutex<T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// A free one.
     pub const fn new(value: T) -> Self {
         Self { queue: Queue::new(), inner: sync::Mutex::new(value) }
     }
 
-    /// The value.
     pub fn into_inner(self) -> LockResult<T> {
         self.inner.into_inner()
     }
@@ -172,7 +169,6 @@ impl<T: ?Sized> Mutex<T> {
     }
 }
 
-/// As `std::sync::RwLock`.
 #[derive(Debug, Default)]
 pub struct RwLock<T: ?Sized> {
     queue: Queue,
@@ -180,7 +176,6 @@ pub struct RwLock<T: ?Sized> {
 }
 
 impl<T> RwLock<T> {
-    /// A free one.
     pub const fn new(value: T) -> Self {
         Self { queue: Queue::new(), inner: sync::RwLock::new(value) }
     }
@@ -220,7 +215,6 @@ impl<T: ?Sized> RwLock<T> {
     }
 }
 
-/// As `std::sync::Condvar`.
 #[derive(Debug, Default)]
 pub struct Condvar {
     queue: Queue,
@@ -252,7 +246,6 @@ impl Condvar {
         self.outside.notify_one();
     }
 
-    /// Tells all that wait.
     pub fn notify_all(&self) {
         std::mem::take(&mut *self.queue.all()).into_iter().for_each(|(id, _)| task::wake(id));
         self.outside.notify_all();

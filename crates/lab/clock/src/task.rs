@@ -25,7 +25,6 @@ pub trait Seat {
 pub struct Stuck {
     /// When, in nanoseconds.
     pub at_ns: u64,
-    /// The tasks.
     pub tasks: Vec<TaskId>,
 }
 
@@ -192,7 +191,6 @@ pub fn switches() -> u64 {
     with(|world| world.switches).unwrap_or_default()
 }
 
-/// The task that runs now.
 pub fn current() -> Option<TaskId> {
     with(|world| world.current).flatten()
 }

@@ -13,7 +13,6 @@ use topology::{CpuSet, NodeId};
 
 use crate::machine::{Machine, ThreadId};
 
-/// A copy in the background.
 pub(crate) struct Job {
     pub id: JobId,
     pub state: Mutex<(u64, JobState)>,
@@ -23,7 +22,6 @@ pub(crate) struct Job {
     pub cancelled: Mutex<bool>,
 }
 
-/// All copies.
 #[derive(Default)]
 pub(crate) struct Jobs {
     running: Vec<Rc<Job>>,
@@ -96,7 +94,6 @@ impl Jobs {
         all
     }
 
-    /// Asks one to stop.
     pub fn cancel(&self, job: JobId) {
         self.running.iter().filter(|known| known.id == job).for_each(|job| *locked(&job.cancelled) = true);
     }
@@ -171,7 +168,6 @@ impl Machine {
         Undo { subject, pid, masks: Some(masks), payload: None }
     }
 
-    /// Undoes it.
     pub(crate) fn unbind(&self, thread: ThreadId, undo: &Undo) -> Undone {
         let Some(masks) = &undo.masks else { return Undone::Restored };
         if self.cpus(self.bound(thread)) != masks.ours {

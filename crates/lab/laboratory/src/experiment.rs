@@ -55,17 +55,13 @@ pub const FIGURES: &[(&str, &str)] = &[
     ("audit", include_str!("../figures/audit.toml")),
 ];
 
-/// One figure.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiment {
-    /// The paper.
     pub paper: String,
-    /// The figure.
     pub figure: String,
     /// What it shows, and with what.
     pub title: String,
-    /// What is measured.
     pub value: Value,
     /// Seconds of a run, in the paper's time.
     pub seconds: f64,
@@ -76,7 +72,6 @@ pub struct Experiment {
     /// Seconds after which counting begins.
     #[serde(default)]
     pub count_from: f64,
-    /// The machine.
     pub machine: MachineSpec,
     /// Which locks are held over the software of calls.
     #[serde(default)]
@@ -85,7 +80,6 @@ pub struct Experiment {
     pub point: Vec<Point>,
     /// The bars of a group.
     pub series: Vec<Series>,
-    /// What the paper states.
     #[serde(default)]
     pub effect: Vec<Effect>,
     /// How a name becomes a policy; by default homenode's own.
@@ -117,7 +111,6 @@ impl std::fmt::Debug for Policies {
     }
 }
 
-/// A machine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineSpec {
@@ -155,7 +148,6 @@ fn port_bw() -> f64 {
     PORT_BW
 }
 
-/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Value {
@@ -172,7 +164,6 @@ pub enum Value {
 }
 
 impl Value {
-    /// Its unit.
     pub const fn unit(self) -> &'static str {
         match self {
             Self::WeightedMbS => "MB/s by Eq. 1",
@@ -190,7 +181,6 @@ impl Value {
 pub struct Point {
     /// As the figure calls it.
     pub name: String,
-    /// The load.
     #[serde(default)]
     pub load: Option<Load>,
     /// The loads, where they are several.
@@ -199,7 +189,6 @@ pub struct Point {
 }
 
 impl Point {
-    /// All of its loads.
     fn all(&self) -> impl Iterator<Item = &Load> {
         self.load.iter().chain(self.loads.iter().map(|one| &one.load))
     }
@@ -209,7 +198,6 @@ impl Point {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct One {
-    /// The load.
     pub load: Load,
     /// The node where its files begin, and where all of its data goes if each program has a file
     /// system of one node.
@@ -226,11 +214,9 @@ pub struct One {
     pub beside: bool,
 }
 
-/// A load.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Load {
-    /// See [`fio`].
     Fio {
         /// Threads, each with a file of its own.
         threads: u32,
@@ -244,13 +230,11 @@ pub enum Load {
         #[serde(default)]
         think_s: f64,
     },
-    /// See [`filebench`].
     Filebench(filebench::Load),
     /// Of a host: see [`programs`](crate::loads::programs).
     Programs(Programs),
     /// Of a host: see [`recorded`](crate::loads::recorded).
     Recorded(Recorded),
-    /// See [`lsm`].
     Lsm(lsm::Load),
 }
 
@@ -258,7 +242,6 @@ pub enum Load {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Series {
-    /// Its name.
     pub name: String,
     /// Where the file system puts what is written.
     #[serde(default)]
@@ -272,7 +255,6 @@ pub struct Series {
     /// The same of Dragonfly.
     #[serde(default)]
     pub dragonfly: dragonfly::Settings,
-    /// Homenode's rails.
     #[serde(default)]
     pub rails: Rails,
     /// Bytes/s that all copies together may take, where that is not what the rails say.
@@ -308,7 +290,6 @@ impl Series {
     }
 }
 
-/// Where data is put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Where {
@@ -345,7 +326,6 @@ pub enum Rails {
     /// They let everything through: the papers' systems have none.
     #[default]
     Open,
-    /// As homenode has them.
     Homenode,
 }
 
@@ -368,7 +348,6 @@ impl Rails {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Effect {
-    /// A series.
     pub of: String,
     /// The one that it is compared with.
     pub over: String,
@@ -402,7 +381,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Words for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Predicted => "predicted",
@@ -412,12 +390,9 @@ impl Kind {
     }
 }
 
-/// One bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Which of the points.
     pub point: usize,
-    /// Which of the series.
     pub series: usize,
 }
 
@@ -426,7 +401,6 @@ pub struct Case {
 pub struct Outcome {
     /// What the figure measures.
     pub value: f64,
-    /// Counts.
     pub done: Done,
     /// Moves of threads, and of files, that were made.
     pub moves: (u64, u64),
@@ -448,50 +422,25 @@ pub enum Error {
     Toml(#[from] toml::de::Error),
     /// It names something that does not exist.
     #[error("there is no {what} called {name}")]
-    Unknown {
-        /// What.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
+    Unknown { what: &'static str, name: String },
     /// A group of bars has no load, or others beside those of a host.
     #[error("point {0} has one load, or several in `loads`, none of them of a host")]
     Loads(String),
     /// Two groups of bars, or two series, have the same name.
     #[error("{what} {name} is there twice")]
-    Twice {
-        /// What.
-        what: &'static str,
-        /// Its name.
-        name: String,
-    },
+    Twice { what: &'static str, name: String },
     /// Points that are compared with others, one for each.
     #[error("effect {of} / {over}: as many `over_points` as `points`")]
-    Points {
-        /// A series.
-        of: String,
-        /// The other.
-        over: String,
-    },
+    Points { of: String, over: String },
     /// What only programs on a host end with.
     #[error("only programs of a host have a value in {0}")]
     Value(&'static str),
     /// A number that no machine or run has.
     #[error("{what} is {value}: {least} to {most}")]
-    Range {
-        /// What.
-        what: &'static str,
-        /// Its value.
-        value: f64,
-        /// The least.
-        least: f64,
-        /// The most.
-        most: f64,
-    },
+    Range { what: &'static str, value: f64, least: f64, most: f64 },
     /// A recorded load cannot be read.
     #[error("{0}")]
     Recorded(String),
-    /// The file system refused.
     #[error("the file system: {0}")]
     Fs(#[from] fs::Error),
     /// A policy can decide nothing any more.
@@ -499,13 +448,7 @@ pub enum Error {
     Ended(String),
     /// A policy cannot be made.
     #[error("policy {name}: {why}")]
-    Policy {
-        /// Its name.
-        name: String,
-        /// Why.
-        why: String,
-    },
-    /// The engine refused.
+    Policy { name: String, why: String },
     #[error("the engine: {0}")]
     Engine(#[from] EngineError),
     /// Tasks wait for each other.
@@ -780,7 +723,6 @@ pub(crate) fn drive<P: engine::Plane>(
 }
 
 impl Load {
-    /// Bytes of its data.
     fn bytes(&self, less: f64) -> f64 {
         match self {
             Self::Fio { threads, file_bytes, .. } => f64::from(*threads) * file_bytes / less,

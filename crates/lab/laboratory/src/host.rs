@@ -43,7 +43,6 @@ const SCANS: u8 = 0x0f;
 /// Scans of the accessed bits in a window.
 pub const SCANS_A_WINDOW: u64 = 4;
 
-/// An object, by number.
 pub type ObjectId = usize;
 
 /// What has pages.
@@ -72,9 +71,7 @@ impl Kind {
 /// A file, or memory of a process.
 #[derive(Clone, Debug)]
 pub struct Object {
-    /// What it is.
     pub kind: Kind,
-    /// Its length.
     pub bytes: u64,
     /// Bytes of a page: those that come, go and are counted together.
     pub page: u64,
@@ -87,12 +84,10 @@ impl Object {
         (self.bytes - (page as u64 * self.page).min(self.bytes)).min(self.page)
     }
 
-    /// The node of a page.
     pub fn node(&self, page: usize) -> Option<usize> {
         self.nodes.get(page).filter(|node| **node != NOWHERE).map(|node| usize::from(*node))
     }
 
-    /// Its pages.
     pub fn pages(&self) -> usize {
         self.nodes.len()
     }
@@ -145,12 +140,10 @@ impl Memory {
         self.objects.len() - 1
     }
 
-    /// One of the objects.
     pub fn object(&self, object: ObjectId) -> Option<&Object> {
         self.objects.get(object)
     }
 
-    /// Free bytes of a node.
     pub fn free(&self, node: usize) -> u64 {
         self.nodes.get(node).map_or(0, |node| node.capacity.saturating_sub(node.used))
     }
@@ -160,7 +153,6 @@ impl Memory {
         self.evicted
     }
 
-    /// Bytes of an object by node.
     pub fn resident(&self, object: ObjectId) -> Vec<u64> {
         let mut sums = vec![0; self.nodes.len()];
         let Some(object) = self.objects.get(object) else { return sums };
@@ -282,7 +274,6 @@ impl Memory {
     }
 }
 
-/// What a process does while its memory moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Moving {
@@ -302,13 +293,11 @@ pub struct Kernel {
     /// Memory of a process follows its threads, once it has run for a second ("it also only scans
     /// once every second", thesis 6). Memory of the kernel does not.
     pub autonuma: bool,
-    /// What a process does while its memory moves.
     pub moving: Moving,
     /// Moves of a process leave its memory behind.
     pub threads_only: bool,
 }
 
-/// A process.
 #[derive(Debug, Default)]
 pub(crate) struct Process {
     pub threads: Vec<ThreadId>,
@@ -337,18 +326,15 @@ const AUTONUMA_BYTES: u64 = 256 << 20;
 
 /// A memory on a machine, its processes, and what they have done.
 pub struct Host {
-    /// The machine.
     pub machine: Arc<Machine>,
     /// How many times as short as the paper's all times are.
     pub factor: f64,
     /// When the run ends, in nanoseconds.
     pub end_ns: u64,
-    /// See there.
     pub kernel: Kernel,
     /// Seconds that a byte takes from the disk, one after the other.
     pub disk_s: f64,
     pub(crate) seed: u64,
-    /// Where pages are.
     pub memory: RefCell<Memory>,
     pub(crate) processes: RefCell<Vec<Process>>,
     pub(crate) uses: RefCell<BTreeMap<(ThreadId, ObjectId), Use>>,
@@ -359,7 +345,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// A host with nothing in its memory.
     pub fn new(machine: Arc<Machine>, kernel: Kernel, seed: u64) -> Self {
         let memory = RefCell::new(Memory::new(machine.topology()));
         Self {
@@ -399,24 +384,20 @@ impl Host {
         if calls.is_empty() { f64::NAN } else { f64::from(*calls.select_nth_unstable(middle).1) * 1e-9 }
     }
 
-    /// What has been done so far.
     pub fn done(&self) -> Done {
         *self.done.borrow()
     }
 
-    /// Whether any process has not ended.
     pub fn runs(&self) -> bool {
         self.processes.borrow().iter().any(|process| process.ended_ns.is_none())
     }
 
-    /// A new process.
     pub(crate) fn start(&self, own: Option<ObjectId>, mapped: Vec<ObjectId>) -> usize {
         let mut processes = self.processes.borrow_mut();
         processes.push(Process { own, mapped, started_ns: clock::now_ns(), ..Process::default() });
         processes.len() - 1
     }
 
-    /// A thread of a process has ended.
     pub(crate) fn ended(&self, process: usize) {
         let mut processes = self.processes.borrow_mut();
         let Some(process) = processes.get_mut(process) else { return };

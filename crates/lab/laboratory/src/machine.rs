@@ -52,15 +52,12 @@ pub const SLICE_S: f64 = 3e-3;
 /// What threads wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// A core.
     Core,
-    /// A lock.
     Lock,
     /// A memory controller that serves others.
     Controller,
     /// A link that carries for others.
     Link,
-    /// A time.
     Sleep,
 }
 
@@ -75,7 +72,6 @@ impl Wait {
     ];
 }
 
-/// How a machine is built.
 #[derive(Clone, Debug)]
 pub struct Build {
     /// The nodes, and what is told of them.
@@ -105,9 +101,7 @@ pub struct Used {
 /// What a controller has done since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Carried {
-    /// Bytes read.
     pub read: u64,
-    /// Bytes written.
     pub written: u64,
     /// Seconds that it worked.
     pub busy_s: f64,
@@ -189,7 +183,6 @@ fn ns(seconds: f64) -> u64 {
 }
 
 impl Machine {
-    /// A machine at rest.
     pub fn new(build: Build) -> Self {
         let count = build.topology.nodes.len();
         let node = |node: &topology::Node| Node { cores: node.cpus.len(), idle: node.cpus.len(), ..Node::default() };
@@ -206,7 +199,6 @@ impl Machine {
         Self { slice_ns: ns(build.slice_s).max(1), build, state: Mutex::new(state) }
     }
 
-    /// Its nodes.
     pub fn topology(&self) -> &Topology {
         &self.build.topology
     }
@@ -269,18 +261,15 @@ impl Machine {
         thread
     }
 
-    /// The thread that runs now.
     pub fn current(&self) -> Option<ThreadId> {
         let task = clock::current()?;
         self.state().by_task.get(task).copied().flatten()
     }
 
-    /// Where a thread runs.
     pub fn node_of(&self, thread: ThreadId) -> usize {
         self.with(thread, |worker| worker.holds.unwrap_or(worker.node)).unwrap_or_default()
     }
 
-    /// The node that it is bound to.
     pub fn bound(&self, thread: ThreadId) -> Option<usize> {
         self.with(thread, |worker| worker.bound.then_some(worker.node)).flatten()
     }
@@ -302,7 +291,6 @@ impl Machine {
         self.with(thread, |worker| worker.copies = true);
     }
 
-    /// Whether it has ended.
     pub fn has_ended(&self, thread: ThreadId) -> bool {
         self.with(thread, |worker| worker.ended).unwrap_or(true)
     }
@@ -364,7 +352,6 @@ impl Machine {
         });
     }
 
-    /// Gives the core away.
     pub fn leave_core(&self, thread: ThreadId) {
         self.state().release(thread, self.slice_ns);
     }

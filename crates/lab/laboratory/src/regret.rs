@@ -37,7 +37,6 @@ const MOST_RUNS: usize = 1000;
 /// Placements drawn at random from which the search begins, too.
 const DRAWN: usize = 8;
 
-/// A machine and programs.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     machine: MachineSpec,
@@ -51,11 +50,9 @@ pub struct Scenario {
 pub struct Best {
     /// MB/s.
     pub value: f64,
-    /// Runs that it took.
     pub runs: usize,
     /// The node of each thread, program by program, and of each file.
     pub threads: Vec<usize>,
-    /// See there.
     pub files: Vec<usize>,
 }
 
@@ -170,7 +167,6 @@ impl Scenario {
         Ok(experiment.run(Case { point: 0, series: 0 }, self.seed)?.value)
     }
 
-    /// The program of each thread.
     fn threads(&self) -> Vec<usize> {
         let programs = self.programs.program.iter().enumerate();
         programs.flat_map(|(number, program)| std::iter::repeat_n(number, program.threads as usize)).collect()

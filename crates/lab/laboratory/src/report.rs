@@ -47,7 +47,6 @@ impl Verdict {
         }
     }
 
-    /// Words for tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Met => "met",
@@ -64,12 +63,10 @@ impl Verdict {
 pub struct Results(BTreeMap<(usize, usize, u64), Outcome>);
 
 impl Results {
-    /// Adds one.
     pub fn add(&mut self, case: Case, seed: u64, outcome: Outcome) {
         self.0.insert((case.point, case.series, seed), outcome);
     }
 
-    /// The seeds.
     pub fn seeds(&self) -> Vec<u64> {
         let all: std::collections::BTreeSet<u64> = self.0.keys().map(|key| key.2).collect();
         all.into_iter().collect()

@@ -61,7 +61,6 @@ pub struct Done {
 /// What the threads of a program have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The process.
     pub process: u32,
     /// The node of its file system, where it has one of its own.
     pub device: Option<u32>,
@@ -85,15 +84,12 @@ pub const PROCESS: u32 = 1000;
 
 /// A volume on a machine, and what its threads have done.
 pub struct Lab {
-    /// The machine.
     pub machine: Arc<Machine>,
-    /// The file system.
     pub volume: Arc<Volume>,
     /// How it places what is written.
     pub placement: Placement,
     /// What its calls cost.
     pub software: Software,
-    /// See there.
     pub locks: Locks,
     /// How many times as short as the paper's all times are.
     pub factor: f64,
@@ -194,7 +190,6 @@ impl Lab {
         self.medium.start();
     }
 
-    /// Starts a thread of the program.
     pub fn spawn(self: &Rc<Self>, work: impl FnOnce(&mut Thread) + 'static) {
         let (lab, program) = (Rc::clone(self), self.program.get());
         let thread = self.machine.spawn(program.on, move |index| {
@@ -208,12 +203,10 @@ impl Lab {
         self.programs.borrow_mut().insert(thread, program);
     }
 
-    /// The process of a thread.
     pub fn process_of(&self, thread: ThreadId) -> u32 {
         self.programs.borrow().get(&thread).map_or(PROCESS, |program| program.process)
     }
 
-    /// What has been done so far.
     pub fn done(&self) -> Done {
         *self.done.borrow()
     }
@@ -238,7 +231,6 @@ pub fn tid(thread: ThreadId) -> u32 {
 /// `S_IFDIR`.
 const DIRECTORY: u32 = 0o040_000;
 
-/// A thread of a load.
 pub struct Thread {
     lab: Rc<Lab>,
     program: Program,
@@ -253,12 +245,10 @@ impl Thread {
         clock::now_ns() as f64 * 1e-9
     }
 
-    /// Whether the run is over.
     pub fn is_over(&self) -> bool {
         clock::now_ns() >= self.lab.end_ns
     }
 
-    /// A number below `n`.
     pub fn random(&mut self, n: u64) -> u64 {
         self.rng.random_range(0..n.max(1))
     }
@@ -284,12 +274,10 @@ impl Thread {
         self.lab.machine.sleep(self.index, (seconds * 1e9).round() as u64);
     }
 
-    /// Counts operations of the load.
     pub fn count(&mut self, operations: u64) {
         self.lab.done.borrow_mut().operations += if self.program.counts { operations } else { 0 };
     }
 
-    /// The node where it runs.
     pub fn node(&self) -> usize {
         self.lab.machine.node_of(self.index)
     }
@@ -352,7 +340,6 @@ impl Thread {
         self.call_in(None, |_, volume| _ = volume.close(file.0));
     }
 
-    /// Asks for a file's attributes.
     pub fn stat(&mut self) {
         self.call(Call::Other, |_, _| ());
     }

@@ -98,7 +98,6 @@ impl Measured {
         self.fio.pid()
     }
 
-    /// Whether it has ended.
     pub fn ended(&mut self) -> Result<bool> {
         match self.fio.child.try_wait().context("fio")? {
             Some(status) if !status.success() => bail!("fio: {status}"),

@@ -41,7 +41,6 @@ fn written_ns(about: &std::fs::Metadata) -> std::io::Result<u64> {
     Ok(age.as_nanos() as u64)
 }
 
-/// The file.
 pub struct Kept {
     file: File,
     known: Vec<Line>,
@@ -83,7 +82,6 @@ impl Kept {
         self.known.iter().find(same).map(|line| &line.outcome)
     }
 
-    /// Keeps a run.
     pub fn add(&mut self, experiment: &Experiment, case: Case, seed: u64, outcome: &Outcome) -> std::io::Result<()> {
         let Some((point, series)) = names(experiment, case) else { return Ok(()) };
         let line = Line { point: point.to_owned(), series: series.to_owned(), seed, outcome: outcome.clone() };

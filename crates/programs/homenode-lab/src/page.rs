@@ -28,7 +28,6 @@ pub enum PlotError {
     /// The drawing library gave up.
     #[error("cannot draw {figure}: {why}")]
     Draw {
-        /// Which figure.
         figure: String,
         /// The library's words.
         why: String,

@@ -47,7 +47,6 @@ impl Row {
     }
 }
 
-/// Draws the scenarios and runs them.
 pub fn run(global: &Global, args: &RegretArgs) -> Result<Exit, Failure> {
     if let Some(unknown) = args.policy.iter().find(|name| placement::POLICIES.iter().all(|(known, _)| known != name)) {
         return Err(Failure::new(Exit::Usage, format!("policy {unknown}"), "no policy has this name"));

@@ -57,7 +57,6 @@ pub struct RunArgs {
     out: Option<PathBuf>,
 }
 
-/// Runs the figures.
 pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let Some(name) = &args.figure else {
         let list: Vec<String> = FIGURES.iter().map(|(name, _)| format!("{name}\n")).collect();
@@ -107,7 +106,6 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// A figure as the command line changes it.
 fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Failure> {
     let cannot = |error: &Error| Failure::from_error(Exit::Usage, name, error);
     let mut experiment = Experiment::parse(text).map_err(|error| cannot(&error))?;

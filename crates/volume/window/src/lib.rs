@@ -21,7 +21,6 @@ use topology::{FileId, NodeId, Topology};
 /// A volume, as snapshots describe it.
 #[derive(Clone, Copy)]
 pub struct Window<'a> {
-    /// The volume.
     pub volume: &'a Volume,
     /// Device of the mount, as [`FileId::dev`].
     pub device: u32,

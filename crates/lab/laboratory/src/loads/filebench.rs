@@ -63,13 +63,11 @@ pub enum Personality {
     Readers,
 }
 
-/// A load.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
     /// Its personality.
     pub personality: Personality,
-    /// Threads.
     pub threads: u32,
     /// Files, in the paper.
     pub files: f64,
@@ -141,7 +139,6 @@ impl Load {
         (files as u64, self.file_bytes as u64)
     }
 
-    /// Bytes of its data.
     pub fn bytes(&self, less: f64) -> f64 {
         let (files, bytes) = self.scaled(less);
         // Each has a log, and grows by appends.

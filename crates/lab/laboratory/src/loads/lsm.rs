@@ -87,7 +87,6 @@ pub enum Benchmark {
     Overwrite,
 }
 
-/// A load.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {

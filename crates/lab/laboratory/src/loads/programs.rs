@@ -29,14 +29,12 @@ pub const RECORD: u64 = 128 << 10;
 pub struct Programs {
     /// Files, by number.
     pub file: Vec<FileSpec>,
-    /// Programs.
     pub program: Vec<Program>,
     /// Seconds that a byte takes from the disk.
     #[serde(default)]
     pub disk_s: f64,
 }
 
-/// A file.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileSpec {
@@ -50,13 +48,10 @@ pub struct FileSpec {
     pub node: Option<usize>,
 }
 
-/// A program.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// Its name.
     pub name: String,
-    /// Threads.
     #[serde(default = "one")]
     pub threads: u32,
     /// The node that they start on; none: where the kernel puts them.
@@ -85,7 +80,6 @@ pub struct Program {
     /// Seconds of its own for each call, on a core, and asleep.
     #[serde(default)]
     pub cpu_s: f64,
-    /// See there.
     #[serde(default)]
     pub sleep_s: f64,
     /// Files, each with its share of the calls.
@@ -96,9 +90,7 @@ pub struct Program {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// Its number.
     pub file: usize,
-    /// Its share.
     #[serde(default = "whole")]
     pub share: f64,
     /// Any block next, whatever the program does elsewhere.
@@ -274,12 +266,10 @@ impl Thread {
         index
     }
 
-    /// Whether the run is over.
     pub fn is_over(&self) -> bool {
         clock::now_ns() >= self.host.end_ns
     }
 
-    /// A number below `n`.
     pub fn random(&mut self, n: u64) -> u64 {
         self.rng.random_range(0..n.max(1))
     }
@@ -289,7 +279,6 @@ impl Thread {
         self.rng.random()
     }
 
-    /// Bytes of an object.
     pub fn size(&self, object: ObjectId) -> u64 {
         self.host.memory.borrow().object(object).map_or(0, |object| object.bytes)
     }
@@ -305,7 +294,6 @@ impl Thread {
         self.host.machine.sleep(self.index, (seconds * 1e9).round() as u64);
     }
 
-    /// Counts operations of the load.
     pub fn count(&mut self, operations: u64) {
         self.host.done.borrow_mut().operations += operations;
     }

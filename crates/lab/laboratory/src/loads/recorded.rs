@@ -61,7 +61,6 @@ impl Recorded {
     }
 }
 
-/// The load of a window.
 fn programs(snapshot: &Snapshot, nodes: usize) -> Programs {
     let index = |node: NodeId| snapshot.nodes.iter().position(|known| known.id == node).unwrap_or_default() % nodes;
     let mut all = Programs::default();
