@@ -59,6 +59,7 @@ const CASES: &[Case] = cases![
     [observing(), installed("unshare"), systemd()] the_unit_runs_under_its_restrictions;
     [observing(), on_disk(), installed("strace"), installed("systemd-analyze")] the_units_allow_every_call;
     [root()]
+        a_move_by_hand_is_explained,
         without_root_nodes_and_plans_work,
         without_root_where_says_what_is_hidden,
         without_root_observing_says_what_is_missing,
@@ -387,6 +388,26 @@ fn a_second_run_is_refused() {
     assert_eq!(ends(first).0, Some(0));
     let output = homenode(&["restore", "--state-dir", &place.state()]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "nothing to restore\n"));
+}
+
+/// `explain` knew only what a daemon had moved.
+fn a_move_by_hand_is_explained() {
+    let place = Place::new();
+    let sleeper = Ends(Command::new("sleep").arg("600").spawn().unwrap());
+    let (pid, state) = (sleeper.0.id().to_string(), place.state());
+    let node = fs::read_to_string("/sys/devices/system/node/has_cpu").unwrap();
+    let node: String = node.chars().take_while(char::is_ascii_digit).collect();
+    let moved = homenode(&["move", "--pid", &pid, "--to", &node, "--state-dir", &state]);
+    assert_eq!(moved.status.code(), Some(0), "{}", text(&moved.stderr));
+    let explained = homenode(&["explain", &pid, "--state-dir", &state]);
+    let said = text(&explained.stdout);
+    let sentence = format!("moved by hand to node {node} (user 0): ");
+    assert!(said.contains(&sentence) && said.contains(", 1 thread bound in "), "{said}{}", text(&explained.stderr));
+    // A daemon adds to the same journal.
+    let ran = homenode(&["run", "--state-dir", &state, "--windows", "1", "--window", "0.05"]);
+    assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));
+    let all = text(&homenode(&["explain", "--state-dir", &state]).stdout);
+    assert!(all.contains(&sentence) && all.contains("stopped: "), "{all}");
 }
 
 fn a_closed_stdout_ends_run_quietly() {

@@ -3,7 +3,7 @@
 //! **Problem.** A thread runs on another node than yesterday, and its owner wants to know why.
 //!
 //! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`])
-//! and only grows at its end. A move has its reason and figures, and later its effect
+//! and only grows at its end; `homenode move` adds to it beside the daemon. A move has its reason and figures, and later its effect
 //! ([`Event::Audited`]). [`read()`] filters entries, [`history()`] joins moves with their effects.
 //!
 //! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and
@@ -166,6 +166,23 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         why: Option<String>,
     },
+    /// `homenode move` has ended.
+    MovedByHand {
+        to: NodeId,
+        /// Bytes that were elsewhere.
+        bytes: u64,
+        /// Of these, on the target now.
+        done: u64,
+        /// Threads of a process that are bound to the node.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        threads: Option<usize>,
+        seconds: f64,
+        /// The user who gave the command.
+        user: u32,
+        /// Why not all of it moved; absent if all did.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
+    },
     /// A move did not pay and was taken back.
     RolledBack {
         why: String,
@@ -269,6 +286,8 @@ impl Journal {
             self.open_file()?;
         }
         let Some(file) = &mut self.file else { return Ok(()) };
+        // Another process may have added to it.
+        self.len = file.metadata().map_err(EngineError::io("look at", &self.path))?.len();
         if let Err(error) = file.write_all(part) {
             let _ = file.set_len(self.len);
             return Err(EngineError::io("write", &self.path)(error));

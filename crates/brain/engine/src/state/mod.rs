@@ -64,13 +64,7 @@ impl StateDir {
     /// its files are private but for those that are meant for everybody. [`EngineError::Busy`] when
     /// another process has it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
-        trusted(path)?;
-        match DirBuilder::new().mode(0o711).recursive(true).create(path) {
-            Err(source) if source.kind() != ErrorKind::AlreadyExists => {
-                return Err(EngineError::io("create", path)(source));
-            }
-            _ => trusted(path)?,
-        }
+        Self::make(path)?;
         match Self::lock(path)? {
             Ok(lock) => Ok(Self { path: path.to_owned(), _lock: lock }),
             Err(Some(pid)) if is_killed(Path::new("/proc"), pid) && has_locked(&path.join(LOCK), pid) => {
@@ -78,6 +72,15 @@ impl StateDir {
                 Self::pass(path, pid).map(|lock| Self { path: path.to_owned(), _lock: lock })
             }
             Err(pid) => Err(EngineError::Busy { path: path.to_owned(), pid }),
+        }
+    }
+
+    /// Creates the directory where it is missing, without taking it.
+    pub fn make(path: &Path) -> Result<(), EngineError> {
+        trusted(path)?;
+        match DirBuilder::new().mode(0o711).recursive(true).create(path) {
+            Err(source) if source.kind() != ErrorKind::AlreadyExists => Err(EngineError::io("create", path)(source)),
+            _ => trusted(path),
         }
     }
 

@@ -15,7 +15,7 @@ use session::{published, report};
 
 use crate::cli::ExplainArgs;
 use crate::exit::{Exit, Failure};
-use crate::output::units::{bytes, percent, seconds};
+use crate::output::units::{bytes, count, percent, seconds};
 use crate::output::{self, escape, words};
 
 /// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted
@@ -47,7 +47,7 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         // What is below /run is gone after a boot.
         let since = if global.state_dir.starts_with("/run") { " since boot" } else { "" };
         return Err(failure.hint(format!(
-            "`homenode run` and `homenode-fs mount --policy` write it; none has run with this state directory{since}"
+            "`homenode run`, `homenode-fs mount --policy` and `homenode move` write it; none has run with this state directory{since}"
         )));
     }
     if global.json {
@@ -171,6 +171,13 @@ fn sentence(line: &Line) -> String {
             text.extend(left.iter().map(|(why, n)| format!(", {} left behind ({why})", bytes(*n))));
             text.extend(why.as_ref().map(|why| format!("; ended early: {why}; what was copied stays")));
             text + &brought()
+        }
+        Event::MovedByHand { to, bytes: all, done, threads, seconds: took, user, why } => {
+            let mut text = format!("moved by hand to node {to} (user {user}): {} of {}", bytes(*done), bytes(*all));
+            text.extend(threads.map(|n| format!(", {} bound", count(n, "thread"))));
+            text.push_str(&format!(" in {}", seconds(*took)));
+            text.extend(why.as_ref().map(|why| format!("; {why}")));
+            text
         }
         Event::RolledBack { why } => format!("did not pay: {why}"),
         Event::Audited { before, after } => {

@@ -6,6 +6,7 @@
 //! **Approach.** Each kind of subject has a module of its own, which prepares a [`Copying`].
 //! [`Pace`] steps through it. [`Done`] says what became of it, in words or as JSON.
 
+mod by_hand;
 mod files;
 mod process;
 mod volume;
@@ -65,6 +66,7 @@ pub fn run(global: &Global, args: &MoveArgs) -> Result<Exit, Failure> {
         Some(pid) => vec![process::run(&job, global, pid, !args.no_memory)?],
         None => files::run(&job, &args.files)?,
     };
+    by_hand::write(&global.state_dir, &done);
     if global.json {
         output::print_json(&json!({"moved": done.iter().map(Done::json).collect::<Vec<_>>()}))?;
     }
@@ -97,6 +99,8 @@ struct Done {
     pub there: u64,
     pub seconds: f64,
     pub why: Option<String>,
+    /// Threads of a process that are bound now.
+    pub threads: Option<usize>,
     /// Further keys of this kind of subject, for JSON.
     pub more: Vec<(&'static str, Value)>,
 }
@@ -104,7 +108,18 @@ struct Done {
 impl Done {
     /// A move that was not begun.
     pub fn refused(subject: (&'static str, Value), to: NodeId, why: String) -> Self {
-        Self { subject, to, bytes: 0, moved: 0, failed: 0, there: 0, seconds: 0.0, why: Some(why), more: Vec::new() }
+        Self {
+            subject,
+            to,
+            bytes: 0,
+            moved: 0,
+            failed: 0,
+            there: 0,
+            seconds: 0.0,
+            why: Some(why),
+            threads: None,
+            more: Vec::new(),
+        }
     }
 
     fn json(&self) -> Value {
@@ -165,6 +180,7 @@ fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn C
         there: after.there,
         seconds: took.as_secs_f64(),
         why: (!whys.is_empty()).then(|| whys.join("; ")),
+        threads: None,
         more: Vec::new(),
     }
 }

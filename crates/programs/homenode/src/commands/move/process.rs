@@ -118,6 +118,7 @@ impl copying::Copying for Nothing {
 fn describe(done: &mut Done, process: &ProcessMove, whole: bool) {
     let left: Vec<Value> = process.left().iter().map(|(tid, why)| json!({"tid": tid, "why": why})).collect();
     let bound = if whole { process.bound().len() } else { 0 };
+    done.threads = Some(bound);
     done.more = vec![("threads", json!(bound)), ("threads_left", json!(left))];
     if whole {
         done.more.push(("undo", json!(undo_by(process.bound()))));
