@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages
+.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages test-packages
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -41,3 +41,6 @@ uninstall: ## Removes what make install put there, after all affinities are back
 
 packages: ## deb, rpm and a tarball, under target/packages
 	@tools/package
+
+test-packages: ## Packages: install, upgrade, purge, in roots of Debian and a booted machine (5 minutes)
+	@tools/test-packages
