@@ -426,8 +426,8 @@ pub struct MkfsArgs {
     /// Keep no checksums of file data: a write is faster, and damage of data is not found
     #[arg(long)]
     pub no_data_checksums: bool,
-    /// Keep names, attributes and logs once, or twice, each on two regions: a region that is lost, or
-    /// a damaged line, then takes no name along; a create takes a tenth longer
+    /// Keep names, attributes and logs once, or twice, each on two regions: a region that is lost,
+    /// or a damaged line, then takes no name along; a create takes a tenth to a sixth longer
     #[arg(long, value_name = "HOW", value_enum, default_value = "once")]
     pub logs: LogsArg,
     /// Make an inode for so many bytes (4KiB or more): a volume of small files needs more of them,

@@ -417,8 +417,8 @@ fn every_operation_survives_a_crash_at_every_fence() {
     report(&checker.lock().unwrap(), "one operation");
 }
 
-/// Each store to metadata is two: what a crash leaves of both is such that the twin of a region that
-/// is lost then is as good as the region, and that both are alike after the next mount.
+/// Each store to metadata is two: what a crash leaves of both is such that the twin of a region
+/// that is lost then is as good as the region, and that both are alike after the next mount.
 #[test]
 fn twins_survive_a_crash_at_every_fence_and_the_loss_of_a_region() {
     let checker = Arc::new(Mutex::new(Checker { twice: true, ..Checker::default() }));
