@@ -73,9 +73,12 @@ fn info(global: &Global, volume: &Volume, mapped: &Mapped) -> Result<Exit, Failu
         table.row([index.to_string(), node_name(region.node), size(all), size(free), inodes, durability, by]);
     }
     if global.json {
-        output::print_json(&json!({"regions": regions}))?;
+        output::print_json(
+            &json!({"regions": regions, "logs": if volume.has_logs_twice() { "twice" } else { "once" }}),
+        )?;
     } else {
-        output::print(&table.render())?;
+        let logs = if volume.has_logs_twice() { "logs: twice, each on its region and the next one\n" } else { "" };
+        output::print(&(table.render() + logs))?;
     }
     Ok(Exit::Done)
 }

@@ -533,6 +533,33 @@ fn the_number_of_inodes_can_be_chosen() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
+#[test]
+fn with_logs_twice_a_lost_region_costs_no_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let one = homenode(&["mkfs", "--size", "16MiB", "--logs", "twice", &path("one")]);
+    let said = String::from_utf8(one.stderr).unwrap();
+    assert!(one.status.code() == Some(2) && said.contains("two regions or more"), "{said}");
+    assert!(!dir.path().join("one").exists());
+    let [a, b] = ["a", "b"].map(path);
+    stdout(&["mkfs", "--size", "16MiB", "--logs", "twice", &a, &b]);
+    let local = path("local");
+    fs::write(&local, "what it says").unwrap();
+    stdout(&["fs", "put", &a, &local, "/f"]);
+    stdout(&["fs", "put", &a, &local, "/g"]);
+    assert_eq!(json(&["fs", "info", &a])["logs"], "twice");
+    assert!(stdout(&["fs", "info", &a]).contains("logs: twice"));
+    assert!(stdout(&["fsck", &a]).contains(", logs twice, no damage"));
+    for (lost, left) in [(&a, &b), (&b, &a)] {
+        fs::rename(lost, path("gone")).unwrap();
+        let names = json(&["fs", "ls", left]);
+        let names: Vec<_> = names["names"].as_array().unwrap().iter().map(|name| name["name"].clone()).collect();
+        assert_eq!(names, ["f", "g"]);
+        fs::rename(path("gone"), lost).unwrap();
+    }
+    assert_eq!(code(&["fsck", &a]), 0);
+}
+
 /// A copy of regions that was made while they were mounted was opened without a word; and without
 /// one of its regions nothing of a volume could be read.
 #[test]

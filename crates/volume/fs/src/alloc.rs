@@ -9,10 +9,14 @@
 //! the next nearest one. A few blocks are kept for operations that free space, or take no more than
 //! they give back.
 //!
+//! Where the metadata has twins, log pages are taken from an area of their own, and data from the
+//! rest: a log that finds no page there fails as on a full volume.
+//!
 //! Blocks whose memory has failed are not taken back.
 //!
 //! **Limits.** The parts are fixed: a run never spans two of them when it is allocated.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -46,6 +50,8 @@ pub enum Purpose {
 #[derive(Debug)]
 pub struct Allocator {
     regions: Vec<Region>,
+    /// For log pages, where the volume has an area for them in each region; else none.
+    logs: Vec<Region>,
     failed: Arc<Failed>,
     /// Some of them would be free.
     lost: AtomicBool,
@@ -74,25 +80,28 @@ pub struct Fresh<'a> {
 impl Allocator {
     /// The free runs of each region, in order, each region in `parts` parts.
     pub fn new(superblock: &Superblock, parts: usize, free: &[Vec<(u64, u64)>]) -> Self {
-        let region = |(i, r): (usize, &crate::format::superblock::Region)| {
-            let from = superblock.data_from(i).unwrap_or(r.blocks);
-            let total = superblock.data_end(i).saturating_sub(from);
+        let region = |i: usize, blocks: Range<u64>| {
+            let (from, total) = (blocks.start, blocks.end.saturating_sub(blocks.start));
             let part_len = total.div_ceil(parts.max(1) as u64).max(1);
             let runs = free.get(i).map_or(&[][..], Vec::as_slice);
+            let mut count = 0;
             let cut = |part: u64| {
-                let (begin, end) = (from + part * part_len, from + (part + 1) * part_len);
+                let (begin, end) = (from + part * part_len, blocks.end.min(from + (part + 1) * part_len));
                 let first = runs.partition_point(|(start, len)| start + len <= begin);
                 let own = runs.get(first..).unwrap_or_default().iter().take_while(|(start, _)| *start < end);
                 let own = own.map(|(start, len)| (*start.max(&begin), (start + len).min(end) - start.max(&begin)));
-                Apart(Mutex::new(FreeMap::new(&own.collect::<Vec<_>>())))
+                let own: Vec<_> = own.collect();
+                count += own.iter().map(|(_, len)| len).sum::<u64>();
+                Apart(Mutex::new(FreeMap::new(&own)))
             };
             let parts = (0..parts.max(1) as u64).map(cut).collect();
             let reserve = (total / 64).clamp(4, 256);
-            let count = runs.iter().map(|(_, len)| len).sum();
             Region { from, total, part_len, reserve, free: Apart(AtomicU64::new(count)), parts }
         };
-        let regions = superblock.regions.iter().enumerate().map(region).collect();
-        Self { regions, failed: Arc::default(), lost: AtomicBool::new(false), avoided: AtomicU64::new(0) }
+        let all = 0..superblock.regions.len();
+        let logs = all.clone().filter(|_| superblock.has_twins()).map(|i| region(i, superblock.pages(i))).collect();
+        let regions = all.map(|i| region(i, superblock.data(i))).collect();
+        Self { regions, logs, failed: Arc::default(), lost: AtomicBool::new(false), avoided: AtomicU64::new(0) }
     }
 
     /// The same, but these blocks are not taken back.
@@ -102,9 +111,10 @@ impl Allocator {
 
     /// The free runs of each region, in order and joined.
     pub fn free_runs(&self) -> Vec<Vec<(u64, u64)>> {
-        let runs = |region: &Region| {
+        let runs = |(i, region): (usize, &Region)| {
             let mut runs: Vec<(u64, u64)> = Vec::new();
-            for part in &region.parts {
+            let logs = self.logs.get(i).map_or(&[][..], |logs| &logs.parts);
+            for part in logs.iter().chain(&region.parts) {
                 for (start, len) in lock(part).runs() {
                     match runs.last_mut() {
                         Some((last, last_len)) if *last + *last_len == start => *last_len += len,
@@ -114,19 +124,20 @@ impl Allocator {
             }
             runs
         };
-        self.regions.iter().map(runs).collect()
+        self.regions.iter().enumerate().map(runs).collect()
     }
 
     /// Up to `want` adjacent blocks of one region: from `goal` on if that is free, else of the
     /// first part, beginning with `part`, that has any.
     fn take(
         &self,
+        of: &[Region],
         region: usize,
         want: u64,
         (part, goal): (usize, Option<Block>),
         purpose: Purpose,
     ) -> Option<(Block, u64)> {
-        let r = self.regions.get(region)?;
+        let r = of.get(region)?;
         let reserve = match purpose {
             Purpose::Growth => r.reserve,
             Purpose::Replacing => r.reserve.div_ceil(2),
@@ -196,13 +207,38 @@ impl Allocator {
         purpose: Purpose,
         into: &mut Fresh<'a>,
     ) -> Result<(Block, u64)> {
-        let take = |region: &usize| self.take(*region, want, from, purpose);
+        let found = self.first_with(&self.regions, regions, want, from, purpose)?;
+        into.runs.push(found);
+        Ok(found)
+    }
+
+    /// A block for a page of a log, of the area for these where there is one.
+    pub fn allocate_page<'a>(
+        &'a self,
+        regions: &[usize],
+        part: usize,
+        purpose: Purpose,
+        into: &mut Fresh<'a>,
+    ) -> Result<Block> {
+        let of = if self.logs.is_empty() { &self.regions } else { &self.logs };
+        let (page, count) = self.first_with(of, regions, 1, (part, None), purpose)?;
+        into.runs.push((page, count));
+        Ok(page)
+    }
+
+    fn first_with(
+        &self,
+        of: &[Region],
+        regions: &[usize],
+        want: u64,
+        from: (usize, Option<Block>),
+        purpose: Purpose,
+    ) -> Result<(Block, u64)> {
+        let take = |region: &usize| self.take(of, *region, want, from, purpose);
         let found = regions.iter().filter(|region| !self.avoids(**region)).find_map(take);
         let last = matches!(purpose, Purpose::Freeing | Purpose::Cleaning);
         let found = found.or_else(|| regions.iter().filter(|region| last && self.avoids(**region)).find_map(take));
-        let found = found.ok_or(Error::NoSpace)?;
-        into.runs.push(found);
-        Ok(found)
+        found.ok_or(Error::NoSpace)
     }
 
     /// For collecting what [`Allocator::allocate`] gives.
@@ -232,13 +268,19 @@ impl Allocator {
 
     fn free_whole(&self, block: Block, count: u64) {
         let freed = self.by_part(block, count, |map, start, len| map.give(start, len));
-        if let Some(region) = self.regions.get(block.region()).filter(|_| freed) {
+        if let Some(region) = self.of(block).filter(|_| freed) {
             region.free.fetch_add(count, Ordering::Relaxed);
         }
     }
 
+    /// What a block is allocated from.
+    fn of(&self, block: Block) -> Option<&Region> {
+        let logs = self.logs.get(block.region()).filter(|logs| block.index() < logs.from + logs.total);
+        logs.or_else(|| self.regions.get(block.region()))
+    }
+
     fn by_part(&self, block: Block, count: u64, mut act: impl FnMut(&mut FreeMap, u64, u64) -> bool) -> bool {
-        let Some(region) = self.regions.get(block.region()) else { return false };
+        let Some(region) = self.of(block) else { return false };
         let (mut start, end) = (block.index(), block.index() + count);
         while start < end {
             let Some(offset) = start.checked_sub(region.from) else { return false };
@@ -253,9 +295,15 @@ impl Allocator {
         true
     }
 
-    /// Free and all data blocks of a region.
+    /// Free and all blocks of a region, for log pages and data.
     pub fn usage(&self, region: usize) -> (u64, u64) {
-        self.regions.get(region).map_or((0, 0), |r| (r.free.load(Ordering::Relaxed), r.total))
+        let both = self.regions.get(region).into_iter().chain(self.logs.get(region));
+        both.fold((0, 0), |(free, all), r| (free + r.free.load(Ordering::Relaxed), all + r.total))
+    }
+
+    /// How many more logs a region has pages for; `None`: it has no area for these.
+    pub fn free_pages(&self, region: usize) -> Option<u64> {
+        self.logs.get(region).map(|logs| logs.free.load(Ordering::Relaxed).saturating_sub(logs.reserve))
     }
 
     /// Free blocks of all regions, without those that only operations that free space may use.
@@ -264,9 +312,10 @@ impl Allocator {
         self.regions.iter().zip(0..).filter(|(_, region)| !self.avoids(*region)).map(|(r, _)| room(r)).sum()
     }
 
-    /// Blocks that only operations that free space may use.
+    /// Blocks that only operations that free space may use, and those that only logs may.
     pub fn reserve(&self, region: usize) -> u64 {
-        self.regions.get(region).map_or(0, |r| r.reserve)
+        let logs = self.logs.get(region).map_or(0, |logs| logs.free.load(Ordering::Relaxed));
+        logs + self.regions.get(region).map_or(0, |r| r.reserve)
     }
 }
 

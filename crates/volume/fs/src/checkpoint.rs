@@ -146,7 +146,7 @@ impl Checkpoint {
         let superblock = store.superblock();
         let (mut at, mut words, mut stamp) = (first, Vec::new(), None);
         while at != Block::NONE {
-            if !superblock.is_data(at, 1) {
+            if !superblock.is_data(at, 1) && !superblock.is_page(at) {
                 return Ok(None);
             }
             let block = match store.read_block(at) {

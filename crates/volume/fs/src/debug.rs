@@ -6,6 +6,16 @@ use crate::format::{Ino, LINE};
 use crate::log;
 use crate::medium::Medium;
 use crate::mount;
+use crate::scan;
+use crate::twins;
+
+/// Whether both copies of all metadata that counts say the same, where nothing is under way: the
+/// first ones that do not.
+pub fn twins_agree(medium: Box<dyn Medium>) -> Result<Vec<Damage>> {
+    let store = mount::open(medium)?;
+    let inodes = scan::inodes(&store, &scan::journals(&store)?.0, &|_, _| true)?;
+    twins::damage(&store, twins::tables(&store).chain(twins::pages(&inodes)), true)
+}
 
 /// One line for the inode and one for each entry of its log, as far as it can be read; the reason
 /// why not comes last.

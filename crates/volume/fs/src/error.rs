@@ -152,6 +152,14 @@ pub enum Damage {
         /// The fault.
         what: &'static str,
     },
+    /// One of the two copies of a block of metadata; the other one says what it should.
+    #[error("one of two copies of block {block} {what}; the other one is whole")]
+    Copy {
+        /// The block.
+        block: Block,
+        /// The fault.
+        what: &'static str,
+    },
     /// The state word, or the number of the last mount.
     #[error("state word, or a region's number of the last mount: check failed")]
     State,

@@ -17,6 +17,7 @@ use crate::repair;
 pub use crate::repair::{Losses, Repaired};
 use crate::scan::{self, Found, Inodes, Long, Use};
 use crate::store::Store;
+use crate::twins;
 
 /// What a flipped bit is called.
 pub(crate) const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
@@ -34,6 +35,8 @@ pub struct Report {
     pub inodes: u64,
     /// The volume was unmounted.
     pub clean: bool,
+    /// Its metadata is kept twice, and both copies were read.
+    pub logs_twice: bool,
 }
 
 /// Checks a volume. Fails when it cannot be read as one at all.
@@ -46,6 +49,7 @@ pub fn check(medium: Box<dyn Medium>) -> Result<Report> {
 pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Report> {
     let mut report = Report { damage: copies(&*medium)?, ..Report::default() };
     let store = mount::open_lacking(medium)?;
+    report.logs_twice = store.superblock().has_twins();
     let note = |report: &mut Report, e: Error| match e {
         Error::Damaged(damage) => {
             report.damage.push(damage);
@@ -91,6 +95,8 @@ pub fn check_with(medium: Box<dyn Medium>, watch: &(dyn Fn(u64, u64) -> bool + S
     if store.superblock().has_checksums() {
         report.damage.extend(scan::data(&store, &found, &tree.orphans)?);
     }
+    let parts = twins::tables(&store).chain(twins::pages(&found));
+    report.damage.extend(twins::damage(&store, parts, report.clean)?);
     report.orphans = tree.orphans;
     Ok(report)
 }
@@ -99,7 +105,12 @@ impl Report {
     /// Whether [`repair`] has something to do: it cannot mend file data, nor memory.
     pub fn is_repairable(&self) -> bool {
         let memory = |d: &Damage| {
-            matches!(d, Damage::Superblock { what: UNREADABLE, .. } | Damage::Inode { what: UNREADABLE, .. })
+            matches!(
+                d,
+                Damage::Superblock { what: UNREADABLE, .. }
+                    | Damage::Inode { what: UNREADABLE, .. }
+                    | Damage::Copy { what: UNREADABLE, .. }
+            )
         };
         let mends = |d: &Damage| !matches!(d, Damage::Data { .. }) && !memory(d);
         !self.clean || !self.orphans.is_empty() || self.damage.iter().any(mends)

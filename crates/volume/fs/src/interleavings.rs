@@ -144,8 +144,9 @@ fn beside_a_reader_and_a_writer(migrate: &'static (dyn Fn(&Volume, Ino) + Sync))
 fn a_block_that_is_free_is_found_and_has_one_owner() {
     check(2000, || {
         let region = Region { blocks: 40, inodes: 16, node: None };
-        let (volume, journals, created, ro_features) = ([1; 16], 1, 0, 0);
-        let superblock = Superblock { volume, index: 0, journals, created, ro_features, regions: vec![region] };
+        let (volume, journals, created, ro_features, features) = ([1; 16], 1, 0, 0, 0);
+        let superblock =
+            Superblock { volume, index: 0, journals, created, ro_features, features, regions: vec![region] };
         let from = superblock.data_from(0).unwrap();
         let last = from + (40 - from).div_ceil(2); // in the second part
         let allocator = Arc::new(Allocator::new(&superblock, 2, &[vec![(from, 1), (last, 1)]]));

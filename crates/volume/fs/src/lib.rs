@@ -112,6 +112,7 @@ mod scan;
 mod scrub;
 mod store;
 mod sync;
+mod twins;
 mod unread;
 mod volume;
 mod xattrs;

@@ -185,7 +185,7 @@ fn add_page<'a>(
     out: &mut Appended<'a>,
     time: i64,
 ) -> Result<()> {
-    let (next, _) = from.allocator.allocate(from.regions, 1, from.part, from.purpose, &mut out.fresh)?;
+    let next = from.allocator.allocate_page(from.regions, from.part, from.purpose, &mut out.fresh)?;
     if out.tail.page != Block::NONE {
         if out.tail.slot < SLOTS {
             let seal = Seal { ino, generation, sequence: out.sequence };
@@ -241,7 +241,7 @@ pub fn replay_partly(
     let (mut log, mut noted) = (Log::none(tail), sorted);
     let (mut at, mut buffer) = (head, Box::new([0; BLOCK]));
     loop {
-        if !store.superblock().is_data(at.page, 1) || log.pages.len() as u64 >= most {
+        if !store.superblock().is_page(at.page) || log.pages.len() as u64 >= most {
             return Err(damage("its log leads outside of the volume or in a circle"));
         }
         let number = log.pages.len();

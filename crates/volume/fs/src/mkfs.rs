@@ -28,12 +28,16 @@ pub struct Layout {
     pub journals: u32,
     /// Keep a checksum of every block of file data.
     pub data_checksums: bool,
+    /// Keep all metadata in a second region, too: there is a page of a log for each inode, and the
+    /// same again for the twin of the region before.
+    pub logs_twice: bool,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
 }
 
 impl Default for Layout {
-    /// Of nothing: an inode for 16 KiB, one journal a region, no checksums of data, root's.
+    /// Of nothing: an inode for 16 KiB, one journal a region, no checksums of data, logs once,
+    /// root's.
     fn default() -> Self {
         Self {
             volume: [0; 16],
@@ -43,6 +47,7 @@ impl Default for Layout {
             bytes_per_inode: 16 << 10,
             journals: 1,
             data_checksums: false,
+            logs_twice: false,
             owner: (0, 0),
         }
     }
@@ -65,14 +70,15 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
         journals: layout.journals,
         created: layout.created,
         ro_features: if layout.data_checksums { superblock::DATA_CHECKSUMS } else { 0 },
+        features: if layout.logs_twice { superblock::LOGS_TWICE } else { 0 },
         regions,
     };
     superblock.check().map_err(Error::Invalid)?;
     let store = Store::new(medium, superblock);
 
     let mut dirty = Dirty::default();
-    for (i, region) in store.superblock().regions.iter().enumerate() {
-        for index in 0..store.superblock().data_from(i).unwrap_or(region.blocks) {
+    for i in 0..store.superblock().regions.len() {
+        for index in 0..store.superblock().data(i).start {
             dirty.and(store.write(Block::new(i, index), 0, &[0; BLOCK])?);
         }
     }
@@ -100,9 +106,9 @@ pub fn mkfs(medium: Box<dyn Medium>, layout: &Layout) -> Result<()> {
 }
 
 fn make_root(store: &Store, layout: &Layout) -> Result<Dirty> {
-    let from = store.superblock().data_from(0).unwrap_or(0);
-    let end = store.superblock().data_end(0);
-    let allocator = Allocator::new(store.superblock(), 1, &[vec![(from, end.saturating_sub(from))]]);
+    let pages = store.superblock().pages(0);
+    let free = vec![(pages.start, pages.end.saturating_sub(pages.start))];
+    let allocator = Allocator::new(store.superblock(), 1, &[free]);
     let pages = Pages { allocator: &allocator, regions: &[0], part: 0, purpose: Purpose::Growth };
     let time = layout.created;
     let attributes = Attributes {

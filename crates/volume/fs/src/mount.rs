@@ -35,6 +35,7 @@ use crate::placement::Placement;
 use crate::scan::{self, Found, Inodes, Journals, Use};
 use crate::store::{Flushed, Store};
 use crate::sync::lock;
+use crate::twins;
 use crate::volume::{Options, Slots, Volume};
 
 /// The superblock of one region: the first copy that is valid.
@@ -82,7 +83,7 @@ pub fn open_lacking(medium: Box<dyn Medium>) -> Result<Store> {
         if own.index != region {
             return Err(Error::NotAVolume(format!("region {} was given as region {region}", own.index)));
         }
-        if own.regions != first.regions || own.journals != first.journals {
+        if own.regions != first.regions || own.journals != first.journals || own.features != first.features {
             return Err(Error::NotAVolume(format!("region {region} describes the volume otherwise than region 0")));
         }
         let needed = first.regions.get(region).map_or(0, |r| r.blocks * BLOCK_BYTES);
@@ -143,6 +144,9 @@ impl Volume {
             return Err(Error::NotAVolume("it was in use elsewhere since its server died".into()));
         }
         scan::number_mount(&store, (options.clock)())?;
+        if state == Use::Mounted {
+            twins::mend(&store, twins::tables(&store))?;
+        }
         let (journals, damage) = scan::journals(&store)?;
         // Nothing is under way in a volume that was unmounted.
         if state != Use::Mounted && !damage.is_empty() {
@@ -169,7 +173,9 @@ impl Volume {
     /// finds damage, [`Volume::damage`] says so, and everything that can be reached otherwise can
     /// be read.
     pub fn look(medium: Box<dyn Medium>, options: Options) -> Result<Self> {
+        let lost: Vec<usize> = (0..medium.regions()).filter(|region| medium.is_missing(*region)).collect();
         let store = open_lacking(Box::new(Overlay::new(Arc::<dyn Medium>::from(medium))))?;
+        // Those of which the metadata is lost, too.
         let missing: Vec<usize> = (0..store.superblock().regions.len()).filter(|r| store.is_missing(*r)).collect();
         check_placement(store.superblock(), &options)?;
         let state = match scan::state(&store) {
@@ -185,7 +191,7 @@ impl Volume {
             None => recover(&store, &journals, damage, (false, false))?,
         };
         store.freeze();
-        found.damage.splice(..0, missing.iter().map(|region| Damage::Superblock { region: *region, what: MISSING }));
+        found.damage.splice(..0, lost.iter().map(|region| Damage::Superblock { region: *region, what: MISSING }));
         let (lost, rootless) = (std::mem::take(&mut found.lost), found.damaged.contains_key(&Ino::ROOT));
         let volume = Self::with(store, found, options)?;
         if rootless || !lost.is_empty() {
@@ -324,6 +330,9 @@ fn recover(
         finish_journal(store, *at, records, &Flushed::nothing().fence(store)?)?;
     }
     let mut inodes = scan::inodes(store, &Vec::new(), &|_, _| true)?;
+    if changed {
+        twins::mend(store, twins::pages(&inodes))?;
+    }
     // What is only looked at may be guessed.
     let lines = if changed { BTreeMap::new() } else { lines::find(store, &mut inodes)? };
     let words = lines::words(store, &lines)?;

@@ -144,7 +144,8 @@ mod tests {
     fn regions(nodes: &[Option<u32>], topology: Option<&Topology>) -> Regions {
         let region = |node: &Option<u32>| Region { blocks: 100, inodes: 16, node: *node };
         let regions = nodes.iter().map(region).collect();
-        let superblock = Superblock { volume: [1; 16], index: 0, journals: 1, created: 1, ro_features: 0, regions };
+        let superblock =
+            Superblock { volume: [1; 16], index: 0, journals: 1, created: 1, ro_features: 0, features: 0, regions };
         Regions::new(&superblock, topology)
     }
 

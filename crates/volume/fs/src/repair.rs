@@ -30,6 +30,7 @@ use crate::mount::{self, Recovered};
 use crate::ops::names_to_change;
 use crate::scan::{self, BadName, Blocks, Inodes, SHARED, Tree, Use};
 use crate::store::{Flushed, Store};
+use crate::twins;
 use crate::volume::{Locked, Options, Volume};
 
 /// The directory for what has lost its name.
@@ -89,6 +90,7 @@ struct Empty {
 pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Option<Repaired>> {
     let options = Options::default();
     scan::number_mount(&store, (options.clock)())?;
+    twins::mend(&store, twins::tables(&store))?;
     let (journals, damage) = scan::journals(&store)?;
     for (at, records) in &journals {
         finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
@@ -102,6 +104,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         return Err(damage.last().cloned().map_or(Error::NoSpace, Error::from));
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
+    twins::mend(&store, twins::pages(&inodes))?;
     let lines = lines::find(&store, &mut inodes)?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
     // There is no other place for it.

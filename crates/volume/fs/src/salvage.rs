@@ -50,7 +50,7 @@ pub fn salvage(
     let (mut at, mut known) = (head, None);
     let mut tried = BTreeSet::new();
     loop {
-        let is_new = store.superblock().is_data(at.page, 1) && tried.insert(at.page);
+        let is_new = store.superblock().is_page(at.page) && tried.insert(at.page);
         let next = match read(store, at.page).filter(|_| is_new) {
             None => None,
             Some(page) => {
@@ -101,7 +101,7 @@ fn read(store: &Store, at: Block) -> Option<Box<[u8; BLOCK]>> {
 /// Whether a page is one of this inode, after that with the `known` sequence. The last one need not
 /// have a header that can be read.
 fn leads_to(store: &Store, (ino, generation): (Ino, u32), at: Block, known: Option<u32>, tail: Block) -> bool {
-    if !store.superblock().is_data(at, 1) {
+    if !store.superblock().is_page(at) {
         return false;
     }
     let Some(page) = read(store, at) else { return false };
@@ -128,9 +128,7 @@ pub(crate) fn all_pages(store: &Store) -> Result<LogPages> {
             .is_some_and(|(from, count)| from.region() == block.region() && block.index() < from.index() + count)
     };
     for region in (0..store.superblock().regions.len()).filter(|region| !store.is_missing(*region)) {
-        let end = store.superblock().data_end(region);
-        let from = store.superblock().data_from(region).unwrap_or(end);
-        for block in (from..end).map(|index| Block::new(region, index)) {
+        for block in store.superblock().pages(region).map(|index| Block::new(region, index)) {
             let mut header = [0; LINE];
             match store.read(block, 0, &mut header) {
                 Err(Error::Io(_)) => continue,
@@ -168,8 +166,7 @@ fn find(
             let Some(next) = read(store, at).and_then(|page| page::next(page.as_slice(), at, generation).ok()) else {
                 return false;
             };
-            let page =
-                Some(next).filter(|next| store.superblock().is_data(*next, 1)).and_then(|next| read(store, next));
+            let page = Some(next).filter(|next| store.superblock().is_page(*next)).and_then(|next| read(store, next));
             match page.map(|page| page::decode(page.as_slice(), ino, generation, next)) {
                 Some(Ok(later)) if later > own => (own, at) = (later, next),
                 _ => return false,
@@ -194,7 +191,7 @@ fn sequence(
         return Some(own);
     }
     let behind = || {
-        let next = page::next(page, at.page, generation).ok().filter(|next| store.superblock().is_data(*next, 1))?;
+        let next = page::next(page, at.page, generation).ok().filter(|next| store.superblock().is_page(*next))?;
         page::decode(read(store, next)?.as_slice(), ino, generation, next).ok()
     };
     let range = match (known, behind()) {

@@ -164,6 +164,8 @@ pub struct Known {
     owned: Box<[(Block, u32)]>,
     /// How many of `owned` are pages of the log.
     pages: u32,
+    /// Slots up to the tail in the last of them.
+    last: u8,
     /// Runs of `owned` that are allocated only.
     unwritten: Box<[u32]>,
     /// The runs of `owned` that hold data, if entries of its log are lost, so that it may have given
@@ -224,6 +226,7 @@ impl Known {
             beyond: state.gaps.is_none() && written_to > state.size.div_ceil(BLOCK_BYTES),
             owned: pages.chain(runs).collect(),
             pages: state.log.pages.len() as u32,
+            last: state.log.tail.slot as u8,
             unwritten: unwritten.map(|(_, at)| at).collect(),
             weak: weak.collect(),
             flipped: state.log.flipped && state.gaps.is_none(),
@@ -235,6 +238,13 @@ impl Known {
     /// Whether it has a page of its log in this block.
     pub fn has_page(&self, block: Block) -> bool {
         self.owned.iter().take(self.pages as usize).any(|(page, _)| *page == block)
+    }
+
+    /// The pages of its log, and the bytes of each up to the tail.
+    pub fn pages(&self) -> impl Iterator<Item = (Block, usize)> + '_ {
+        let pages = self.owned.iter().take(self.pages as usize).enumerate();
+        let last = self.pages as usize - usize::from(self.pages > 0);
+        pages.map(move |(i, (page, _))| (*page, if i == last { usize::from(self.last) * LINE } else { BLOCK }))
     }
 
     /// The runs that hold file data.
@@ -824,7 +834,9 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
                 weak.push((!sure, *ino, block, count));
                 continue;
             }
-            match used.get_mut(block.region()).filter(|_| superblock.is_data(block, count)) {
+            let is_page = at < state.pages as usize;
+            let fits = if is_page { superblock.is_page(block) } else { superblock.is_data(block, count) };
+            match used.get_mut(block.region()).filter(|_| fits) {
                 Some(used) => used.push((block.index(), count, *ino)),
                 None => out.damage.push(Damage::Block { ino: *ino, block, what: "cannot be owned" }),
             }
@@ -852,6 +864,11 @@ pub fn blocks(store: &Store, found: &Inodes, orphans: &[Ino]) -> Blocks {
         }
         if end < all {
             runs.push((end, all - end));
+        }
+        // Between log pages and data there may be what is neither.
+        let (pages, data) = (superblock.pages(region), superblock.data(region));
+        if pages.end < data.start {
+            take(&mut runs, pages.end, data.start - pages.end, |_, _| {});
         }
         out.free.push(runs);
     }

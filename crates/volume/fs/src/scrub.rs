@@ -7,9 +7,9 @@
 //! **Approach.** [`Volume::scrub`] goes through the inodes by number. Of each it reads its line, its
 //! log and its data again, the data a few blocks at a time, under the lock that readers share: what
 //! is mapped then is committed, and stays as it is. What has a second copy is mended: a superblock
-//! from another one, a line and a log from what memory knows of the inode. File data has one copy.
-//! The place is kept in memory, and the inode's number on the medium, so that a scrub that was
-//! stopped goes on there, also at the next mount.
+//! from another one, a line and a log from what memory knows of the inode, or from their twin where
+//! there is one. File data has one copy. The place is kept in memory, and the inode's number on the
+//! medium, so that a scrub that was stopped goes on there, also at the next mount.
 //!
 //! **Limits.** Where the volume has no checksums of data, only memory that cannot be read is found.
 //! What is made while it runs may be left out: it was written just now. Names are not compared with
@@ -30,6 +30,8 @@ use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, LogPos, get_u64};
 use crate::fsck::FLIPPED;
 use crate::inode::{Inode, State};
 use crate::log;
+use crate::store::Flushed;
+use crate::twins;
 use crate::volume::Volume;
 
 /// Blocks that are read under one lock.
@@ -211,6 +213,9 @@ impl Volume {
     fn scrub_metadata(&self, inode: &Inode, pass: &mut Pass<'_>, found: Found<'_>) -> Result<bool> {
         let ino = inode.ino;
         let mut fault = |damage, mended| found(Fault { ino: Some(ino), bytes: None, damage, mended });
+        let (block, offset) = self.store.inode_at(ino)?;
+        let copies = self.scrub_copies(&inode.read(), block, (offset, LINE));
+        copies?.into_iter().for_each(|(damage, mended)| fault(damage, mended));
         let line = self.look_at_line(inode, &inode.read());
         if let Some(damage) = line? {
             let state = inode.write();
@@ -229,6 +234,13 @@ impl Volume {
             if !pass.goes_on() {
                 return Ok(false);
             }
+            let copies = {
+                let state = inode.read();
+                let len = if at + 1 == state.log.pages.len() { state.log.tail.slot * LINE } else { BLOCK };
+                let page = state.log.pages.get(at).copied();
+                page.map_or(Ok(None), |page| self.scrub_copies(&state, page, (0, len)))
+            };
+            copies?.into_iter().for_each(|(damage, mended)| fault(damage, mended));
             let looked = self.look_at_page(inode, &inode.read(), at);
             match looked? {
                 Some(None) => {}
@@ -241,6 +253,22 @@ impl Volume {
             }
         }
         Ok(true)
+    }
+
+    /// Compares both copies of metadata that nobody changes as long as this `state` is locked, and
+    /// writes the damaged one anew: the fault, and whether it is mended.
+    fn scrub_copies(&self, state: &State, block: Block, (from, len): (u64, usize)) -> Result<Option<(Damage, bool)>> {
+        // What is in doubt, or only looked at, may differ.
+        if state.gone || self.store.check_writable().is_err() {
+            return Ok(None);
+        }
+        let found = self.store.compare(block, from, len, true)?;
+        if !found.first && !found.twin {
+            return Ok(None);
+        }
+        Flushed::nothing().fence(&self.store)?;
+        let what = if found.unreadable { UNREADABLE } else { twins::DAMAGED };
+        Ok(Some((Damage::Copy { block, what }, !found.unreadable)))
     }
 
     /// What is wrong with an inode's line.

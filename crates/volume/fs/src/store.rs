@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::superblock::{SUM, Superblock};
 use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
-use crate::medium::{At, Medium};
+use crate::medium::{At, Copies, Medium, Twins};
 use crate::salvage::LogPages;
 use crate::volume::lock;
 
@@ -159,6 +159,7 @@ impl Failed {
 impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
+        let medium = if superblock.has_twins() { Box::new(Twins::new(medium, &superblock)) } else { medium };
         let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { medium, superblock, in_doubt, frozen, failed: Arc::default(), pages: Mutex::default() }
     }
@@ -237,6 +238,12 @@ impl Store {
         let mut out = Box::new([0; BLOCK]);
         self.read(block, 0, out.as_mut_slice())?;
         Ok(out)
+    }
+
+    /// What the two copies of a part of a block are worth ([`Medium::compare`]). With `mend` they
+    /// are alike afterwards, and after the next fence durably so.
+    pub fn compare(&self, block: Block, offset: u64, len: usize, mend: bool) -> Result<Copies> {
+        self.medium.compare(at(block, offset), len, mend && self.check_writable().is_ok())
     }
 
     /// Copies to a block.

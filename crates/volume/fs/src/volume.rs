@@ -481,6 +481,11 @@ impl Volume {
         self.store.superblock().has_checksums()
     }
 
+    /// Whether metadata is kept in two regions each.
+    pub fn has_logs_twice(&self) -> bool {
+        self.store.superblock().has_twins()
+    }
+
     /// Whether it is only looked at: every change gives [`Error::ReadOnly`].
     pub fn is_look(&self) -> bool {
         self.store.is_frozen()

@@ -15,6 +15,7 @@ pub mod journal;
 pub mod mend;
 pub mod page;
 pub mod superblock;
+pub mod whole;
 pub mod word;
 
 pub use address::{Block, Ino, LogPos};

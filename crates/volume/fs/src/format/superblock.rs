@@ -16,6 +16,8 @@
 //! 2176  reserved, 0
 //! ```
 
+use std::ops::Range;
+
 use super::{BLOCK, Block, Ino, MAX_REGIONS, get_i64, get_u16, get_u32, get_u64, inode, put};
 
 /// Blocks of a region of so many blocks that hold its superblock. What is made on a region by
@@ -43,6 +45,8 @@ pub const MAX_JOURNALS: u32 = 1024;
 
 /// Read-only compatible feature: every block of file data has a checksum in its region's table.
 pub const DATA_CHECKSUMS: u64 = 1;
+/// Incompatible feature: the metadata of each region has a twin in the next one.
+pub const LOGS_TWICE: u64 = 1;
 /// Bytes of a checksum in the table.
 pub const SUM: u64 = 4;
 const SUMS_PER_BLOCK: u64 = super::BLOCK_BYTES / SUM;
@@ -92,6 +96,8 @@ pub struct Superblock {
     pub created: i64,
     /// Features that a version must know to write; see [`DATA_CHECKSUMS`].
     pub ro_features: u64,
+    /// Features that a version must know to read; see [`LOGS_TWICE`].
+    pub features: u64,
     /// All regions.
     pub regions: Vec<Region>,
 }
@@ -103,6 +109,7 @@ impl Superblock {
         put(&mut out, 0, MAGIC);
         put(&mut out, 8, &VERSION.to_le_bytes());
         put(&mut out, 24, &self.ro_features.to_le_bytes());
+        put(&mut out, 32, &self.features.to_le_bytes());
         put(&mut out, 40, &self.volume);
         put(&mut out, 56, &(self.index as u16).to_le_bytes());
         put(&mut out, 58, &(self.regions.len() as u16).to_le_bytes());
@@ -141,7 +148,7 @@ impl Superblock {
         if get_u32(block, 8) < VERSION {
             return Err("made by an earlier version of homenode, as format 1: copy the files with that version");
         }
-        if get_u32(block, 8) != VERSION || get_u64(block, 32) != 0 {
+        if get_u32(block, 8) != VERSION || get_u64(block, 32) & !LOGS_TWICE != 0 {
             return Err("made by a later version of homenode");
         }
         let count = usize::from(get_u16(block, 58));
@@ -159,6 +166,7 @@ impl Superblock {
             journals: get_u32(block, 60),
             created: get_i64(block, 64),
             ro_features: get_u64(block, 24),
+            features: get_u64(block, 32),
             regions: regions.collect(),
         };
         superblock.check()?;
@@ -173,12 +181,15 @@ impl Superblock {
         if self.journals == 0 || self.journals > MAX_JOURNALS {
             return Err("the number of journals is impossible");
         }
-        let fits = |region: &Region| {
+        if self.has_twins() && self.regions.len() < 2 {
+            return Err("to keep the logs twice takes two regions or more");
+        }
+        let fits = |(index, region): (usize, &Region)| {
             region.blocks <= Block::MAX_IN_REGION
                 && (2..=u64::from(u32::MAX)).contains(&region.inodes)
-                && self.data_from_of(region) < data_end_of(region.blocks)
+                && self.data_from_of(index, region) < data_end_of(region.blocks)
         };
-        if self.regions.iter().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
+        if self.regions.iter().enumerate().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
     }
 
     /// The journals of a region.
@@ -186,9 +197,10 @@ impl Superblock {
         (0..u64::from(self.journals)).map(move |i| Block::new(region, JOURNALS_FROM + i))
     }
 
-    /// First block of a region that may hold log pages and data.
+    /// First block of a region that may hold log pages or data.
     pub fn data_from(&self, region: usize) -> Option<u64> {
-        self.regions.get(region).map(|r| self.data_from_of(r))
+        let layout = self.regions.get(region)?;
+        Some(if self.has_twins() { self.table_end(layout) } else { self.data_from_of(region, layout) })
     }
 
     /// The block after the last one of a region that may hold them.
@@ -196,13 +208,53 @@ impl Superblock {
         self.regions.get(region).map_or(0, |region| data_end_of(region.blocks))
     }
 
-    fn data_from_of(&self, region: &Region) -> u64 {
-        let sums = if self.has_checksums() { region.blocks.div_ceil(SUMS_PER_BLOCK) } else { 0 };
-        self.sums_from(region) + sums
+    /// The blocks of a region that may hold log pages.
+    pub fn pages(&self, region: usize) -> Range<u64> {
+        match self.regions.get(region) {
+            Some(layout) if self.has_twins() => self.table_end(layout)..self.area_end(layout),
+            _ => self.data(region),
+        }
     }
 
-    fn sums_from(&self, region: &Region) -> u64 {
+    /// The blocks of a region that may hold data.
+    pub fn data(&self, region: usize) -> Range<u64> {
+        self.regions.get(region).map_or(0..0, |layout| self.data_from_of(region, layout)..data_end_of(layout.blocks))
+    }
+
+    /// The blocks of a region that have a twin, from its journals to the end of its log pages; and
+    /// the region and the block where that begins.
+    pub fn twin(&self, region: usize) -> Option<(Range<u64>, usize, u64)> {
+        let own = self.regions.get(region).filter(|_| self.has_twins())?;
+        let other = (region + 1) % self.regions.len();
+        Some((JOURNALS_FROM..self.area_end(own), other, self.area_end(self.regions.get(other)?)))
+    }
+
+    /// Whether the metadata of each region has a twin in the next one.
+    pub fn has_twins(&self) -> bool {
+        self.features & LOGS_TWICE != 0
+    }
+
+    fn data_from_of(&self, index: usize, region: &Region) -> u64 {
+        let sums = if self.has_checksums() { region.blocks.div_ceil(SUMS_PER_BLOCK) } else { 0 };
+        self.sums_from(index, region) + sums
+    }
+
+    fn sums_from(&self, index: usize, region: &Region) -> u64 {
+        if !self.has_twins() {
+            return self.table_end(region);
+        }
+        let before = index.checked_sub(1).unwrap_or(self.regions.len() - 1);
+        let twin = self.regions.get(before).map_or(0, |before| self.area_end(before) - JOURNALS_FROM);
+        self.area_end(region) + twin
+    }
+
+    fn table_end(&self, region: &Region) -> u64 {
         self.table_from() + region.inodes.div_ceil(inode::PER_BLOCK)
+    }
+
+    /// Where a log page for each inode ends.
+    fn area_end(&self, region: &Region) -> u64 {
+        self.table_end(region) + region.inodes
     }
 
     /// Whether file data has checksums.
@@ -214,7 +266,7 @@ impl Superblock {
     /// are none.
     pub fn sum_at(&self, block: Block) -> Option<(Block, u64)> {
         let region = self.regions.get(block.region()).filter(|_| self.has_checksums() && self.is_data(block, 1))?;
-        let at = self.sums_from(region) + block.index() / SUMS_PER_BLOCK;
+        let at = self.sums_from(block.region(), region) + block.index() / SUMS_PER_BLOCK;
         Some((Block::new(block.region(), at), block.index() % SUMS_PER_BLOCK * SUM))
     }
 
@@ -231,14 +283,14 @@ impl Superblock {
         Some((Block::new(ino.region(), block), slot % inode::PER_BLOCK * inode::SIZE as u64))
     }
 
-    /// Whether `count` blocks from `block` on can hold log pages or data.
+    /// Whether `count` blocks from `block` on can hold data.
     pub fn is_data(&self, block: Block, count: u64) -> bool {
-        let end = block.index().checked_add(count);
-        match (self.regions.get(block.region()), end) {
-            (Some(region), Some(end)) => {
-                block.index() >= self.data_from_of(region) && end <= data_end_of(region.blocks)
-            }
-            _ => false,
-        }
+        let (may, end) = (self.data(block.region()), block.index().checked_add(count));
+        block.index() >= may.start && end.is_some_and(|end| end <= may.end) && may.start < may.end
+    }
+
+    /// Whether a block can hold a log page.
+    pub fn is_page(&self, block: Block) -> bool {
+        self.pages(block.region()).contains(&block.index())
     }
 }

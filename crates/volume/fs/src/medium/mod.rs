@@ -19,6 +19,7 @@ mod group;
 mod mapped;
 mod overlay;
 mod persist;
+mod twins;
 
 pub use clock::{Clock, Monotonic};
 pub use durability::Durability;
@@ -28,6 +29,7 @@ pub use mapped::{Mapped, RegionFile};
 pub use memory_model::{Cost, Direction, Memory, Profile};
 pub use overlay::Overlay;
 pub use persist::Persistence;
+pub use twins::{Copies, Twins};
 
 use std::sync::Arc;
 
@@ -85,6 +87,11 @@ pub trait Medium: Send + Sync {
         let mut buffer = vec![0; len];
         self.read(from, &mut buffer)?;
         self.write_data(to, &buffer)
+    }
+    /// What the two copies of a part of a block of metadata are worth, where the medium keeps two:
+    /// each that is not what it should be is written anew, if told so, and flushed.
+    fn compare(&self, _at: At, _len: usize, _mend: bool) -> Result<Copies> {
+        Ok(Copies::default())
     }
     /// Loads an aligned word.
     fn load_u64(&self, at: At) -> Result<u64>;

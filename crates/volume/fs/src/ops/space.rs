@@ -26,7 +26,7 @@ pub struct RegionUsage {
     pub blocks: u64,
     /// Of these, free.
     pub free_blocks: u64,
-    /// Of these, only for operations that free something.
+    /// Of these, only for operations that free something, or for logs.
     pub reserved_blocks: u64,
     /// Inodes that there are.
     pub inodes: u64,
@@ -47,7 +47,7 @@ impl Volume {
                 free_blocks: free_blocks + self.room.leaving.blocks(i),
                 reserved_blocks: self.allocator.reserve(i),
                 inodes: self.store.superblock().regions.get(i).map_or(0, |r| r.inodes),
-                free_inodes: lock(slots).count(),
+                free_inodes: lock(slots).count().min(self.allocator.free_pages(i).unwrap_or(u64::MAX)),
                 traffic: self.counters.total(i),
             }
         };

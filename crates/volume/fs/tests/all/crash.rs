@@ -15,7 +15,8 @@ use fs::{Ino, Kind, NewFile, Options, Rename, Volume};
 use crate::medium::{CrashPoint, Image, LINE, Line, Ram, Recorder, Sabotage, blank};
 use crate::model::{Model, Tree, observe};
 use crate::operations::Op;
-use crate::{REGIONS, format_with, mount_whole, options};
+use crate::twins::LostMetadata;
+use crate::{REGIONS, TWICE, format_twice, format_with, mount_whole, options};
 
 /// With more lines in flight than this, subsets of two and three are drawn.
 const FEW: usize = 7;
@@ -34,6 +35,9 @@ pub struct Checker {
     pub full: bool,
     /// Whether a write may be found done up to the end of any of its blocks.
     pub in_parts: bool,
+    /// Whether the volumes keep their logs twice: then the metadata of each region is lost in its
+    /// turn, too.
+    pub twice: bool,
     /// Whether a server that inherits what a kernel knows takes over what a killed one has stored.
     pub inherited: bool,
     pub checked: u64,
@@ -135,6 +139,16 @@ impl Checker {
         for change in states(point) {
             let mut sorted = change.clone();
             sorted.sort_by_key(|(at, _)| *at);
+            for lost in (0..REGIONS.len()).filter(|_| self.twice) {
+                let key = hash(&(durable, &sorted, lost));
+                let image = || with(point.durable, &sorted);
+                let found = self.seen.get(&key).copied().map_or_else(|| without(image(), lost), Ok);
+                match found {
+                    Ok(tree) if allowed.contains(&tree) => _ = self.seen.insert(key, tree),
+                    Ok(_) => self.failures.push(format!("{what}, without region {lost}: neither old nor new")),
+                    Err(why) => self.failures.push(format!("{what}, without region {lost}: {why}")),
+                }
+            }
             sorted.retain(|((region, line), new)| point.durable[*region][*line as usize * LINE..][..LINE] != *new);
             let key = hash(&(durable, &sorted));
             let found = self.seen.get(&key).copied().map_or_else(|| self.state(with(point.durable, &sorted), key), Ok);
@@ -154,6 +168,12 @@ impl Checker {
         let volume = mount_whole(Box::new(ram.clone()), options(1)).map_err(|e| format!("mount: {e}"))?;
         let tree = hash(&observe(&volume));
         drop(volume);
+        if self.twice {
+            match fs::debug::twins_agree(Box::new(ram.clone())) {
+                Ok(damage) if damage.is_empty() => {}
+                other => return Err(format!("the twins after recovery: {other:?}")),
+            }
+        }
         if let Some(image) = recovery {
             self.recoveries += 1;
             check_recovery(image, tree)?;
@@ -172,6 +192,15 @@ impl Checker {
         self.seen.insert(key, tree);
         Ok(tree)
     }
+}
+
+/// What a look finds without the metadata of a region: the hash of its tree.
+fn without(image: Image, lost: usize) -> Result<u64, String> {
+    let volume =
+        Volume::look(Box::new(LostMetadata::new(image, lost)), options(1)).map_err(|e| format!("look: {e}"))?;
+    let damage = volume.damage().iter().filter(|damage| !matches!(damage, fs::Damage::Superblock { .. }));
+    let damage: Vec<_> = damage.map(ToString::to_string).collect();
+    if damage.is_empty() { Ok(hash(&observe(&volume))) } else { Err(damage.join(", ")) }
 }
 
 /// Crashes at every fence of a recovery: another recovery finds the same.
@@ -229,8 +258,13 @@ pub fn enumerate(checker: &Arc<Mutex<Checker>>, before: &[Op], op: &Op) {
 /// Does `before`, then enumerates the crashes of `ops`, until one fails. The first one runs with
 /// the sabotage; returned is how many flushes and fences it made.
 fn enumerate_with(checker: &Arc<Mutex<Checker>>, before: &[Op], ops: &[Op], sabotage: Option<Sabotage>) -> (u64, u64) {
-    let ram = Ram::new(blank(&REGIONS));
-    format_with(Box::new(ram.clone()), 1, checker.lock().unwrap().data_checksums);
+    let twice = checker.lock().unwrap().twice;
+    let data_checksums = checker.lock().unwrap().data_checksums;
+    let ram = Ram::new(blank(if twice { &TWICE } else { &REGIONS }));
+    match twice {
+        true => format_twice(Box::new(ram.clone()), data_checksums),
+        false => format_with(Box::new(ram.clone()), 1, data_checksums),
+    }
     let mut model = Model::new();
     let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
     for op in before {
@@ -381,6 +415,43 @@ fn every_operation_survives_a_crash_at_every_fence() {
         enumerate(&checker, &prelude(), &op);
     }
     report(&checker.lock().unwrap(), "one operation");
+}
+
+/// Each store to metadata is two: what a crash leaves of both is such that the twin of a region
+/// that is lost then is as good as the region, and that both are alike after the next mount.
+#[test]
+fn twins_survive_a_crash_at_every_fence_and_the_loss_of_a_region() {
+    let checker = Arc::new(Mutex::new(Checker { twice: true, ..Checker::default() }));
+    for op in operations() {
+        enumerate(&checker, &[], &op);
+        enumerate(&checker, &prelude(), &op);
+    }
+    enumerate(&checker, &history(), &Op::DropHistory("/h".into()));
+    report(&checker.lock().unwrap(), "one operation, with twins");
+    let mut unnoticed = Vec::new();
+    let mut removed = 0;
+    let s = String::from;
+    let ops = [
+        Op::Create(s("/c")),
+        Op::Write(s("/a"), 3000, 9000, 4),
+        Op::Link(s("/a"), s("/e/m")),
+        Op::Rename(s("/a"), s("/n"), Rename::NoReplace),
+        Op::RemoveXattr(s("/b"), s("user.x")),
+    ];
+    for op in ops {
+        let new = || Arc::new(Mutex::new(Checker { twice: true, ..Checker::default() }));
+        let (flushes, _) = enumerate_with(&new(), &prelude(), std::slice::from_ref(&op), None);
+        for flush in 1..=flushes {
+            let checker = new();
+            enumerate_with(&checker, &prelude(), &followed(op.clone()), Some(Sabotage::Flush(flush)));
+            removed += 1;
+            if checker.lock().unwrap().failures.is_empty() {
+                unnoticed.push(format!("{op:?}: flush {flush} of {flushes}"));
+            }
+        }
+    }
+    println!("{removed} flushes left out, one at a time, of both copies; {} unnoticed", unnoticed.len());
+    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
 }
 
 /// The same with checksums of file data: each is durable with its block, or recovery would read an

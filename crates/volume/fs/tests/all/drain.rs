@@ -5,6 +5,7 @@ use fs::{Error, Held, Ino, Kind, NewFile, Placement, SetXattr, Volume, Why};
 use crate::fresh;
 use crate::model::{observe, try_observe};
 use crate::regions::{Files, look_without, on_files};
+use crate::twins::on_files_twice;
 
 fn made(volume: &Volume, node: u32, dir: Ino, name: &str, mode: u32) -> Ino {
     let target: &[u8] = if mode & libc::S_IFMT == libc::S_IFLNK { b"some/target" } else { b"" };
@@ -14,7 +15,7 @@ fn made(volume: &Volume, node: u32, dir: Ino, name: &str, mode: u32) -> Ino {
 
 /// What programs on each node make: a directory with a file, in it one more, links of both kinds,
 /// attributes; and a file over all regions in the root.
-fn fill(volume: &Volume, nodes: u32) {
+pub fn fill(volume: &Volume, nodes: u32) {
     let local = |node, file, data: &[u8]| volume.write_to(file, 0, data, Placement::Node(node)).unwrap();
     for node in 0..nodes {
         let dir = made(volume, node, Ino::ROOT, &format!("d{node}"), libc::S_IFDIR | 0o755);
@@ -132,11 +133,18 @@ fn what_cannot_leave_a_region_is_told_with_its_reason() {
 }
 
 /// What docs/volumes.md says that a lost region costs: of programs that each write on their node,
-/// with a directory of their own.
+/// with a directory of their own. With the logs twice it costs the data on it, and no name.
 #[test]
 fn what_a_lost_region_costs() {
-    for lost in 0..3 {
-        let Files { place: _place, paths, volume } = on_files(3);
+    for (lost, twice) in (0..3).flat_map(|lost| [(lost, false), (lost, true)]) {
+        let (_place, paths, volume) = if twice {
+            let place = tempfile::tempdir_in("/dev/shm").unwrap();
+            let (paths, volume) = on_files_twice(place.path());
+            (place, paths, volume)
+        } else {
+            let Files { place, paths, volume } = on_files(3);
+            (place, paths, volume)
+        };
         fill(&volume, 3);
         let all = observe(&volume);
         let inos: Vec<Ino> = (0..3)
@@ -159,8 +167,16 @@ fn what_a_lost_region_costs() {
         let kept = inos.iter().filter(whole).count();
         let seen = |path: &String| volume.resolve(path.as_bytes()).is_ok_and(|ino| volume.stat(ino).is_ok());
         let by_path = all.keys().filter(|path| seen(path)).count();
-        println!("region {lost} lost: {kept} of {} files whole, {by_path} of {} paths", inos.len(), all.len());
+        println!(
+            "region {lost} lost, logs twice: {twice}: {kept} of {} files whole, {by_path} of {} paths",
+            inos.len(),
+            all.len()
+        );
         assert_eq!(kept, 202);
+        if twice {
+            assert_eq!(by_path, all.len(), "nothing has lost its name");
+            continue;
+        }
         assert_eq!(by_path, if lost == 0 { 1 } else { all.len() - 107 });
         let other = (lost + 1) % 3;
         let top = volume.names(Ino::ROOT, 0, 99).unwrap();

@@ -27,6 +27,7 @@ mod rescue;
 mod salvage;
 mod scrub;
 mod semantics;
+mod twins;
 mod unreadable;
 
 use std::sync::Arc;
@@ -77,6 +78,15 @@ pub fn create(volume: &Volume, name: &str) -> fs::Result<Ino> {
 /// What is alike in the volumes of these tests.
 pub fn layout() -> Layout {
     Layout { volume: [7; 16], created: 1, ..Layout::default() }
+}
+
+/// Sizes of the regions of a test volume that keeps its logs twice.
+pub const TWICE: [u64; 2] = [84, 96];
+
+/// Makes a volume of two regions that keeps its logs twice.
+pub fn format_twice(medium: Box<dyn Medium>, data_checksums: bool) {
+    let nodes = vec![Some(0), Some(1)];
+    fs::mkfs(medium, &Layout { nodes, data_checksums, logs_twice: true, ..layout() }).unwrap();
 }
 
 /// Makes a volume on a medium: node 0 and node 1.
