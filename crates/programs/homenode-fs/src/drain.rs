@@ -22,7 +22,6 @@ const BAR: &str = "{wide_bar} {bytes} of {total_bytes}  {eta} left";
 /// How many of those that stay are listed for a person.
 const LINES: usize = 20;
 
-/// Empties a region.
 pub fn run(global: &Global, args: &DrainArgs) -> Result<Exit, Failure> {
     let stop = Stop::on_signals()?;
     let path = &args.volume.volume;

@@ -40,7 +40,6 @@ const LOSS_HINT: &str = "nothing was changed; copy out what can be read first (m
 /// How long to wait for a region: the server of a mount ends a little after umount(8) has returned.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes a volume.
 pub fn mkfs(global: &Global, args: &MkfsArgs) -> Result<Exit, Failure> {
     let logs_twice = args.logs == LogsArg::Twice;
     let bytes_per_inode = args.bytes_per_inode.unwrap_or(if logs_twice { BYTES_PER_INODE_TWICE } else { 16 << 10 });
@@ -436,7 +435,6 @@ pub fn with_volume(
     unmounted.map(|_| exit)
 }
 
-/// Ends a mount.
 pub fn unmount(volume: Volume) -> Result<Exit, Failure> {
     volume.unmount().map_err(|e| failure("unmount", e))?;
     Ok(Exit::Done)

@@ -107,7 +107,6 @@ const LOG: &str = "/dev/log";
 /// Exit code of mount(8) for a mount that failed.
 const HELPER_FAILED: u8 = 32;
 
-/// Mounts a volume.
 pub fn run(global: &Global, args: &MountArgs) -> Result<Exit, Failure> {
     if !args.helper {
         return mount(global, args, &Wanted::of(args)?);
@@ -156,7 +155,6 @@ fn remount(args: &MountArgs, flags: Flags) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The options, parsed.
 struct Wanted {
     volume: VolumeArgs,
     options: Options,

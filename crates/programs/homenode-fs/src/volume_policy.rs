@@ -161,7 +161,6 @@ impl Nodes {
     }
 }
 
-/// The profile, checked.
 fn profile(args: &NodesArgs) -> Result<Profile, Failure> {
     let name = args.profile.as_deref().unwrap_or("optane");
     let mut profile = match Profile::named(name) {
@@ -181,7 +180,6 @@ fn profile(args: &NodesArgs) -> Result<Profile, Failure> {
     Ok(profile)
 }
 
-/// The policy.
 fn chosen(args: &NodesArgs, config: &Config) -> Result<Box<dyn Policy>, Failure> {
     let policy = args.policy.clone().unwrap_or_else(|| "off".to_owned());
     let programs = Programs::kept([policy.as_str()], args.policy_user.as_deref())?;

@@ -173,9 +173,7 @@ pub struct Space {
 /// What a user or a project uses, and may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quota {
-    /// So much.
     pub used: Space,
-    /// At most.
     pub limit: Space,
 }
 

@@ -69,13 +69,10 @@ task_local! {
 /// Bytes of one thread and one file since the last call ([`crate::Volume::take_uses`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// The thread.
     pub tid: u32,
-    /// The file.
     pub ino: Ino,
     /// Bytes, by region.
     pub regions: Vec<Traffic>,
-    /// Read calls.
     pub reads: u64,
     /// Of these, calls that began where the one before ended.
     pub sequential: u64,
@@ -84,15 +81,12 @@ pub struct Use {
 /// Bytes read from one range of a file since the last call ([`crate::Volume::take_ranges`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RangeUse {
-    /// The file.
     pub ino: Ino,
-    /// Which range.
     pub range: u32,
     /// The region that they were in.
     pub region: usize,
     /// The node of those who read them, where it is known.
     pub by: Option<u32>,
-    /// Bytes.
     pub bytes: u64,
 }
 

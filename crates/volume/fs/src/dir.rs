@@ -16,9 +16,7 @@ pub const LAST_COOKIE: u64 = (1 << 48) - 1;
 /// Target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// The inode.
     pub ino: Ino,
-    /// Its kind.
     pub kind: Kind,
     /// The place of the name in listings: never given to another name of this directory.
     pub cookie: u64,
@@ -65,7 +63,6 @@ impl Dir {
         true
     }
 
-    /// Removes a name.
     pub fn remove(&mut self, name: &[u8]) -> Option<Named> {
         let named = self.by_name.remove(name)?;
         self.by_cookie.remove(&named.cookie);

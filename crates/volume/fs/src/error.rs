@@ -13,7 +13,6 @@ pub enum Error {
     /// The name is not in the directory, or the inode is free.
     #[error("no such file or directory")]
     NotFound,
-    /// The name is taken.
     #[error("the name exists")]
     Exists,
     /// A path component, or the operation's inode, is not a directory.
@@ -86,7 +85,6 @@ pub enum Error {
     /// An error of one of several regions.
     #[error("{}: {error}", .0.display(), error = .1)]
     Region(PathBuf, #[source] Box<Error>),
-    /// The operating system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -100,36 +98,23 @@ pub(crate) const UNREADABLE: &str = "cannot be read";
 pub enum Damage {
     /// A superblock: both copies are unusable.
     #[error("superblock of region {region}: {what}")]
-    Superblock {
-        /// Index of the region.
-        region: usize,
-        /// The fault.
-        what: &'static str,
-    },
+    Superblock { region: usize, what: &'static str },
     /// An inode or its log.
     #[error("inode {ino}: {what}")]
-    Inode {
-        /// The inode.
-        ino: Ino,
-        /// The fault.
-        what: &'static str,
-    },
+    Inode { ino: Ino, what: &'static str },
     /// Entries of an inode's log.
     #[error("inode {ino}: {what}; what {slots} lines of its log said is lost, the rest is there")]
     Lost {
-        /// The inode.
         ino: Ino,
         /// The first fault.
         what: &'static str,
         /// How many lines, at least.
         slots: usize,
     },
-    /// A journal.
     #[error("journal at block {block}: {what}")]
     Journal {
         /// The journal's block.
         block: Block,
-        /// The fault.
         what: &'static str,
     },
     /// Two owners of one block, or an owner of a block that cannot be owned.
@@ -137,29 +122,20 @@ pub enum Damage {
     Block {
         /// The inode that claims the block.
         ino: Ino,
-        /// The block.
         block: Block,
-        /// The fault.
         what: &'static str,
     },
     /// A name that points nowhere, or a count of names that is wrong.
     #[error("directory {ino}: name {name:?} {what}")]
     Name {
-        /// The directory.
         ino: Ino,
         /// The name, with anything that is not UTF-8 replaced.
         name: String,
-        /// The fault.
         what: &'static str,
     },
     /// One of the two copies of a block of metadata; the other one says what it should.
     #[error("one of two copies of block {block} {what}; the other one is whole")]
-    Copy {
-        /// The block.
-        block: Block,
-        /// The fault.
-        what: &'static str,
-    },
+    Copy { block: Block, what: &'static str },
     /// The state word, or the number of the last mount.
     #[error("state word, or a region's number of the last mount: check failed")]
     State,
@@ -170,7 +146,6 @@ pub enum Damage {
     #[error("{}data in block {block}: the checksum is wrong, or it cannot be read",
         .path.as_ref().map_or_else(String::new, |path| format!("{path}: ")))]
     Data {
-        /// The block.
         block: Block,
         /// A path of the file, where a check has looked for it.
         path: Option<String>,

@@ -25,15 +25,12 @@ pub(crate) const FLIPPED: &str = "a bit of its log has flipped; nothing is lost"
 /// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Inconsistencies.
     pub damage: Vec<Damage>,
     /// Inodes that no directory names: the next mount frees them.
     pub orphans: Vec<Ino>,
     /// Journals that the next mount finishes.
     pub journals: usize,
-    /// Inodes in use.
     pub inodes: u64,
-    /// The volume was unmounted.
     pub clean: bool,
     /// Its metadata is kept twice, and both copies were read.
     pub logs_twice: bool,

@@ -23,7 +23,6 @@ use crate::xattrs::{Values, Xattrs};
 /// An inode that is in use.
 #[derive(Debug)]
 pub struct Inode {
-    /// Its number.
     pub ino: Ino,
     /// Which life of the number this is.
     pub generation: u32,
@@ -108,11 +107,9 @@ pub struct State {
     pub size: u64,
     /// Blocks of the data.
     pub extents: Extents,
-    /// Extended attributes.
     pub xattrs: Xattrs,
     /// Names, if it is a directory.
     pub dir: Option<Dir>,
-    /// The log itself.
     pub log: Log,
     /// No directory names it any more, durably: it goes when the last handle is closed.
     pub unnamed: Option<Durable>,
@@ -200,7 +197,6 @@ pub struct Rewriting {
 pub struct Moving {
     /// First file block.
     pub file_block: u64,
-    /// How many.
     pub count: u64,
     /// The mapping of one of them changed meanwhile.
     pub overtaken: bool,

@@ -154,7 +154,6 @@ pub const NO_TAIL: LogPos = LogPos { page: Block::NONE, slot: SLOTS };
 /// Where pages for logs come from.
 #[derive(Clone, Copy, Debug)]
 pub struct Pages<'a, 'r> {
-    /// The free blocks.
     pub allocator: &'a Allocator,
     /// Regions to try, best first.
     pub regions: &'r [usize],

@@ -114,7 +114,6 @@ pub(crate) const MISSING: &str = "the region is missing, or nothing of it can be
 pub(crate) struct Recovered {
     /// What an unmount would have written down.
     pub checkpoint: Checkpoint,
-    /// What is damaged.
     pub damage: Vec<Damage>,
     /// Inodes that are not to be used, and why.
     pub damaged: BTreeMap<Ino, Damage>,

@@ -33,7 +33,6 @@ pub struct Word(pub [u64; 3]);
 pub trait Note {
     /// It is committed as soon as the medium has this word.
     fn commits_by(&self, word: Word);
-    /// It is committed.
     fn committed(&self);
 }
 

@@ -27,7 +27,6 @@ pub enum Placement {
     Random,
     /// The regions in turn, for each 64 KiB of the file.
     Interleave,
-    /// This node.
     Node(u32),
 }
 

@@ -47,7 +47,6 @@ const STATE_BITS: u32 = 7;
 /// The state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// The volume was unmounted.
     Clean,
     /// It was unmounted, and a checkpoint begins in this block.
     Checkpoint(Block),
@@ -152,7 +151,6 @@ pub struct Found {
 /// What the log of an inode says about its place in the volume.
 #[derive(Debug)]
 pub struct Known {
-    /// Its type.
     pub kind: Kind,
     /// How many names it says it has.
     links: u32,
@@ -585,9 +583,7 @@ pub struct Tree {
 /// A name that cannot be followed.
 #[derive(Debug)]
 pub struct BadName {
-    /// The directory.
     pub dir: Ino,
-    /// The name.
     pub name: Box<[u8]>,
     /// What it should stand for.
     pub named: Named,

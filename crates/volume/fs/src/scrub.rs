@@ -61,9 +61,7 @@ pub struct ScrubPlace {
 /// How far a scrub is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// Where it is.
     pub place: ScrubPlace,
-    /// Inodes looked at.
     pub inodes: u64,
     /// Bytes of data read.
     pub bytes: u64,
@@ -78,7 +76,6 @@ pub struct Fault {
     pub ino: Option<Ino>,
     /// The bytes of the file; `None`: it is no data.
     pub bytes: Option<Range<u64>>,
-    /// What is wrong.
     pub damage: Damage,
     /// It was put right from a second copy.
     pub mended: bool,

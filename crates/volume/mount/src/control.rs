@@ -41,11 +41,9 @@ const TRIES: (u32, Duration) = (100, Duration::from_millis(20));
 /// Attributes that no file has, by their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
-    /// Where the file is.
     Nodes,
     /// Starts and stops.
     Migrate,
-    /// How far it is.
     Migration,
     /// Starts, stops and tells of a scrub, with the places of faults or without.
     Scrub(bool),
@@ -84,7 +82,6 @@ impl Name {
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     known: Mutex<Known>,
-    /// Scrubs of the volume.
     scrubs: Scrubs,
     stop: Arc<AtomicBool>,
     /// Where migrations and scrubs may run; `None`: where they are asked for.
@@ -101,11 +98,9 @@ struct Known {
     jobs: Vec<(Arc<Job>, Option<JoinHandle<()>>)>,
     /// The thread that counts what users and projects use.
     counting: Option<JoinHandle<()>>,
-    /// The mount has ended.
     ended: bool,
 }
 
-/// A migration.
 #[derive(Debug)]
 struct Job {
     ino: Ino,

@@ -30,19 +30,10 @@ pub enum Error {
     /// A server that mounted here has ended without unmounting.
     #[error("{0} is a mount whose server has ended")]
     Dead(PathBuf),
-    /// It is no directory.
     #[error("{0} is not a directory")]
     NotADirectory(PathBuf),
-    /// The operating system refused.
     #[error("cannot {doing} {path}")]
-    Io {
-        /// The operation.
-        doing: &'static str,
-        /// With which file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 /// The place of a mount.

@@ -50,7 +50,6 @@ struct Known {
     took: Duration,
     errno: Option<i32>,
     thread: Option<JoinHandle<()>>,
-    /// The mount has ended.
     ended: bool,
 }
 
@@ -143,7 +142,6 @@ impl Scrubs {
     }
 }
 
-/// A scrub.
 struct Run {
     volume: Arc<Volume>,
     known: Arc<Mutex<Known>>,

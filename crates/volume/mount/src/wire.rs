@@ -119,7 +119,6 @@ pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// In a request's number: it was sent before (`FUSE_UNIQUE_RESEND`).
 const AGAIN: u64 = 1 << 63;
 
-/// A request.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     /// See [`opcode`].

@@ -31,7 +31,6 @@ impl Block {
         self.0
     }
 
-    /// Index of the region.
     pub fn region(self) -> usize {
         (self.0 >> BLOCK_BITS) as usize
     }
@@ -83,7 +82,6 @@ impl Ino {
         self.0
     }
 
-    /// Index of the region.
     pub fn region(self) -> usize {
         (self.0 >> 32) as usize
     }
@@ -109,7 +107,6 @@ impl fmt::Debug for Ino {
 /// A place in a log: a page and a slot of it. Slot 64 means that the page is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPos {
-    /// The page.
     pub page: Block,
     /// The slot, 1–64.
     pub slot: usize,

@@ -24,19 +24,12 @@ pub const MAX_XATTR: usize = (SLOTS - 1) * LINE - BODY - 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Named pipe.
     Fifo = 1,
-    /// Character device.
     CharDevice = 2,
-    /// Directory.
     Directory = 4,
-    /// Block device.
     BlockDevice = 6,
-    /// Regular file.
     File = 8,
-    /// Symbolic link.
     Symlink = 10,
-    /// Socket.
     Socket = 12,
 }
 
@@ -61,11 +54,8 @@ impl Kind {
 /// The attributes of an inode, all of them but its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Kind and permissions.
     pub mode: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
     /// Names in directories; 2 + subdirectories for a directory.
     pub links: u32,
@@ -84,9 +74,7 @@ pub struct Attributes {
 pub struct Run {
     /// First block of the file.
     pub file_block: u64,
-    /// Where it is.
     pub block: Block,
-    /// How many blocks.
     pub count: u64,
     /// Allocated only: reads as zeros.
     pub unwritten: bool,
@@ -124,39 +112,27 @@ pub enum Entry<'a> {
     Hole {
         /// First block of the file.
         file_block: u64,
-        /// How many.
         count: u64,
         /// The size from now on.
         size: u64,
     },
     /// Sets the size and unmaps the blocks beyond it.
     Size(u64),
-    /// Adds a name.
     Link {
-        /// The inode it names.
         ino: Ino,
         /// The place of the name in listings.
         cookie: u64,
-        /// Kind of the inode.
         kind: Kind,
-        /// The name.
         name: &'a [u8],
     },
-    /// Removes a name.
     Unlink {
-        /// The inode it named.
         ino: Ino,
-        /// The name.
         name: &'a [u8],
     },
-    /// Sets an extended attribute.
     Xattr {
-        /// Its name.
         name: &'a [u8],
-        /// Its value.
         value: &'a [u8],
     },
-    /// Removes an extended attribute.
     XattrGone(&'a [u8]),
 }
 

@@ -30,9 +30,7 @@ pub enum Inode {
     Used {
         /// Which life of the slot this is.
         generation: u32,
-        /// Head of the log.
         head: LogPos,
-        /// Tail of the log.
         tail: LogPos,
     },
 }

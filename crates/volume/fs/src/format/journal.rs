@@ -18,11 +18,9 @@ pub const MAX_RECORDS: usize = (super::BLOCK - RECORDS) / RECORD;
 /// One word to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The inode.
     pub ino: Ino,
     /// `Head` or `Tail`.
     pub field: Field,
-    /// The sealed word.
     pub word: u64,
 }
 

@@ -25,7 +25,6 @@ const MAGIC: &[u8; 4] = b"HLOG";
 /// Owner of the page, with which header and entries are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal {
-    /// The inode.
     pub ino: Ino,
     /// Which life of the inode.
     pub generation: u32,

@@ -83,12 +83,10 @@ pub struct Region {
     pub node: Option<u32>,
 }
 
-/// A superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Names the volume.
     pub volume: [u8; 16],
-    /// Which region this is.
     pub index: usize,
     /// Journals in each region.
     pub journals: u32,
@@ -98,7 +96,6 @@ pub struct Superblock {
     pub ro_features: u64,
     /// Features that a version must know to read; see [`LOGS_TWICE`].
     pub features: u64,
-    /// All regions.
     pub regions: Vec<Region>,
 }
 

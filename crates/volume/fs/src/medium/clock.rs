@@ -61,7 +61,6 @@ pub(super) fn sleep_until(clock: &dyn Clock, at: u64) -> u64 {
 /// What a thread still owes an emulated medium.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Owed {
-    /// Which medium.
     pub instance: u64,
     /// When all its accesses are done.
     pub due: u64,

@@ -71,7 +71,6 @@ impl Controller {
 /// Bytes that a controller has carried since it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// The node.
     pub node: u32,
     /// Bytes read, those of logs and copies too.
     pub read: u64,

@@ -31,7 +31,6 @@ pub struct RegionFile {
     pub bind: Option<u32>,
 }
 
-/// Mapped regions.
 #[derive(Debug)]
 pub struct Mapped {
     regions: Vec<Region>,

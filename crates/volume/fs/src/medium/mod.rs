@@ -39,7 +39,6 @@ use crate::format::{BLOCK_BYTES, Block};
 /// A byte of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// Index of the region.
     pub region: usize,
     /// Offset within it.
     pub offset: u64,

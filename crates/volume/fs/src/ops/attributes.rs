@@ -23,11 +23,9 @@ const MAX_XATTRS: usize = 1 << 16;
 /// Attributes as `stat` gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Number of the inode.
     pub ino: Ino,
     /// Which life of the number this is.
     pub generation: u32,
-    /// Its kind.
     pub kind: Kind,
     /// Attributes, with the links that a directory has.
     pub attributes: Attributes,
@@ -40,11 +38,8 @@ pub struct Stat {
 /// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttributes {
-    /// Permissions.
     pub mode: Option<u32>,
-    /// Owner.
     pub uid: Option<u32>,
-    /// Group.
     pub gid: Option<u32>,
     /// Time of the last access.
     pub atime: Option<i64>,
@@ -175,7 +170,6 @@ impl Volume {
         })
     }
 
-    /// Removes an extended attribute.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.change_xattrs(
             ino,

@@ -51,7 +51,6 @@ pub struct Held {
 /// Why an inode, or a part of it, stays in a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is the root directory.
     Root,
     /// Somebody has it open, or works with it.
     Open,
@@ -89,22 +88,18 @@ impl fmt::Display for Why {
 /// An inode of which something stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stays {
-    /// Its number.
     pub ino: Ino,
     /// A path to it, if one was found.
     pub path: Option<Vec<u8>>,
-    /// Why it stays.
     pub why: Why,
 }
 
 /// How a drain ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
-    /// What is left there.
     pub left: Held,
     /// Who it belongs to, as far as known: up to 1000.
     pub stays: Vec<Stays>,
-    /// The caller stopped it.
     pub cancelled: bool,
 }
 

@@ -39,7 +39,6 @@ const NAP: Duration = Duration::from_millis(50);
 /// How far a migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Blocks moved so far.
     pub moved: u64,
     /// Blocks that the file has now.
     pub blocks: u64,
@@ -51,11 +50,9 @@ pub struct Progress {
 /// How a migration ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migrated {
-    /// Blocks moved.
     pub moved: u64,
     /// Steps that a concurrent change won.
     pub overtaken: u64,
-    /// The caller stopped it.
     pub cancelled: bool,
     /// File block at which [`Volume::migrate_from`] goes on.
     pub next: u64,

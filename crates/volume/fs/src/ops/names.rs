@@ -31,9 +31,7 @@ pub struct NewFile<'a> {
     pub mode: u32,
     /// Permissions that it does not get, unless its directory has a default access control list.
     pub umask: u32,
-    /// Owner.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
     /// Device number of a device file.
     pub rdev: u64,
@@ -48,7 +46,6 @@ const TRIES: usize = 4;
 /// One name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// The name.
     pub name: Vec<u8>,
     /// Its target, and its cookie.
     pub named: Named,
@@ -266,7 +263,6 @@ impl Volume {
         }
     }
 
-    /// Writes it.
     fn make_inode(
         &self,
         ino: Ino,

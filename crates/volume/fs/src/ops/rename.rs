@@ -23,7 +23,6 @@ pub enum Rename {
     Replace,
     /// Fail.
     NoReplace,
-    /// Exchange the two.
     Exchange,
     /// Replace it, and leave a whiteout at the old place: device 0:0, by which overlayfs hides what
     /// lower layers have there.

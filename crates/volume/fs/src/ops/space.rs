@@ -13,7 +13,6 @@ use crate::volume::{Slots, Volume};
 /// Figures as `statfs` gives them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Each region.
     pub regions: Vec<RegionUsage>,
 }
 
@@ -28,7 +27,6 @@ pub struct RegionUsage {
     pub free_blocks: u64,
     /// Of these, only for operations that free something, or for logs.
     pub reserved_blocks: u64,
-    /// Inodes that there are.
     pub inodes: u64,
     /// Of these, free.
     pub free_inodes: u64,
