@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -306,10 +306,26 @@ impl Behind {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &address)?;
+        let (user, own) = (listener(&socket)?, rustix::process::geteuid().as_raw());
+        if user != 0 && user != own && sudo("SUDO_UID") != Some(user) {
+            return Err(io::Error::other(format!("user {user} listens there, not root or the caller")));
+        }
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(false)?;
         Ok(stream)
     }
+}
+
+/// The user that listens at the other end.
+fn listener(socket: &OwnedFd) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, which has as many.
+    let got = unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut length)
+    };
+    if got == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Program for Behind {

@@ -1,6 +1,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use placement::NodeLoad;
 use rand::rngs::ChaCha8Rng;
@@ -287,6 +289,27 @@ fn a_program_has_no_terminal_and_gets_no_privileges() {
     // A session of its own, no terminal, no new privileges.
     let errors = notes[0].strip_prefix("0 0 1 ").expect(&notes[0]);
     assert!(errors.starts_with("pipe:") && fs::read_link("/proc/self/fd/2").unwrap() != Path::new(errors), "{errors}");
+}
+
+/// It would read everybody's names, and decide.
+#[test]
+fn a_program_of_another_user_behind_a_socket_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let path = dir.path().join("policy.sock");
+    let listen = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); sys.stdin.read()";
+    let mut stranger = Command::new("/usr/bin/python3");
+    stranger.args(["-c", listen]).arg(&path).uid(65_533).gid(65_533).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut stranger = stranger.spawn().unwrap();
+    BufReader::new(stranger.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let opened = Behind::new(path.to_str().unwrap()).open();
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+    let why = opened.err().unwrap();
+    assert!(why.ends_with("policy.sock: user 65533 listens there, not root or the caller"), "{why}");
 }
 
 #[test]
