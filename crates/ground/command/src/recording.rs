@@ -4,14 +4,15 @@
 //! recorders start at once.
 //!
 //! **Approach.** A line is written with one call after it is complete; when that fails half way,
-//! the file is cut back to the line before. A file that is not a recording is never appended to,
-//! and two recorders never share one.
+//! the file is cut back to the line before. A file that is not a recording, or another user's, is
+//! never appended to, and two recorders never share one. A new one is for its owner to read.
 //!
 //! **Limits.** Pipes and devices cannot be cut back or locked. Only the first line of a file is
 //! looked at before appending.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use placement::Snapshot;
@@ -40,7 +41,10 @@ impl Writer {
             return Ok(Self { path: PathBuf::from("stdout"), out, whole: None });
         }
         let regular = path.metadata().map_or(true, |meta| meta.is_file());
-        let out = OpenOptions::new().append(true).read(regular).create(true).open(path).map_err(io("open"))?;
+        let mut options = OpenOptions::new();
+        // It has the names and paths of everybody.
+        options.append(true).read(regular).create(true).mode(0o600);
+        let out = options.open(path).map_err(io("open"))?;
         let mut writer = Self { path: path.to_owned(), out, whole: None };
         if regular {
             match writer.out.try_lock() {
@@ -56,12 +60,19 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Checks that the file is a recording and cuts off an incomplete last line. Returns the length
+    /// Checks that the file is a recording of ours and cuts off an incomplete last line. Returns the length
     /// of the rest.
     fn check(&mut self) -> Result<u64, Failure> {
         let path = self.path.clone();
         let io = |action: &'static str| move |e: io::Error| Failure::io(action, &path, &e);
-        let length = self.out.metadata().map_err(io.clone()("look at"))?.len();
+        let meta = self.out.metadata().map_err(io.clone()("look at"))?;
+        let sudo = std::env::var("SUDO_UID").ok().and_then(|id| id.parse().ok());
+        if !owned(meta.uid(), rustix::process::geteuid().as_raw(), sudo) {
+            let why = format!("it belongs to another user ({})", meta.uid());
+            let failure = Failure::new(Exit::Usage, format!("cannot append to {}", self.path.display()), why);
+            return Err(failure.hint("name a new file"));
+        }
+        let length = meta.len();
         if length == 0 {
             return Ok(0);
         }
@@ -109,6 +120,11 @@ impl Writer {
             None => Ok(()),
         }
     }
+}
+
+/// Whether a file of this owner is this process's: its user's, or of who called sudo.
+fn owned(owner: u32, user: u32, sudo: Option<u32>) -> bool {
+    owner == user || user == 0 && sudo == Some(owner)
 }
 
 /// Where the last newline is, from the end of the file backwards.
@@ -211,6 +227,7 @@ pub fn read_snapshot(path: &Path) -> Result<Snapshot, Failure> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     use placement::testing;
 
@@ -250,6 +267,37 @@ mod tests {
         let failure = Writer::open(&path).err().unwrap();
         assert_eq!(failure.exit(), Exit::Usage);
         assert_eq!(fs::read(&path).unwrap(), b"root:x:0:0\n");
+    }
+
+    /// It has the names and paths of everybody, and was for all to read.
+    #[test]
+    fn nobody_else_may_read_a_new_recording() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.jsonl");
+        let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
+        Writer::open(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        // Who wants others to read it says so once.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        Writer::open(&path).unwrap();
+        assert_eq!(mode(), 0o644);
+    }
+
+    /// Its owner would read what root records.
+    #[test]
+    fn a_file_of_another_user_is_not_recorded_to() {
+        assert!(owned(0, 0, None) && owned(7, 7, None) && owned(7, 0, Some(7)));
+        assert!(!owned(7, 0, None) && !owned(7, 0, Some(8)) && !owned(0, 7, None));
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r.jsonl");
+        fs::write(&path, "").unwrap();
+        std::os::unix::fs::chown(&path, Some(65_533), None).unwrap();
+        let failure = Writer::open(&path).err().unwrap();
+        assert!(failure.to_string().contains("r.jsonl: it belongs to another user (65533)"), "{failure}");
+        assert_eq!(failure.exit(), Exit::Usage);
     }
 
     #[test]

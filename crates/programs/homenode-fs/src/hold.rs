@@ -17,6 +17,7 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -43,6 +44,8 @@ use crate::mount::{leave_output, leave_terminal, say};
 /// The server's environment has it: the number of the file by which it says that it works, and
 /// those of [`Held`].
 const HELD: &str = "HOMENODE_MOUNT_HELD";
+/// What the name of a holder's program begins with: ` (deleted)` may follow.
+const PROGRAM: &[u8] = b"homenode-fs";
 /// Rest after a start that failed.
 const REST: Duration = Duration::from_secs(1);
 /// Starts that fail in a row.
@@ -318,17 +321,25 @@ pub fn upgrade(global: &Global, args: &UpgradeArgs) -> Result<Exit, Failure> {
 }
 
 /// Whether a process is the parent of this server, which runs the program that it names, and waits
-/// for the signal that asks for an upgrade.
+/// for the signal that asks for an upgrade. The file server names all three, and may be anybody's:
+/// root's or the caller's process must be `homenode-fs`, which may have been replaced since.
 fn holds(holder: i32, server: &volume::Server) -> bool {
     let field = |pid: i32, name: &str| {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         status.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
     };
     let program = std::fs::metadata(format!("/proc/{}/exe", server.pid)).map(|file| (file.dev(), file.ino()));
+    let own = rustix::process::geteuid().as_raw();
+    let trusted = |user: &str| user.parse().is_ok_and(|user: u32| user == 0 || user == own);
+    let is_ours = field(holder, "Uid:").is_some_and(|users| users.split_whitespace().all(trusted));
+    let runs = std::fs::read_link(format!("/proc/{holder}/exe"));
+    let is_this = runs.is_ok_and(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(PROGRAM)));
     let caught = field(holder, "SigCgt:").and_then(|mask| u64::from_str_radix(&mask, 16).ok());
     field(server.pid, "PPid:").and_then(|parent| parent.parse().ok()) == Some(holder)
         && caught.is_some_and(|mask| mask >> (SIGUSR2 - 1) & 1 == 1)
         && program.is_ok_and(|program| program == server.program)
+        && is_ours
+        && is_this
 }
 
 /// How a server ended.
@@ -336,4 +347,58 @@ struct Served {
     ended: ExitStatus,
     worked: bool,
     upgraded: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::path::Path;
+
+    use super::*;
+
+    /// A shell that waits for the signal, with a child, by these names.
+    fn family(shell: &Path, user: Option<u32>) -> (Child, volume::Server) {
+        let mut start = Command::new(shell);
+        start.args(["-c", "trap : USR2; sleep 1000 & echo $!; wait"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        if let Some(user) = user {
+            start.uid(user);
+        }
+        let mut parent = loop {
+            match start.spawn() {
+                // A process that another test forks has the copy open for writing until it execs.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {}
+                started => break started.unwrap(),
+            }
+        };
+        let mut line = String::new();
+        BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = line.trim().parse().unwrap();
+        let exe = || std::fs::metadata(format!("/proc/{pid}/exe")).map(|file| (file.dev(), file.ino())).unwrap();
+        let shell = std::fs::metadata(shell).map(|file| (file.dev(), file.ino())).unwrap();
+        // It is the shell until it calls exec.
+        let program = std::iter::repeat_with(exe).find(|program| *program != shell).unwrap();
+        let server = volume::Server { pid, holder: None, version: String::new(), program };
+        (parent, server)
+    }
+
+    /// Root would signal any process that a file server of somebody's names.
+    #[test]
+    fn only_a_holder_of_roots_or_the_callers_is_signalled() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let holder = dir.path().join("homenode-fs");
+        std::fs::copy("/bin/sh", &holder).unwrap();
+        let is_root = rustix::process::geteuid().is_root();
+        let stranger = is_root.then_some((holder.as_path(), Some(65_533), false));
+        let cases = [(holder.as_path(), None, true), (Path::new("/bin/sh"), None, false)];
+        for (shell, user, expected) in cases.into_iter().chain(stranger) {
+            let (mut parent, server) = family(shell, user);
+            let holds = holds(i32::try_from(parent.id()).unwrap(), &server);
+            let child = Pid::from_raw(server.pid).unwrap();
+            kill_process(child, Signal::KILL).unwrap();
+            parent.kill().unwrap();
+            parent.wait().unwrap();
+            assert_eq!(holds, expected, "{} {user:?}", shell.display());
+        }
+    }
 }

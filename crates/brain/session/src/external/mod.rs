@@ -15,9 +15,9 @@
 //! ([`Patience::Window`]): the answer to a window counts at the end of the next one, a later one
 //! counts for nothing, and three of those in a row end the policy.
 //!
-//! **Limits.** In such a loop a plan is one window old: what is not as it was is left out. The
-//! program's errors go to the caller's.
+//! **Limits.** In such a loop a plan is one window old: what is not as it was is left out.
 
+mod errors;
 pub mod program;
 
 use std::collections::{HashMap, HashSet};

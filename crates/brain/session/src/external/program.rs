@@ -8,20 +8,21 @@
 //! privileges go, keeps those to change its user and to signal, has one socket and no other
 //! descriptor of ours, and starts, starts again and ends the program when it is told to; and behind
 //! a socket ([`Behind`]), where systemd starts it as a unit of its own. Each gives the two ends of
-//! its conversation.
+//! its conversation. None has homenode's terminal: its errors come by a pipe ([`super::errors`]).
 //!
-//! **Limits.** A program that leaves its process group and lets its parent end outlives the run.
+//! **Limits.** A child of a program that leaves its process group outlives the run.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ use rustix::net::{
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::CapabilitySet;
 
-use super::ANSWER;
+use super::{ANSWER, errors};
 
 /// The hidden sub-command of a keeper, and what it is told.
 const KEEPER: &str = "policy-keeper";
@@ -63,13 +64,10 @@ impl User {
         }
         let user = match name {
             Some(name) => Self::named(name)?,
-            None => {
-                let id = |name| std::env::var(name).ok().and_then(|id| id.parse().ok());
-                match (id("SUDO_UID"), id("SUDO_GID")) {
-                    (Some(uid), Some(gid)) => Self { uid, gid },
-                    _ => Self { uid: 0, gid: 0 },
-                }
-            }
+            None => match (sudo("SUDO_UID"), sudo("SUDO_GID")) {
+                (Some(uid), Some(gid)) => Self { uid, gid },
+                _ => Self { uid: 0, gid: 0 },
+            },
         };
         match user {
             Self { uid: 0, .. } | Self { gid: 0, .. } => Err("a program that decides does not run as root: start \
@@ -90,6 +88,11 @@ impl User {
     }
 }
 
+/// A number of who called sudo.
+fn sudo(name: &str) -> Option<u32> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
 /// The ends of a conversation: what the program reads, and what it writes.
 pub type Ends = (File, File);
 
@@ -104,7 +107,8 @@ pub trait Program: Send + Sync {
 pub struct Here {
     command: String,
     user: Option<User>,
-    child: Mutex<Option<Child>>,
+    /// With what is closed once its errors were shown.
+    child: Mutex<Option<(Child, Receiver<()>)>>,
 }
 
 impl Here {
@@ -120,7 +124,7 @@ impl Program for Here {
         let mut words = self.command.split_ascii_whitespace();
         let program = words.next().ok_or("no program behind `exec:`")?;
         let mut start = Command::new(program);
-        start.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        start.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(User { uid, gid }) = self.user {
             // The standard library drops root's other groups, too.
             start.uid(uid).gid(gid);
@@ -131,29 +135,35 @@ impl Program for Here {
         // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
         unsafe { start.pre_exec(bound) };
         let mut child = start.spawn().map_err(|e| format!("{program}: {e}"))?;
-        let ends = child.stdin.take().zip(child.stdout.take()).ok_or_else(|| format!("{program}: no pipes"))?;
-        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        let ends = child.stdin.take().zip(child.stdout.take()).zip(child.stderr.take());
+        let (ends, errors) = ends.ok_or_else(|| format!("{program}: no pipes"))?;
+        // If there is no thread for it, it has nobody to complain to.
+        let shown = errors::show(errors).unwrap_or_else(|_| channel().1);
+        *self.child.lock().unwrap_or_else(PoisonError::into_inner) = Some((child, shown));
         Ok((File::from(OwnedFd::from(ends.0)), File::from(OwnedFd::from(ends.1))))
     }
 
     fn end(&self) {
         // Once: as soon as it was waited for, its number can be another's.
-        let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some((mut child, shown)) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         if let Some(group) = Pid::from_raw(child.id().cast_signed()) {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
-        // It may have left its group. One that became another user cannot be killed: nobody waits.
-        let _ = child.kill();
         let patience = Instant::now() + ENDS;
         while matches!(child.try_wait(), Ok(None)) && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Its last words. Who left its group may still have the pipe.
+        let _ = shown.recv_timeout(patience.saturating_duration_since(Instant::now()));
     }
 }
 
-/// In the new process, as its user: keeps it from taking the machine along, and from outliving who
-/// started it.
+/// In the new process, as its user: keeps it from taking the machine along, from the terminal, from
+/// rights by set-user-ID, and from outliving who started it.
 fn bound() -> io::Result<()> {
+    // A session of its own is a group of its own, too, which it cannot leave.
+    rustix::process::setsid()?;
+    rustix::thread::set_no_new_privs(true)?;
     for (resource, most) in [(Resource::As, ADDRESS_SPACE), (Resource::Core, 0)] {
         let allowed = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
         rustix::process::setrlimit(resource, Rlimit { current: Some(allowed), maximum: Some(allowed) })?;
@@ -296,10 +306,26 @@ impl Behind {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &address)?;
+        let (user, own) = (listener(&socket)?, rustix::process::geteuid().as_raw());
+        if user != 0 && user != own && sudo("SUDO_UID") != Some(user) {
+            return Err(io::Error::other(format!("user {user} listens there, not root or the caller")));
+        }
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(false)?;
         Ok(stream)
     }
+}
+
+/// The user that listens at the other end.
+fn listener(socket: &OwnedFd) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, which has as many.
+    let got = unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut peer).cast(), &raw mut length)
+    };
+    if got == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Program for Behind {

@@ -1,6 +1,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use placement::NodeLoad;
 use rand::rngs::ChaCha8Rng;
@@ -142,11 +144,6 @@ fn a_program_that_ends_hangs_or_floods_decides_nothing() {
         ),
         ("read a; read b; echo nonsense; read c", "its plan: expected"),
         ("read a; read b; printf '\\377\\n'; read c", "no UTF-8"),
-        // One that goes to our process group is killed all the same.
-        (
-            "exec python3 -c 'import os, time; input(); input(); os.setpgid(0, os.getpgid(os.getppid())); print(flush=True); time.sleep(3600)'",
-            "its plan: EOF",
-        ),
     ];
     for (script, why) in cases {
         let limit = if why.starts_with("no answer") { short } else { ANSWER };
@@ -276,6 +273,43 @@ fn a_program_has_limits_and_ends_with_homenode() {
     let mut policy = start_as(user, &script, ANSWER).unwrap();
     let window = window();
     assert_eq!(policy.decide(&window.topology(), &window).notes, ["4194304 0"]);
+}
+
+/// It had the caller's, where it could write and read.
+#[test]
+fn a_program_has_no_terminal_and_gets_no_privileges() {
+    let script = format!(
+        r#"{FIRST}; read hello; read window; read stat < /proc/$$/stat; pid=$$; set -- $stat
+        shift 5; nnp=$(sed -n 's/^NoNewPrivs:\t//p' /proc/self/status); errors=$(readlink /proc/$pid/fd/2)
+        echo '{{"version":2,"policy":"","moves":[],"notes":["'$(($1 - pid)) $2 $nnp $errors'"]}}'; read end"#
+    );
+    let mut policy = start(&script, ANSWER).unwrap();
+    let window = window();
+    let notes = policy.decide(&window.topology(), &window).notes;
+    // A session of its own, no terminal, no new privileges.
+    let errors = notes[0].strip_prefix("0 0 1 ").expect(&notes[0]);
+    assert!(errors.starts_with("pipe:") && fs::read_link("/proc/self/fd/2").unwrap() != Path::new(errors), "{errors}");
+}
+
+/// It would read everybody's names, and decide.
+#[test]
+fn a_program_of_another_user_behind_a_socket_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let path = dir.path().join("policy.sock");
+    let listen = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); sys.stdin.read()";
+    let mut stranger = Command::new("/usr/bin/python3");
+    stranger.args(["-c", listen]).arg(&path).uid(65_533).gid(65_533).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut stranger = stranger.spawn().unwrap();
+    BufReader::new(stranger.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let opened = Behind::new(path.to_str().unwrap()).open();
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+    let why = opened.err().unwrap();
+    assert!(why.ends_with("policy.sock: user 65533 listens there, not root or the caller"), "{why}");
 }
 
 #[test]

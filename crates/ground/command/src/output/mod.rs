@@ -31,7 +31,8 @@ pub fn escape(text: &str) -> String {
 /// Control characters, and those that reorder or hide text: neither belong in a name.
 fn is_hidden(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// JSON text with such characters of strings written as `\u202e`: it has the same value.
@@ -42,7 +43,9 @@ pub fn json_escape(text: &str) -> String {
             // Between values.
             '\n' => safe.push(c),
             c if is_hidden(c) => {
-                let _ = write!(safe, "\\u{:04x}", u32::from(c));
+                for half in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(safe, "\\u{half:04x}");
+                }
             }
             c => safe.push(c),
         }
@@ -106,6 +109,17 @@ pub fn complain(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Invisible in a name: a soft hyphen, a vowel separator, notes between lines, tags.
+    #[test]
+    fn characters_that_show_nothing_are_hidden() {
+        let hidden = "\u{ad}\u{180e}\u{fff9}\u{fffa}\u{fffb}\u{e0000}\u{e0041}\u{e007f}";
+        assert_eq!(hidden.chars().filter(|c| !is_hidden(*c)).collect::<String>(), "");
+        assert!(!hidden.contains(&escape(hidden)) && escape("né 語 🙂") == "né 語 🙂");
+        let text = json_escape(&serde_json::Value::from(hidden).to_string());
+        assert!(text.is_ascii(), "{text}");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), hidden);
+    }
 
     /// `--json` and `report --names` gave names as they were to the terminal.
     #[test]
