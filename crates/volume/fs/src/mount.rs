@@ -4,7 +4,10 @@
 //!
 //! **Approach.** Recovery writes as little as it can, and each step only takes away work: it
 //! finishes committed journals, then frees orphans. Stopped anywhere, it does the rest the next
-//! time.
+//! time. The order ([`recover`]): the mount is numbered (`number_mount`, the one store that begins
+//! something); twins of tables are made alike, journals finished, twins of pages made alike; names
+//! are walked; who owns each block is found; orphans are freed; last comes the state word. Any
+//! damage empties the lists of free blocks.
 //!
 //! Damage stops nobody: what is damaged gives an error at use, and a volume that is changed
 //! nevertheless gives away no block that something damaged may own.

@@ -11,6 +11,10 @@
 //! thread whose files do not answer (it hangs in `execve()`: see [`linux::patient`]) keeps the one
 //! that looks waiting; then another one looks at all others.
 //!
+//! **Invariants.** Whatever takes an entry out of the table calls `forgot`. A worker reads the
+//! version first and the table then, so an old place is found under an old version at most. A thread
+//! that is silent stays so over `watch` and `close`, as the one that asked it still waits.
+//!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where
 //! it was; those of a new thread count for the node of the server's thread, and so do those of
 //! threads beyond [`MOST`] at a time, or fewer where the process may not have so many open files.
