@@ -864,3 +864,26 @@ fn what_another_program_does_is_named() {
     }
     assert!(!ends(&["nothing"]).2.contains("homenode-fs"));
 }
+
+/// A test without a path is in the file that is named before it.
+#[test]
+fn every_test_that_security_md_names_is_there() {
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let named = fs::read_to_string(tree.join("SECURITY.md")).unwrap();
+    let (mut source, mut text, mut tests) = (String::new(), String::new(), 0);
+    for word in named.split('`').skip(1).step_by(2) {
+        let (path, test) = word.split_once("::").map_or((word, None), |(path, test)| (path, Some(test)));
+        let in_vm = path.starts_with("vm/") && test.is_some();
+        if path.ends_with(".rs") || in_vm {
+            source = if in_vm { path.to_owned() } else { format!("crates/{path}") };
+            text = fs::read_to_string(tree.join(&source)).unwrap_or_else(|error| panic!("{word}: {error}"));
+        }
+        if let Some(test) = test {
+            let forms = [format!("fn {test}("), format!("    {test} = ")];
+            let there = if in_vm { text.contains(test) } else { forms.iter().any(|form| text.contains(form)) };
+            assert!(there, "{word}: not in {source}");
+            tests += 1;
+        }
+    }
+    assert!(tests > 100, "{tests}");
+}
