@@ -176,6 +176,19 @@ mod tests {
         assert!(!state.join(WINDOW).exists());
     }
 
+    /// Also if somebody had left one for all to read.
+    #[test]
+    fn nobody_else_may_read_the_last_window() {
+        let dir = tempfile::tempdir().unwrap();
+        let left = dir.path().join(format!("{WINDOW}.new"));
+        std::fs::write(&left, "").unwrap();
+        std::fs::set_permissions(&left, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let mut publisher = Publisher::new(dir.path(), Path::new("/"), "nthread", None);
+        publisher.publish(Window::default());
+        let mode = dir.path().join(WINDOW).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
     #[test]
     fn a_mount_point_is_found_from_the_name_of_its_state_directory() {
         let dir = tempfile::tempdir().unwrap();

@@ -138,7 +138,7 @@ impl Failure {
 
     /// One or two lines on stderr, or one JSON object.
     pub fn report(&self, json: bool) {
-        complain(&if json { format!("{}\n", self.json()) } else { self.to_string() });
+        complain(&if json { output::json_escape(&self.json().to_string()) + "\n" } else { self.to_string() });
     }
 
     fn json(&self) -> serde_json::Value {

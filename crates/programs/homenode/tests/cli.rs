@@ -546,6 +546,56 @@ fn a_program_decides_in_plan_and_replay() {
     }
 }
 
+/// Root's terminal would have taken what it writes for its own commands.
+#[test]
+fn a_program_that_decides_writes_to_no_terminal() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("complains");
+    fs::write(&path, "#!/bin/sh\nprintf '\\033[6n\\rwhy\\nnot' >&2\nexit 1\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut plan = command(&["plan", "--snapshot", &input("two-nodes.json"), "--policy"]);
+    plan.arg(format!("exec:{}", path.display())).env("SUDO_UID", "65534").env("SUDO_GID", "65534");
+    let output = plan.output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    let mut lines = said.lines();
+    assert_eq!((lines.next(), lines.next()), (Some(r"exec: \u{1b}[6n\rwhy"), Some("exec: not")), "{said}");
+    assert!(lines.next().unwrap().ends_with("its first line: it ended"), "{said}");
+}
+
+/// Names as somebody may choose them: neither a line of their own, nor what a terminal obeys.
+#[test]
+fn odd_names_write_no_line_and_nothing_to_the_terminal() {
+    const ODD: &str = "a\u{1b}]0;x\u{7}\nforged: b\u{202e}c\u{9b}";
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (file, none, state) = (path(ODD), path(&format!("no {ODD}")), path("state"));
+    fs::write(&file, vec![1; 10_000]).unwrap();
+    fs::create_dir(&state).unwrap();
+    let moved = serde_json::json!({
+        "time": 1e9, "tid": 41, "pid": 4, "comm": ODD, "event": "moved", "from": 1, "to": 0,
+        "reason": "read_locality", "why": ODD,
+    });
+    fs::write(format!("{state}/journal.jsonl"), format!("{moved}\n")).unwrap();
+    for args in [
+        &["where", &file, &none][..],
+        &["move", "--to", "0", &file, &none],
+        &["warm", "--interleave", &file, &none],
+        &["explain", "--state-dir", &state],
+        &["explain", "--state-dir", &state, ODD],
+        &["explain", "--state-dir", &path(ODD)],
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let (_, out, err) = ends(&[args, json].concat());
+            let said = out + &err;
+            let shown = |c: char| c == '\n' || !c.is_control() && c != '\u{202e}';
+            assert!(said.contains("forged") && said.chars().all(shown), "{args:?}: {said:?}");
+            assert!(!said.lines().any(|line| line.starts_with("forged")), "{args:?}: {said}");
+        }
+    }
+}
+
 #[test]
 fn a_replay_passes_the_rails() {
     let dir = tempfile::tempdir().unwrap();
@@ -813,4 +863,27 @@ fn what_another_program_does_is_named() {
         assert!(code == wanted && out.is_empty() && err.contains(&format!("`homenode-fs {name}` does that")), "{err}");
     }
     assert!(!ends(&["nothing"]).2.contains("homenode-fs"));
+}
+
+/// A test without a path is in the file that is named before it.
+#[test]
+fn every_test_that_security_md_names_is_there() {
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
+    let named = fs::read_to_string(tree.join("SECURITY.md")).unwrap();
+    let (mut source, mut text, mut tests) = (String::new(), String::new(), 0);
+    for word in named.split('`').skip(1).step_by(2) {
+        let (path, test) = word.split_once("::").map_or((word, None), |(path, test)| (path, Some(test)));
+        let in_vm = path.starts_with("vm/") && test.is_some();
+        if path.ends_with(".rs") || in_vm {
+            source = if in_vm { path.to_owned() } else { format!("crates/{path}") };
+            text = fs::read_to_string(tree.join(&source)).unwrap_or_else(|error| panic!("{word}: {error}"));
+        }
+        if let Some(test) = test {
+            let forms = [format!("fn {test}("), format!("    {test} = ")];
+            let there = if in_vm { text.contains(test) } else { forms.iter().any(|form| text.contains(form)) };
+            assert!(there, "{word}: not in {source}");
+            tests += 1;
+        }
+    }
+    assert!(tests > 100, "{tests}");
 }

@@ -38,6 +38,7 @@ const CASES: &[Case] = cases![
         run_says_that_it_waits_for_its_command,
         doctor_finds_everything,
         run_keeps_only_the_right_to_move_threads,
+        each_policy_keeps_only_what_its_moves_take,
         its_command_keeps_what_the_user_has,
         a_command_that_never_began_does_not_keep_run_waiting,
         limits_of_the_kernel_take_one_line_a_run,
@@ -508,9 +509,9 @@ fn only(capabilities: u64) -> Vec<String> {
     lines.chain(["NoNewPrivs: 1".to_owned()]).collect()
 }
 
-/// Statuses of all threads of a process, the first thread's first. A thread that ends meanwhile is
-/// left out.
-fn statuses(pid: u32) -> Vec<Vec<String>> {
+/// Statuses of all threads of a process, with their names, the first thread's first. A thread that
+/// ends meanwhile is left out.
+fn named_statuses(pid: u32) -> Vec<(String, Vec<String>)> {
     let mut tids: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
@@ -518,7 +519,12 @@ fn statuses(pid: u32) -> Vec<Vec<String>> {
     tids.sort_unstable();
     let status =
         |tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok().filter(|text| !text.is_empty());
-    tids.into_iter().filter_map(status).map(|text| status_lines(&text, &CAPABILITIES)).collect()
+    let name = |text: &str| status_lines(text, &["Name"]).concat().replace("Name: ", "");
+    tids.into_iter().filter_map(status).map(|text| (name(&text), status_lines(&text, &CAPABILITIES))).collect()
+}
+
+fn statuses(pid: u32) -> Vec<Vec<String>> {
+    named_statuses(pid).into_iter().map(|(_, status)| status).collect()
 }
 
 /// Where procfs hides processes, one more is kept to see them.
@@ -550,6 +556,52 @@ fn run_keeps_only_the_right_to_move_threads() {
     }
     signal(&child, Signal::TERM);
     assert_eq!(ends(child).0, Some(0));
+}
+
+/// All threads of the daemon, under each policy, by their names.
+fn each_policy_keeps_only_what_its_moves_take() {
+    let [overrides, reads, owns, traces]: [u64; 4] = [1 << 1, 1 << 2, 1 << 3, 1 << 19];
+    let (files, memory) = (kept() | reads | owns, kept() | reads | traces);
+    for (policy, first, hot) in [
+        ("nthread", kept(), false),
+        ("nthread-rl", kept(), false),
+        ("nthread-cpu", kept(), false),
+        ("nthread-nm", kept(), false),
+        ("npolicy", kept(), true),
+        ("dragonfly", files, false),
+        ("promote", files, false),
+        ("arc", memory, false),
+        ("arc-guarded", memory, false),
+        ("auto", files | memory, true),
+    ] {
+        let place = Place::new();
+        let (child, _lines, _) = started(&mut place.run(&["--json", "--window", "3600", "--policy", policy]));
+        let expected = |name: &str| match name {
+            "facts" => SYS_NICE | reads | owns | traces,
+            "hotness" => overrides | (kept() & traces),
+            _ => 0,
+        };
+        let give_up = Instant::now() + Duration::from_secs(20);
+        loop {
+            let threads = named_statuses(child.id());
+            let has = |wanted: &str| threads.iter().any(|(name, _)| name == wanted);
+            // The thread for signals has no name of its own.
+            let wrong = threads.iter().enumerate().find(|(i, (name, status))| {
+                let expected = if *i == 0 { first } else { expected(name) };
+                *status != only(expected)
+            });
+            if wrong.is_none()
+                && ["homenode", "facts", "slices", "output"].into_iter().all(has)
+                && has("hotness") == hot
+            {
+                break;
+            }
+            assert!(Instant::now() < give_up, "{policy}: {wrong:?} of {threads:?}");
+            std::thread::yield_now();
+        }
+        signal(&child, Signal::TERM);
+        assert_eq!(ends(child).0, Some(0));
+    }
 }
 
 fn its_command_keeps_what_the_user_has() {

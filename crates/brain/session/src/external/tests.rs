@@ -291,6 +291,22 @@ fn a_program_has_no_terminal_and_gets_no_privileges() {
     assert!(errors.starts_with("pipe:") && fs::read_link("/proc/self/fd/2").unwrap() != Path::new(errors), "{errors}");
 }
 
+/// Who starts homenode may leave it a terminal as another descriptor.
+#[test]
+fn a_program_has_no_open_file_of_ours() {
+    // The shell itself uses numbers from 10 on.
+    let open = rustix::io::fcntl_dupfd_cloexec(fs::File::open("/dev/null").unwrap(), 200).unwrap();
+    rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&open);
+    let script = format!(
+        r#"{FIRST}; read hello; read window; said=none; test -e /proc/$$/fd/{number} && said=open
+        echo '{{"version":2,"policy":"","moves":[],"notes":["'$said'"]}}'; read end"#
+    );
+    let mut policy = start(&script, ANSWER).unwrap();
+    let window = window();
+    assert_eq!(policy.decide(&window.topology(), &window).notes, ["none"]);
+}
+
 /// It would read everybody's names, and decide.
 #[test]
 fn a_program_of_another_user_behind_a_socket_is_refused() {
