@@ -30,14 +30,14 @@ fn group(name: OsString) -> Result<PathBuf, String> {
 
 /// The one of these control groups that has this name; none, if there is none.
 fn named(name: &str, groups: Vec<(String, PathBuf)>) -> Result<Option<PathBuf>, String> {
-    let is = |group: &str| session::units::path(group) == group && session::units::name(group) == name;
+    let is = |group: &str| session::services::path(group) == group && session::services::name(group) == name;
     let mut found: Vec<PathBuf> = groups.into_iter().filter(|(group, _)| is(group)).map(|(_, dir)| dir).collect();
     found.sort();
     match found.len() {
         0 | 1 => Ok(found.pop()),
         _ => {
             let all: Vec<String> = found.iter().map(|dir| escape(&dir.display().to_string())).collect();
-            Err(format!("several control groups are called so: give one by its path: {}", all.join(", ")))
+            Err(format!("several control groups have this name: give one by its path: {}", all.join(", ")))
         }
     }
 }
@@ -205,21 +205,21 @@ Examples:
   sudo homenode top
   sudo homenode top --window 5 --sort bytes
   sudo homenode top --once
-  sudo homenode top --once --by unit
+  sudo homenode top --once --by service
   sudo homenode top --once --json | jq .remote_share")]
     Top(TopArgs),
 
     /// Show which services read file bytes from which node, and which files they are
     ///
-    /// Observes some windows and prints one map: for each control group (a systemd unit, a
-    /// container, a pod) the node its threads ran on, the nodes that their file bytes came from,
-    /// and how much could become local; then the processes and files with most bytes. Moves
-    /// nothing. Ctrl-C ends early and shows what was seen.
+    /// Observes some windows and prints one map: for each service (a systemd unit, a container,
+    /// a pod) the nodes that its threads ran on, the nodes that their file bytes came from, and how
+    /// much could become local; then the processes and files with most bytes. Moves nothing. Ctrl-C
+    /// ends early and shows what was seen.
     #[command(after_help = "\
 Examples:
   sudo homenode map
   sudo homenode map --windows 60 --top 50
-  sudo homenode map --json | jq -r '.services[] | [.cgroup, .read_bytes, .remote_bytes] | @tsv'")]
+  sudo homenode map --json | jq -r '.services[] | [.service, .read_bytes, .remote_bytes] | @tsv'")]
     Map(MapArgs),
 
     /// Observe, and move threads to their home nodes, until stopped
@@ -518,7 +518,7 @@ pub enum By {
     /// A thread
     Thread,
     /// A service: the threads of a systemd unit, a container or a pod together
-    Unit,
+    Service,
 }
 
 /// Columns that `top` sorts by.
