@@ -11,8 +11,8 @@ use crate::engine::Engine;
 use crate::jobs::{JobId, JobState, Progress, Running};
 use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
+use crate::rollback::Unpaid;
 use crate::state::records::Record;
-use crate::trial::Unpaid;
 use crate::{Finished, Plane, PlaneError, Undone};
 
 /// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
