@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use command::args::Global;
 use engine::Plane;
 use placement::Traits;
@@ -12,16 +13,30 @@ use session::map::{Map, Report};
 use session::services::{Asks, Groups};
 use topology::{NodeId, sysfs};
 
-use crate::cli::{MapArgs, ObserveArgs};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::SYS;
+use crate::options::ObserveArgs;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::units::{bytes, count, percent, seconds, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
+
+/// `homenode map`.
+#[derive(Debug, Args)]
+pub struct MapArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Observe so many windows
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: u64,
+    /// Show so many processes and files
+    #[arg(long, value_name = "N", default_value = "10")]
+    pub top: usize,
+}
 
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;

@@ -25,11 +25,11 @@ use linux::processor;
 use serde_json::{Value, json};
 use session::map::Report as Map;
 
-use crate::cli::ObserveArgs;
 use crate::commands::plane::PROC;
 use crate::commands::{doctor, map, nodes, replace, trial};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
+use crate::options::ObserveArgs;
 use crate::output::{self, escape};
 
 /// `homenode report`.

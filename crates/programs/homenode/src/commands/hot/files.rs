@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use topology::{FileId, NodeId};
 
 use super::map::{self, Style};
-use crate::cli::{HotArgs, ObserveArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::table::Table;
 use crate::output::units::{seconds, size};
 use crate::output::{self, escape, progress};
@@ -166,9 +166,9 @@ pub(in crate::commands) fn watch(
 }
 
 /// Observes the readers of these files, and shows what they read.
-pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let mut files = Named::all(&args.files)?;
-    let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
+pub(super) fn run(global: &Global, paths: &[PathBuf], watch_s: f64) -> Result<Exit, Failure> {
+    let mut files = Named::all(paths)?;
+    let (took_s, notes) = watch(global, &mut files, watch_s, &Stop::or_killed()?, plane::observe_only)?;
     let all: Vec<Value> = files.iter().map(Named::json).collect();
     output::tell(global.json, &json!({"seconds": took_s, "files": all, "notes": notes}), || {
         let style = Style::of_stdout();

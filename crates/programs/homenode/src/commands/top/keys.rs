@@ -5,7 +5,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use session::window::Window;
 
-use crate::cli::{By, Sort};
+use super::model::{By, Sort};
 
 /// Window lengths that `+` and `-` choose from, in seconds.
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];

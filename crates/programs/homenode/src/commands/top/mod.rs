@@ -25,6 +25,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use crossterm::event::{self, Event};
 use host::HostPlane;
 use placement::{Policy, Snapshot, Traits};
@@ -34,19 +35,42 @@ use command::args::Global;
 use session::services::{Asks, Groups};
 use session::window::{self, Window};
 
-use crate::cli::{By, TopArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{Column, FILE_COLUMNS, NODE_COLUMNS, SERVICE_COLUMNS, THREAD_COLUMNS};
+use model::{By, Column, FILE_COLUMNS, NODE_COLUMNS, SERVICE_COLUMNS, Sort, THREAD_COLUMNS};
 use view::Picture;
 use volumes::Volumes;
+
+/// `homenode top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Print one window as text (or JSON) and end
+    #[arg(long)]
+    pub once: bool,
+    /// What has a row
+    #[arg(long, value_enum, default_value_t = By::Thread)]
+    pub by: By,
+    /// Column to sort rows by, largest first
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: Sort,
+    /// Also show threads that touched no file data
+    #[arg(short, long)]
+    pub all: bool,
+    /// Show only threads whose name, tid or pid contains TEXT, and services whose name does
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub filter: String,
+}
 
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);

@@ -2,10 +2,38 @@
 
 use std::cmp::Ordering;
 
+use clap::ValueEnum;
 use command::output::units::{percent, rate, size};
 use session::window::{FileRow, NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
-use crate::cli::Sort;
+/// What a row of `top` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// A thread
+    Thread,
+    /// A service: the threads of a systemd unit, a container or a pod together
+    Service,
+}
+
+/// Columns that `top` sorts by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Bytes/s read from another node
+    #[default]
+    Remote,
+    /// Share of file bytes read from another node
+    Share,
+    /// File bytes read and written
+    Bytes,
+    /// CPU use
+    Cpu,
+    /// Node the thread runs on
+    Node,
+    /// Thread id
+    Tid,
+    /// Name
+    Name,
+}
 
 /// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and
 /// tid, so that rows do not jump.

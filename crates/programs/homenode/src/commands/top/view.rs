@@ -114,7 +114,7 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     format!(" {} ", parts.join(" · "))
 }
 
-fn name(sort: crate::cli::Sort) -> String {
+fn name(sort: super::model::Sort) -> String {
     use clap::ValueEnum;
     sort.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
@@ -167,8 +167,8 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
+    use super::super::model::{By, Sort};
     use super::*;
-    use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
     use session::window::{FileRow, Mounted, Rates, ServiceRow, ThreadRow};
