@@ -367,8 +367,8 @@ impl<P: Plane> Engine<P> {
         self.append();
     }
 
-    /// The state file forgets the values that nobody can have inherited unseen. One that is mostly
-    /// history is rewritten.
+    /// Removes from the state file the values whose heirs are all known, and rewrites the file if
+    /// most of it is history.
     fn forget(&mut self) {
         self.records.append(&mut self.forgets);
         self.append();

@@ -171,7 +171,7 @@ impl Default for Budget {
 }
 
 impl Settings {
-    /// What a policy is told of them.
+    /// The part of them that a policy gets.
     pub fn pace(&self) -> Pace {
         Pace { dwell_s: self.dwell_s, settle_windows: self.settle.windows, again_s: self.settle.again_s }
     }

@@ -36,7 +36,7 @@ pub struct Service {
     pub cgroup: String,
     /// Name of the service ([`crate::services::name`]); empty as the path is.
     pub service: String,
-    /// How many of its processes used file bytes. [`MOST`]: so many or more.
+    /// How many of its processes used file bytes; [`MOST`] stands for that many or more.
     pub processes: usize,
     #[serde(flatten)]
     pub bytes: Flow,

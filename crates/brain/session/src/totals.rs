@@ -46,7 +46,7 @@ pub const OTHER: &str = "other";
 /// The row of processes that had ended before they could be asked for their service.
 pub const UNKNOWN: &str = "unknown";
 
-/// What a service read longer ago than so many windows counts half.
+/// Windows after which the bytes that a service has read count half.
 const HALF_LIFE: f64 = 300.0;
 /// So much more than the least of those with a row must a service read to take its place.
 const MORE: f64 = 2.0;
@@ -238,8 +238,8 @@ impl Totals {
         self.told.services = self.services.len() as u64;
     }
 
-    /// Gives rows to services that read much more in the last window than some that have one. That
-    /// comes after the window was written: what they counted until then is told.
+    /// Gives rows to services that read much more in the last window than some that have one. The
+    /// window has been written by then, with the bytes that their rows had.
     fn change_hands(&mut self) {
         let (window, mut candidates) = (self.told.windows, std::mem::take(&mut self.candidates));
         if candidates.is_empty() {

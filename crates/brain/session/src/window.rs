@@ -368,11 +368,11 @@ mod tests {
             thread(4, 0, &[(0, 7)]),
         ];
         let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
-        // What was asked for is there, also where nobody touched anything.
+        // Services that were asked for are there, even without a row.
         let json = |services| serde_json::to_string(&Window { services, ..Window::default() }).unwrap();
         assert!(json(Some(Vec::new())).contains("\"services\":[]") && !json(None).contains("services"));
         let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path(), Asks::FEW));
-        // Nobody knows process 4 any more; process 3 touched nothing.
+        // Process 4 has ended; process 3 touched nothing.
         assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
         let db = &rows[1];
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));

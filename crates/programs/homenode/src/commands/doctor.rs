@@ -65,7 +65,7 @@ struct Finding {
     cause: Option<String>,
     /// Whether homenode can observe or move nothing without it.
     needed: bool,
-    /// What told, where there are several sources.
+    /// The source of the finding, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -30,10 +30,10 @@ pub struct MapArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
-    /// Observe so many windows
+    /// Number of windows to observe
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
-    /// Show so many processes and files
+    /// Number of processes and of files to show
     #[arg(long, value_name = "N", default_value = "10")]
     pub top: usize,
 }
@@ -45,7 +45,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Observes so many windows, for at most `top` processes and files. Gives up all privileges but
+/// Observes `windows` windows, for at most `top` processes and files. Gives up all privileges but
 /// those that observing takes.
 pub fn observe(
     global: &Global,

@@ -41,7 +41,7 @@ pub struct ReportArgs {
     /// Also put in the names of services and processes, and paths
     #[arg(long)]
     pub names: bool,
-    /// Observe so many windows for the map
+    /// Number of windows to observe for the map
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
     /// How to observe.
@@ -197,7 +197,7 @@ fn without_names(map: &mut Map) {
 
 /// What stands in the place of a text with a path of the user's; `None` where it has none.
 pub fn left_out(text: &str) -> Option<String> {
-    // Where nobody but the kernel gives names.
+    // Where only the kernel gives names.
     const KERNEL: &[&str] =
         &["/proc/self/", "/proc/sys/", "/sys/devices/system/", "/sys/kernel/", "/sys/bus/event_source/"];
     let is_path = |(at, _): (usize, &str)| {

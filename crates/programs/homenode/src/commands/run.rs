@@ -85,7 +85,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         // usual limit.
         linux::files::raise_limit();
     }
-    // Nobody waits for output from here on, so that nothing keeps moves from being undone. The
+    // Output waits for no reader from here on, so that nothing keeps moves from being undone. The
     // threads that write can give up all privileges as long as this one has them.
     output::detach();
     let plane = {

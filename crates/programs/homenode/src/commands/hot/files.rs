@@ -6,7 +6,7 @@
 //! promote. Of each range, node of its data and node of its readers the latest figure is shown.
 //!
 //! **Limits.** A window lists the ranges of the machine that were read most, so beside busy
-//! programs the coldest ranges of a file can be missing. What nobody reads in that time does not
+//! programs the coldest ranges of a file can be missing. Ranges without reads in that time do not
 //! show, nor what programs read through mappings (`hot --pid`).
 
 use std::collections::BTreeMap;
@@ -133,7 +133,7 @@ impl Named {
     }
 }
 
-/// Observes the readers of these files for so many seconds, or until a signal. `ready` is called
+/// Observes the readers of these files for a time in seconds, or until a signal. `ready` is called
 /// once the programs are loaded. Returns the time that it took, and the notes of the last window.
 pub(in crate::commands) fn watch(
     global: &Global,
