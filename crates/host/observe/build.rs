@@ -43,7 +43,7 @@ fn build() -> Result<(), String> {
     include.push(variable("DEP_BPF_INCLUDE")?);
     arguments.push(include);
     interface(&sources.join("intf.h"), &out.join("intf.rs"))?;
-    for name in ["observe", "trial", "checks", "hotness", "who"] {
+    for name in ["observe", "probe_run", "checks", "hotness", "who"] {
         SkeletonBuilder::new()
             .source(sources.join(format!("{name}.bpf.c")))
             .clang(&clang)

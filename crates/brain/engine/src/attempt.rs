@@ -256,15 +256,15 @@ impl<P: Plane> Engine<P> {
             self.data_stays(subject);
         }
 
-        // What it brings: the audit, and the trial of its plan.
+        // What it brings: the audit, and the watch over its plan.
         if let Applied | Ended { .. } = event {
             self.audit.moved(*subject, about.clone(), attempt.remote_share);
         }
         if made {
-            self.trials.made(attempt);
+            self.rollback.made(attempt);
         }
         if let Some(job) = attempt.job.filter(|_| over) {
-            self.trials.copied(job);
+            self.rollback.copied(job);
         }
 
         // What is said of it: the journal, the report of the window, the policy.
@@ -374,20 +374,20 @@ mod tests {
 
     /// What each listener has after one event: the rail that holds the next move back; entries of
     /// the settled load, threads to bind again; records for the state file, threads that are ours,
-    /// moves of data; watched moves, moves and copies of the trial; lines of the journal, outcomes
+    /// moves of data; watched moves, moves and copies of the rollback; lines of the journal, outcomes
     /// for the policy.
     type Heard = (Option<Rail>, [usize; 2], [usize; 3], (usize, [usize; 2]), [usize; 2]);
 
     fn heard(attempt: &Attempt, event: MoveEvent) -> Heard {
         let tmp = tempfile::tempdir().unwrap();
-        let moves = crate::settings::Moves { trial: 1, ..Default::default() };
+        let moves = crate::settings::Moves { rollback: 1, ..Default::default() };
         let settings = Settings { burst: 1, moves_per_s: 0.001, moves, ..Settings::default() };
         let state = StateDir::open(tmp.path()).unwrap();
         let mut engine = Engine::new(Nowhere(Topology::default()), Box::new(Idle), settings, Some(state)).unwrap();
         let mv = &attempt.mv;
         engine.rails.begin(1.0);
         engine.rails.check(&mv.subject, mv.from, mv.to).unwrap();
-        attempt.job.into_iter().filter(|_| event != MoveEvent::Started).for_each(|job| engine.trials.wait_for(job));
+        attempt.job.into_iter().filter(|_| event != MoveEvent::Started).for_each(|job| engine.rollback.wait_for(job));
         engine.grown.due.insert(5, NodeId(0));
         engine.publish(attempt, event);
 
@@ -401,7 +401,7 @@ mod tests {
             rail,
             [engine.settled.retained(), engine.grown.due.len()],
             [engine.records.len() + engine.forgets.len(), engine.owned.len(), data],
-            (engine.audit.watched(), engine.trials.heard()),
+            (engine.audit.watched(), engine.rollback.heard()),
             [lines, said],
         )
     }

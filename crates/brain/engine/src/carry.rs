@@ -7,8 +7,8 @@
 //! prepared, is written down, and is made. What becomes of it at each step is
 //! [published](Engine::publish).
 //!
-//! **Limits.** A thread is in one move of a window: two records of it could not be told apart after
-//! a crash.
+//! **Limits.** A thread is in one move of a window, because undo after a crash could not tell which
+//! of two records came first.
 
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};

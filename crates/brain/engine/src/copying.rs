@@ -11,16 +11,16 @@ use crate::engine::Engine;
 use crate::jobs::{JobId, JobState, Progress, Running};
 use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
+use crate::rollback::Unpaid;
 use crate::state::records::Record;
-use crate::trial::Unpaid;
 use crate::{Finished, Plane, PlaneError, Undone};
 
 /// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
 const POLL: Duration = Duration::from_millis(10);
 
-/// How long copies that were told to stop are waited for on exit. One step of a copy takes tens of
-/// milliseconds; a plane that has not stopped by then is stuck in the kernel, and homenode ends all
-/// the same.
+/// How long homenode waits, on exit, for the copies that it has stopped. One step of a copy takes
+/// tens of milliseconds; a plane that has not stopped by then is stuck in the kernel, and homenode
+/// ends all the same.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// What is said of those that have not stopped by then.
 const LATE: &str = "did not stop in time";
@@ -95,7 +95,7 @@ impl<P: Plane> Engine<P> {
         }
     }
 
-    /// Waits for copies that were told to stop, for a bounded time, and says what became of each.
+    /// Waits for the copies that were stopped, for a bounded time, and says what became of each.
     pub(crate) fn wait_for_copies(&mut self, finished: &mut Finished) {
         let until = Instant::now() + STOP_WITHIN;
         let moves_back = self.moves_back();

@@ -17,9 +17,9 @@ use crate::rails::budget::{self, BudgetWatch};
 use crate::rails::settled::Settled;
 use crate::rails::{Rail, Rails};
 use crate::restore::{Restored, recover_owned, store, undo_all};
+use crate::rollback::Rollback;
 use crate::state::file::StateFile;
 use crate::state::records::{Owned, Record};
-use crate::trial::Trials;
 use crate::{
     Cost, EngineError, Finished, Inherited, Outcome, Plane, PlaneError, Settings, StateDir, Subject, Tally, Undo,
     Undone, WindowReport,
@@ -56,7 +56,7 @@ pub struct Engine<P: Plane> {
     pub(crate) settled: Settled,
     pub(crate) audit: Audit,
     pub(crate) grown: Grown,
-    pub(crate) trials: Trials,
+    pub(crate) rollback: Rollback,
     budget: BudgetWatch,
     pub(crate) owned: OwnedTable,
     pub(crate) jobs: Jobs,
@@ -116,7 +116,7 @@ impl<P: Plane> Engine<P> {
             settled: Settled::new(&settings.settle).busy_from(settings.busy_bytes_s),
             audit: Audit::default(),
             grown: Grown::default(),
-            trials: Trials::new(settings.moves.trial),
+            rollback: Rollback::new(settings.moves.rollback),
             jobs: Jobs::default(),
             outcomes: Vec::new(),
             judged: Vec::new(),
@@ -203,7 +203,7 @@ impl<P: Plane> Engine<P> {
         if let Some(looked) = &inherited {
             self.forget_ended(looked.kept);
         }
-        let unpaid = self.trials.window(&snapshot);
+        let unpaid = self.rollback.window(&snapshot);
         self.take_back(unpaid);
         self.add_outcomes(&mut snapshot);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
@@ -224,7 +224,7 @@ impl<P: Plane> Engine<P> {
         let outcomes = moves.into_iter().zip(carried_out?).map(|(mv, result)| Outcome { mv, result });
         let outcomes: Vec<Outcome> = outcomes.collect();
         self.outcomes.extend(outcomes.iter().take(planned).filter_map(|outcome| outcome.result.outcome(&outcome.mv)));
-        self.trials.begin(&snapshot);
+        self.rollback.begin(&snapshot);
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
@@ -367,8 +367,8 @@ impl<P: Plane> Engine<P> {
         self.append();
     }
 
-    /// The state file forgets the values that nobody can have inherited unseen. One that is mostly
-    /// history is rewritten.
+    /// Removes from the state file the values whose heirs are all known, and rewrites the file if
+    /// most of it is history.
     fn forget(&mut self) {
         self.records.append(&mut self.forgets);
         self.append();

@@ -127,7 +127,7 @@ pub(crate) struct Running {
     pub rate: f64,
     /// Tenths of the copy that are in the journal.
     pub tenths: u64,
-    /// Why it was told to stop.
+    /// Why the engine has stopped it.
     pub stopped: Option<String>,
 }
 

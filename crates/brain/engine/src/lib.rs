@@ -27,10 +27,10 @@ mod plane;
 pub mod rails;
 mod report;
 mod restore;
+mod rollback;
 pub mod settings;
 pub mod state;
 pub mod tally;
-mod trial;
 
 pub use attempt::{MoveEvent, word};
 pub use engine::Engine;

@@ -70,7 +70,7 @@ pub struct Moves {
     /// How many windows before and after a plan are compared; a plan after which every window was
     /// worse than every window before is taken back. Default 5: by chance that happens once in 252
     /// plans (5 of 10 windows can be chosen in 252 ways). 0: never.
-    pub trial: u32,
+    pub rollback: u32,
 }
 
 /// Lowest [`Moves::rate`] that the engine takes.
@@ -78,14 +78,14 @@ pub const LEAST_RATE: f64 = 1e6;
 
 impl Default for Moves {
     fn default() -> Self {
-        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, trial: 5 }
+        Self { rate: 5e8, bytes_per_day: 1.6e12, at_once: 2, rollback: 5 }
     }
 }
 
 impl Moves {
     /// No limit, and no plan is taken back: a modelled machine has limits of its own.
     pub fn unlimited() -> Self {
-        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, trial: 0 }
+        Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, rollback: 0 }
     }
 }
 
@@ -171,7 +171,7 @@ impl Default for Budget {
 }
 
 impl Settings {
-    /// What a policy is told of them.
+    /// The part of them that a policy gets.
     pub fn pace(&self) -> Pace {
         Pace { dwell_s: self.dwell_s, settle_windows: self.settle.windows, again_s: self.settle.again_s }
     }
@@ -202,7 +202,7 @@ impl Settings {
         within_moves("rate", self.moves.rate, LEAST_RATE, 1e15)?;
         within_moves("bytes_per_day", self.moves.bytes_per_day, 0.0, 1e18)?;
         within_moves("at_once", self.moves.at_once.into(), 1.0, 1e6)?;
-        within_moves("trial", self.moves.trial.into(), 0.0, 1000.0)?;
+        within_moves("rollback", self.moves.rollback.into(), 0.0, 1000.0)?;
         within("journal_bytes", self.journal_bytes as f64, 65_536.0, 1e12)
     }
 }

@@ -7,7 +7,7 @@
 //! **Approach.** [`policies`] chooses, [`external`] is a policy that is a program, [`windows`] runs
 //! window after window and prints, in the forms of [`report`]. [`undo`] opens a state directory and
 //! undoes what a crash left there. [`map`] adds up windows by control group, process and file;
-//! [`units`] says what a group is called. [`published`] is what the server of a mount lets `top`
+//! [`services`] gives the name of a service. [`published`] is what the server of a mount lets `top`
 //! and `explain` see: its last [`window`]. [`totals`] is what the daemon lets `export` see.
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
@@ -17,8 +17,8 @@ pub mod map;
 pub mod policies;
 pub mod published;
 pub mod report;
+pub mod services;
 pub mod totals;
 pub mod undo;
-pub mod units;
 pub mod window;
 pub mod windows;

@@ -1,5 +1,5 @@
-//! The map of file bytes: which control groups, processes and files they go to and come from, by
-//! pair of nodes.
+//! The map of file bytes: the services, processes and files that they go to and come from, by pair
+//! of nodes.
 //!
 //! **Problem.** A person who asks whether locality matters on a machine thinks in services, not in
 //! threads, and in minutes, not in windows.
@@ -22,7 +22,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::Serialize;
 use topology::FileId;
 
-use crate::units::Groups;
+use crate::services::Groups;
 
 /// Rows of each kind that are kept between windows.
 pub const MOST: usize = 10_000;
@@ -31,10 +31,12 @@ pub const MOST: usize = 10_000;
 const NOTES_MAX: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Unit {
+pub struct Service {
     /// Path of the group; empty if its processes ended before they could be asked.
     pub cgroup: String,
-    /// How many of its processes used file bytes. [`MOST`]: so many or more.
+    /// Name of the service ([`crate::services::name`]); empty as the path is.
+    pub service: String,
+    /// How many of its processes used file bytes; [`MOST`] stands for that many or more.
     pub processes: usize,
     #[serde(flatten)]
     pub bytes: Flow,
@@ -46,6 +48,7 @@ pub struct Process {
     /// Name of the thread that was seen first.
     pub comm: String,
     pub cgroup: String,
+    pub service: String,
     #[serde(flatten)]
     pub bytes: Flow,
 }
@@ -70,7 +73,7 @@ pub struct Map {
     seconds: f64,
     sum: Flow,
     unlisted: NodeBytes,
-    units: BTreeMap<String, (Unit, BTreeSet<(u32, u64)>)>,
+    services: BTreeMap<String, (Service, BTreeSet<(u32, u64)>)>,
     processes: BTreeMap<(u32, u64), Process>,
     files: BTreeMap<FileId, File>,
     /// The last note of each kind: its text without figures.
@@ -88,9 +91,9 @@ pub struct Report {
     /// All bytes of the listed threads.
     #[serde(flatten)]
     pub sum: Flow,
-    /// Flow that others read, by node: threads that ended within a window, or are out of scope.
+    /// Bytes that others read, by node: threads that ended within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
-    pub services: Vec<Unit>,
+    pub services: Vec<Service>,
     /// The processes with most bytes.
     pub processes: Vec<Process>,
     /// The files with most bytes.
@@ -126,14 +129,17 @@ impl Map {
                 comm: thread.comm.clone(),
                 ..Process::default()
             });
-            if let Some(unit) = groups.unit(thread.pid, thread.process_start_ns)
-                && *process.cgroup != *unit.group
+            if let Some(service) = groups.service(thread.pid, thread.process_start_ns)
+                && *process.cgroup != *service.group
             {
-                process.cgroup = unit.group.to_string();
+                (process.cgroup, process.service) = (service.group.to_string(), service.name.to_string());
             }
             process.bytes.add_thread(thread);
-            let (unit, seen) = self.units.entry(process.cgroup.clone()).or_default();
-            unit.bytes.add_thread(thread);
+            let (service, seen) = self.services.entry(process.cgroup.clone()).or_insert_with(|| {
+                let (cgroup, service) = (process.cgroup.clone(), process.service.clone());
+                (Service { cgroup, service, ..Service::default() }, BTreeSet::new())
+            });
+            service.bytes.add_thread(thread);
             if seen.len() < MOST {
                 seen.insert(id);
             }
@@ -150,18 +156,15 @@ impl Map {
                 }
             }
         }
-        keep_most(&mut self.units, |unit| unit.0.bytes.total());
+        keep_most(&mut self.services, |service| service.0.bytes.total());
         keep_most(&mut self.processes, |process| process.bytes.total());
         keep_most(&mut self.files, |file| file.bytes.total());
     }
 
     /// What has been added so far, with at most `most` processes and files.
     pub fn report(&self, most: usize) -> Report {
-        let units = self.units.iter().map(|(cgroup, (unit, seen))| Unit {
-            cgroup: cgroup.clone(),
-            processes: seen.len(),
-            bytes: unit.bytes.clone(),
-        });
+        let services =
+            self.services.values().map(|(service, seen)| Service { processes: seen.len(), ..service.clone() });
         let files = self.files.iter().map(|(id, file)| File { file: id.to_string(), ..file.clone() });
         Report {
             version: 1,
@@ -169,7 +172,7 @@ impl Map {
             seconds: self.seconds,
             sum: self.sum.clone(),
             unlisted_read_bytes: self.unlisted.clone(),
-            services: falling(units, usize::MAX, |unit| &unit.bytes),
+            services: falling(services, usize::MAX, |service| &service.bytes),
             processes: falling(self.processes.values().cloned(), most, |process| &process.bytes),
             files: falling(files, most, |file| &file.bytes),
             notes: self.notes.values().cloned().collect(),
@@ -202,7 +205,7 @@ mod tests {
     use placement::{FileUse, NodeLoad, ObservedFile, Thread};
 
     use super::*;
-    use crate::units::Asks;
+    use crate::services::Asks;
     use topology::NodeId;
 
     /// A procfs without processes.
@@ -265,9 +268,9 @@ mod tests {
         assert_eq!((report.windows, report.seconds, report.sum.read_bytes), (2, 2.0, 152));
         // 30 of thread 1 and 7 of thread 11; at its home, thread 1 would have read 10 remotely.
         assert_eq!((report.sum.remote_bytes, report.sum.could_be_local_bytes), (37, 20 + 7));
-        let units: Vec<_> =
-            report.services.iter().map(|u| (u.cgroup.as_str(), u.processes, u.bytes.read_bytes)).collect();
-        assert_eq!(units, [("/g0", 2, 145), ("/g1", 1, 7)]);
+        let services: Vec<_> =
+            report.services.iter().map(|s| (s.cgroup.as_str(), s.processes, s.bytes.read_bytes)).collect();
+        assert_eq!(services, [("/g0", 2, 145), ("/g1", 1, 7)]);
         let pairs: Vec<_> =
             report.services[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
         assert_eq!(pairs, [(0, 0, 10), (0, 1, 30), (1, 1, 105)]);
@@ -287,9 +290,11 @@ mod tests {
             std::fs::write(&cgroup, then).unwrap();
         }
         let report = map.report(1);
-        let units: Vec<_> = report.services.iter().map(|u| (u.cgroup.as_str(), u.bytes.read_bytes)).collect();
-        assert_eq!(units, [("/db.service", 20), ("/", 10)]);
-        assert_eq!(report.processes[0].cgroup, "/db.service");
+        let services: Vec<_> = report.services.iter().map(|s| (s.cgroup.as_str(), s.bytes.read_bytes)).collect();
+        assert_eq!(services, [("/db.service", 20), ("/", 10)]);
+        let process = &report.processes[0];
+        assert_eq!((process.cgroup.as_str(), process.service.as_str()), ("/db.service", "db.service"));
+        assert_eq!((report.services[0].service.as_str(), report.services[1].service.as_str()), ("db.service", "/"));
     }
 
     #[test]
@@ -375,7 +380,7 @@ mod tests {
             let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
             map.add(&snapshot(threads), &mut nobody());
         }
-        let units = map.report(1).services;
-        assert_eq!((units[0].cgroup.as_str(), units[0].processes), ("", MOST));
+        let services = map.report(1).services;
+        assert_eq!((services[0].cgroup.as_str(), services[0].processes), ("", MOST));
     }
 }

@@ -201,7 +201,7 @@ mod tests {
             assert!(state.bytes().all(|byte| byte.is_ascii_graphic()), "{state}");
             assert_eq!(unescape(&Path::new("/run/homenode/volumes").join(&state)), linux::shown(mount.as_os_str()));
             assert!(states.insert(state), "two mounts share a state directory");
-            // Nothing was published for a mount point that is no UTF-8, and nobody said so.
+            // Mount points that are no UTF-8 were not published, without an error.
             let mut publisher = Publisher::new(&dir.path().join("state"), &mount, "nthread", None);
             publisher.publish(Window::default());
             assert_eq!(read(&dir.path().join("state")).unwrap().mount, Path::new(&linux::shown(mount.as_os_str())));

@@ -9,7 +9,7 @@
 //! of nodes, and writes the sums to [`FILE`] in its state directory, as a whole and by rename. At
 //! most [`SHOWN`] services have a row of their own; the bytes of all others are in [`OTHER`]. A
 //! service that comes to read more than twice as much as the least of those takes its row, first
-//! the rows of those whose control group is gone. Flow stay where they were counted, so no counter
+//! the rows of those whose control group is gone. Bytes stay where they were counted, so no counter
 //! goes down: a service that loses its row and gets one again goes on where its own had stopped.
 //! The file has names of services, which systemd shows to everybody, and no paths of files, names
 //! of threads or ids. Whether it is up to date follows from the clock that counts from boot alone:
@@ -35,7 +35,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::published;
-use crate::units::{self, Asks, Groups};
+use crate::services::{self, Asks, Groups};
 
 pub const FILE: &str = "totals.json";
 
@@ -46,7 +46,7 @@ pub const OTHER: &str = "other";
 /// The row of processes that had ended before they could be asked for their service.
 pub const UNKNOWN: &str = "unknown";
 
-/// What a service read longer ago than so many windows counts half.
+/// Windows after which the bytes that a service has read count half.
 const HALF_LIFE: f64 = 300.0;
 /// So much more than the least of those with a row must a service read to take its place.
 const MORE: f64 = 2.0;
@@ -84,14 +84,14 @@ pub struct Told {
     /// Copies that the kernel does not return from.
     #[serde(default)]
     pub stuck_copies: u64,
-    pub units: u64,
+    pub services: u64,
     /// CPU time of homenode, without that of copies, seconds; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observer_cpu_s: Option<f64>,
     /// Memory of homenode with its BPF maps, bytes; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observer_memory_bytes: Option<u64>,
-    /// Flow that others than the listed threads read, by node of the data: threads that ended
+    /// Bytes that others than the listed threads read, by node of the data: threads that ended
     /// within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
     pub moves: Vec<Moves>,
@@ -109,18 +109,18 @@ pub struct Moves {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// Its name ([`crate::units::name`]), [`OTHER`] or [`UNKNOWN`].
-    pub unit: String,
+    /// Its name ([`crate::services::name`]), [`OTHER`] or [`UNKNOWN`].
+    pub service: String,
     #[serde(flatten)]
     pub bytes: Flow,
 }
 
 #[derive(Debug, Default)]
-struct Unit {
-    /// Flow that were counted while it had a row.
+struct Service {
+    /// Bytes that were counted while it had a row.
     bytes: Flow,
     shown: bool,
-    /// Flow read and written, those of long ago counting less; as of this window.
+    /// Bytes read and written, those of long ago counting less; as of this window.
     recent: f64,
     window: u64,
     /// Its control group, as of the last process that was asked.
@@ -129,7 +129,7 @@ struct Unit {
     ended: bool,
 }
 
-impl Unit {
+impl Service {
     /// What it has read lately; nothing counts of a group that has ended: its row goes first.
     fn recent(&self, window: u64) -> f64 {
         if self.ended { 0.0 } else { self.recent * 0.5f64.powf((window - self.window) as f64 / HALF_LIFE) }
@@ -143,7 +143,7 @@ pub struct Totals {
     groups: Groups,
     hierarchies: Hierarchies,
     told: Told,
-    units: HashMap<Arc<str>, Unit>,
+    services: HashMap<Arc<str>, Service>,
     shown: usize,
     /// Services without a row that read something in the last window.
     candidates: Vec<Arc<str>>,
@@ -167,7 +167,7 @@ impl Totals {
             groups: Groups::new(proc_root, Asks::FEW),
             hierarchies: Hierarchies::new(proc_root),
             told,
-            units: HashMap::new(),
+            services: HashMap::new(),
             shown: 0,
             candidates: Vec::new(),
             other: Flow::default(),
@@ -209,24 +209,24 @@ impl Totals {
         for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
             told.threads += 1;
             thread.read_bytes.iter().for_each(|(node, bytes)| listed.add(node, bytes));
-            let row = match self.groups.unit(thread.pid, thread.process_start_ns) {
+            let row = match self.groups.service(thread.pid, thread.process_start_ns) {
                 None => &mut self.unknown,
-                Some(units::Unit { name, group }) => {
-                    let unit = self.units.entry(name.clone()).or_default();
-                    if !unit.shown && self.shown < SHOWN {
-                        unit.shown = true;
+                Some(services::Service { name, group }) => {
+                    let service = self.services.entry(name.clone()).or_default();
+                    if !service.shown && self.shown < SHOWN {
+                        service.shown = true;
                         self.shown += 1;
                     }
-                    if unit.window != window && !unit.shown {
+                    if service.window != window && !service.shown {
                         self.candidates.push(name);
                     }
                     // One that was started again is the same service.
-                    unit.ended = false;
-                    unit.recent = unit.recent(window) + thread.file_bytes() as f64;
-                    unit.window = window;
+                    service.ended = false;
+                    service.recent = service.recent(window) + thread.file_bytes() as f64;
+                    service.window = window;
                     // A service may go on in another group.
-                    unit.group = Some(group);
-                    if unit.shown { &mut unit.bytes } else { &mut self.other }
+                    service.group = Some(group);
+                    if service.shown { &mut service.bytes } else { &mut self.other }
                 }
             };
             row.add_thread(thread);
@@ -235,24 +235,24 @@ impl Totals {
             told.unlisted_read_bytes.add(node.id, node.read_bytes.saturating_sub(listed.get(node.id)));
         }
         self.forget(window);
-        self.told.units = self.units.len() as u64;
+        self.told.services = self.services.len() as u64;
     }
 
-    /// Gives rows to services that read much more in the last window than some that have one. That
-    /// comes after the window was written: what they counted until then is told.
+    /// Gives rows to services that read much more in the last window than some that have one. The
+    /// window has been written by then, with the bytes that their rows had.
     fn change_hands(&mut self) {
         let (window, mut candidates) = (self.told.windows, std::mem::take(&mut self.candidates));
         if candidates.is_empty() {
             return;
         }
         // Rows of groups that have ended go first.
-        for unit in self.units.values_mut().filter(|unit| unit.shown && unit.window < window) {
-            let there = unit.group.as_deref().and_then(|group| self.hierarchies.has(units::path(group)));
-            unit.ended = there == Some(false);
+        for service in self.services.values_mut().filter(|service| service.shown && service.window < window) {
+            let there = service.group.as_deref().and_then(|group| self.hierarchies.has(services::path(group)));
+            service.ended = there == Some(false);
         }
-        let recent = |name: &Arc<str>| self.units.get(name).map_or(0.0, |unit| unit.recent(window));
+        let recent = |name: &Arc<str>| self.services.get(name).map_or(0.0, |service| service.recent(window));
         let mut shown: Vec<Arc<str>> =
-            self.units.iter().filter(|(_, unit)| unit.shown).map(|(name, _)| name.clone()).collect();
+            self.services.iter().filter(|(_, service)| service.shown).map(|(name, _)| name.clone()).collect();
         candidates.sort_by(|a, b| recent(b).total_cmp(&recent(a)).then_with(|| a.cmp(b)));
         shown.sort_by(|a, b| recent(a).total_cmp(&recent(b)).then_with(|| a.cmp(b)));
         let takes: Vec<_> = candidates
@@ -263,34 +263,34 @@ impl Totals {
             .collect();
         for (new, old) in takes {
             for (name, shown) in [(new, true), (old, false)] {
-                if let Some(unit) = self.units.get_mut(&name) {
-                    unit.shown = shown;
+                if let Some(service) = self.services.get_mut(&name) {
+                    service.shown = shown;
                 }
             }
         }
     }
 
     fn forget(&mut self, window: u64) {
-        if self.units.len() <= KEPT + KEPT / 2 {
+        if self.services.len() <= KEPT + KEPT / 2 {
             return;
         }
         let mut idle: Vec<(f64, Arc<str>)> = self
-            .units
+            .services
             .iter()
-            .filter(|(_, unit)| !unit.shown)
-            .map(|(name, unit)| (unit.recent(window), name.clone()))
+            .filter(|(_, service)| !service.shown)
+            .map(|(name, service)| (service.recent(window), name.clone()))
             .collect();
         idle.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (_, name) in idle.into_iter().take(self.units.len() - KEPT) {
-            self.units.remove(&name);
+        for (_, name) in idle.into_iter().take(self.services.len() - KEPT) {
+            self.services.remove(&name);
         }
     }
 
     fn rows(&self) -> Vec<Row> {
-        let row = |unit: &str, bytes: &Flow| Row { unit: unit.to_owned(), bytes: bytes.clone() };
-        let shown = self.units.iter().filter(|(_, unit)| unit.shown);
-        let mut rows: Vec<Row> = shown.map(|(name, unit)| row(name, &unit.bytes)).collect();
-        rows.sort_by(|a, b| a.unit.cmp(&b.unit));
+        let row = |service: &str, bytes: &Flow| Row { service: service.to_owned(), bytes: bytes.clone() };
+        let shown = self.services.iter().filter(|(_, service)| service.shown);
+        let mut rows: Vec<Row> = shown.map(|(name, service)| row(name, &service.bytes)).collect();
+        rows.sort_by(|a, b| a.service.cmp(&b.service));
         rows.extend([row(OTHER, &self.other), row(UNKNOWN, &self.unknown)]);
         rows
     }
@@ -394,8 +394,8 @@ mod tests {
         root
     }
 
-    fn pairs(totals: &Totals, unit: &str) -> Vec<(u32, u32, u64)> {
-        let row = totals.rows().into_iter().find(|row| row.unit == unit);
+    fn pairs(totals: &Totals, service: &str) -> Vec<(u32, u32, u64)> {
+        let row = totals.rows().into_iter().find(|row| row.service == service);
         row.map_or_else(Vec::new, |row| {
             row.bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect()
         })
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(pairs(&totals, "u2.service"), [(0, 0, 20), (0, 1, 60)]);
         assert_eq!(pairs(&totals, "u3.service"), [(1, 1, 10)]);
         assert_eq!(pairs(&totals, UNKNOWN), [(0, 0, 2)]);
-        assert_eq!((totals.told.windows, totals.told.threads, totals.told.units), (2, 3, 2));
+        assert_eq!((totals.told.windows, totals.told.threads, totals.told.services), (2, 3, 2));
         assert_eq!(totals.told.unlisted_read_bytes, bytes(&[(0, 0), (1, 10)]));
     }
 
@@ -436,10 +436,10 @@ mod tests {
             assert!(rows.len() <= SHOWN + 2);
             for row in &rows {
                 let now = row.bytes.read_bytes;
-                let was = before.insert(row.unit.clone(), now).unwrap_or(0);
-                assert!(now >= was, "{}: {was}, then {now}", row.unit);
+                let was = before.insert(row.service.clone(), now).unwrap_or(0);
+                assert!(now >= was, "{}: {was}, then {now}", row.service);
             }
-            had_one.extend(rows.into_iter().map(|row| row.unit));
+            had_one.extend(rows.into_iter().map(|row| row.service));
         }
         assert_eq!(had_one.len(), last as usize - 1 + 2, "each service had a row for some time");
         // What rows without a place had counted is in `before`, too.
@@ -488,8 +488,8 @@ mod tests {
         for first in (2..=last).step_by(400) {
             totals.add(&snapshot((first..first + 400).map(|pid| thread(pid, 0, &[(0, 10)])).collect()));
         }
-        assert!(totals.units.len() <= KEPT * 3 / 2, "{}", totals.units.len());
-        assert_eq!(totals.units.values().filter(|unit| unit.shown).count(), SHOWN);
+        assert!(totals.services.len() <= KEPT * 3 / 2, "{}", totals.services.len());
+        assert_eq!(totals.services.values().filter(|service| service.shown).count(), SHOWN);
     }
 
     #[test]

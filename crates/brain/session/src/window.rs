@@ -12,7 +12,7 @@ use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-use crate::units::Groups;
+use crate::services::Groups;
 
 /// Files of a volume that are shown, at most.
 const MOST_FILES: usize = 20;
@@ -91,7 +91,7 @@ pub struct ThreadRow {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRow {
-    /// Its name ([`crate::units::name`]); empty for processes that could not be asked.
+    /// Its name ([`crate::services::name`]); empty for processes that could not be asked.
     pub service: String,
     pub processes: usize,
     pub threads: usize,
@@ -108,17 +108,17 @@ pub struct ServiceRow {
 /// The services of a window. `groups` is asked for the processes of threads that touched file data.
 pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow> {
     groups.window();
-    let mut units: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
+    let mut services: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
     for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
-        let unit = groups.unit(thread.pid, thread.process_start_ns);
-        units.entry(unit.map(|unit| unit.name)).or_default().push(thread);
+        let service = groups.service(thread.pid, thread.process_start_ns);
+        services.entry(service.map(|service| service.name)).or_default().push(thread);
     }
-    let row = |(unit, threads): (Option<Arc<str>>, Vec<&Thread>)| {
+    let row = |(service, threads): (Option<Arc<str>>, Vec<&Thread>)| {
         let mut sums = Sums::default();
         threads.iter().for_each(|thread| sums.add(Sums::of_thread(thread)));
         let distinct = |of: fn(&Thread) -> u32| threads.iter().map(|thread| of(thread)).collect::<BTreeSet<u32>>();
         ServiceRow {
-            service: unit.map_or_else(String::new, |unit| unit.to_string()),
+            service: service.map_or_else(String::new, |service| service.to_string()),
             processes: distinct(|thread| thread.pid).len(),
             threads: threads.len(),
             nodes: distinct(|thread| thread.node.0).into_iter().map(NodeId).collect(),
@@ -130,7 +130,7 @@ pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow>
             },
         }
     };
-    units.into_iter().map(row).collect()
+    services.into_iter().map(row).collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -341,7 +341,7 @@ impl Mounted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Asks;
+    use crate::services::Asks;
 
     #[test]
     fn threads_are_added_up_by_the_service_of_their_process() {
@@ -368,11 +368,11 @@ mod tests {
             thread(4, 0, &[(0, 7)]),
         ];
         let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
-        // What was asked for is there, also where nobody touched anything.
+        // Services that were asked for are there, even without a row.
         let json = |services| serde_json::to_string(&Window { services, ..Window::default() }).unwrap();
         assert!(json(Some(Vec::new())).contains("\"services\":[]") && !json(None).contains("services"));
         let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path(), Asks::FEW));
-        // Nobody knows process 4 any more; process 3 touched nothing.
+        // Process 4 has ended; process 3 touched nothing.
         assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
         let db = &rows[1];
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));

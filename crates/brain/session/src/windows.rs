@@ -21,7 +21,7 @@ use crate::window::Window;
 ///
 /// # Errors
 ///
-/// The plane cannot go on, or nobody reads the output.
+/// The plane cannot go on, or the reader of the output is gone.
 pub fn windows<P: Plane>(
     engine: &mut Engine<P>,
     out: &mut Output,
@@ -70,7 +70,7 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub fn start(
         &self,
         policy: &dyn Policy,
@@ -118,7 +118,7 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub fn recovered(&self, recovered: &Finished) -> Result<(), Failure> {
         if *recovered == Finished::default() {
             return Ok(());
@@ -163,7 +163,7 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// Nobody reads the output.
+    /// The reader of the output is gone.
     pub fn finished(&self, finished: &Finished) -> Result<(), Failure> {
         match self.json {
             true => output::print_json_line(&report::finished_json("end", finished))?,

@@ -461,7 +461,7 @@ fn memory(capabilities: &mut Capabilities, settings: &Settings, topology: &Topol
     })
 }
 
-/// By trial where possible, otherwise by the kernel's version.
+/// By a probe run where possible, otherwise by the kernel's version.
 fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
     capabilities.pos_advanced.clone().unwrap_or_else(|cause| {
         tracing::debug!(%cause, "cannot find out where writes leave the file position");

@@ -4,12 +4,12 @@
 //! width nowhere, and the types that depend on it change between versions.
 //!
 //! **Approach.** Several types have one element for each of `MAX_NUMNODES = 1 << NODES_SHIFT`
-//! nodes; the first that the kernel's BTF has tells the width. Where none does, a trial: one page
-//! of our own on each node, whose flags a BPF program reads and whose node the kernel tells
-//! (`move_pages`).
+//! nodes; the first that the kernel's BTF has tells the width. Where none does, a probe run: a
+//! BPF program reads the flags of one page of our own on each node, and the kernel tells the page's
+//! node (`move_pages`).
 //!
-//! **Limits.** A trial on a machine where only node 0 has memory finds no bits, so memory of other
-//! nodes that is added later counts on node 0.
+//! **Limits.** A probe run on a machine where only node 0 has memory finds no bits, so memory of
+//! other nodes that is added later counts on node 0.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -50,7 +50,7 @@ pub enum NodeSource {
     /// `nodemask_t`, of 64 nodes or more: it has whole words.
     NodeMask,
     /// Pages of our own, one on each node.
-    Trial,
+    ProbeRun,
 }
 
 impl fmt::Display for NodeSource {
@@ -60,7 +60,7 @@ impl fmt::Display for NodeSource {
             Self::CachePerNode => "kmem_cache.per_node",
             Self::HugePages => "hstate.hugepage_freelists",
             Self::NodeMask => "nodemask_t",
-            Self::Trial => "pages of our own",
+            Self::ProbeRun => "pages of our own",
         })
     }
 }
@@ -69,7 +69,7 @@ impl fmt::Display for NodeSource {
 const MOST_BITS: u32 = 10;
 
 impl NodeBits {
-    /// What the kernel's types tell, else a trial.
+    /// What the kernel's types tell, else a probe run.
     ///
     /// # Errors
     ///
@@ -78,7 +78,8 @@ impl NodeBits {
         if let Some(found) = btf.and_then(Self::of_types) {
             return Ok(found);
         }
-        Self::by_trial(sys).map_err(|why| format!("no type of the kernel's BTF tells it, nor does a trial: {why}"))
+        Self::by_probe_run(sys)
+            .map_err(|why| format!("no type of the kernel's BTF tells it, nor does a probe run: {why}"))
     }
 
     /// What pages of our own tell, one on each node with memory that the kernel gives us.
@@ -86,7 +87,7 @@ impl NodeBits {
     /// # Errors
     ///
     /// What failed, or flags that no width fits.
-    pub fn by_trial(sys: &Path) -> Result<Self, String> {
+    pub fn by_probe_run(sys: &Path) -> Result<Self, String> {
         // A kernel without NUMA has no such file.
         let nodes = std::fs::read_to_string(sys.join("devices/system/node/has_memory")).unwrap_or_default();
         let nodes: CpuSet = nodes.parse().unwrap_or_default();
@@ -97,7 +98,7 @@ impl NodeBits {
             let shown: Vec<_> = pages.iter().map(|(flags, node)| format!("{flags:#x} on node {node}")).collect();
             format!("the flags of our own pages do not begin with their nodes: {}", shown.join(", "))
         })?;
-        Ok(Self { bits, source: NodeSource::Trial })
+        Ok(Self { bits, source: NodeSource::ProbeRun })
     }
 
     fn of_types(btf: &Btf<'_>) -> Option<Self> {

@@ -4,7 +4,7 @@
 //! configuration, security modules and the caller's rights. Only trying tells.
 //!
 //! **Approach.** Look names up in the kernel's BTF, and try the smallest program of each kind
-//! (`bpf/trial.bpf.c`). [`super::choose`] decides from these facts.
+//! (`bpf/probe_run.bpf.c`). [`super::choose`] decides from these facts.
 //!
 //! **Limits.** The kernel can still refuse a single function when it is attached (inlined,
 //! blacklisted); that becomes a fact then.
@@ -23,7 +23,7 @@ use super::hooks::{Hook, Kind};
 use super::page_nodes::NodeBits;
 #[cfg(test)]
 use super::page_nodes::NodeSource;
-use super::programs::Trials;
+use super::programs::ProbeRuns;
 
 /// Where sysfs is.
 const SYS: &str = "/sys";
@@ -120,9 +120,9 @@ impl Capabilities {
         hooks.extend(arc::facts(Path::new(SYS)));
         let function = hooks.iter().find(|(hook, fact)| hook.kind() == Kind::Function && fact.available());
         let has = |hook| hooks.get(&hook).is_some_and(Fact::available);
-        let trials = Trials::run(function.map(|(hook, _)| hook.target()), has(Hook::WriteGeneric));
+        let runs = ProbeRuns::run(function.map(|(hook, _)| hook.target()), has(Hook::WriteGeneric));
         let functions = match function {
-            Some(_) => Fact::from(trials.function).named("function hooks (fexit) refused"),
+            Some(_) => Fact::from(runs.function).named("function hooks (fexit) refused"),
             None => Fact::missing("the kernel's BTF has none of the functions to hook"),
         };
         Self {
@@ -131,11 +131,11 @@ impl Capabilities {
                 Err(error) => Fact::missing(super::cause::of_io(&error)),
                 Ok(_) => btf.as_ref().map(|_| ()).map_err(super::cause::of_bpf).into(),
             },
-            load: trials.load.into(),
+            load: runs.load.into(),
             functions,
-            tracepoints: trials.tracepoint.into(),
-            task_pass: trials.pass.into(),
-            pos_advanced: trials.pos_advanced,
+            tracepoints: runs.tracepoint.into(),
+            task_pass: runs.pass.into(),
+            pos_advanced: runs.pos_advanced,
             asked_affinity: match btf.as_ref().ok().and_then(|btf| btf.type_by_name::<Struct<'_>>("affinity_context")) {
                 Some(_) => Fact::Available,
                 None => {

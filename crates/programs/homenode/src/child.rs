@@ -16,12 +16,20 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 use std::thread;
 
+use clap::Args;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions, waitid};
 
-use crate::cli::ExecArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::escape;
+
+/// `homenode __exec`.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Command to become
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
 
 /// A started command.
 pub struct Child {

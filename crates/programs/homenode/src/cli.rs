@@ -1,46 +1,16 @@
-//! The command line. Definitions only: the doc comments are the manual, both `--help` and the man
-//! pages.
+//! The command line: the sub-commands and what each runs. The doc comments are the manual, both
+//! `--help` and the man pages; the options of a sub-command stand in its module.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use clap::{CommandFactory, Parser, Subcommand};
+use command::args::Global;
+use command::pages::{self, CompletionsArgs, ManArgs};
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
-
-use command::args::policy_or_program;
-pub use command::args::{Global, PolicyArgs, pid, seconds};
-use command::output::{escape, units};
-use command::pages::{CompletionsArgs, ManArgs};
-use linux::cpuset::Hierarchies;
-
-use crate::commands::export::ExportArgs;
-use crate::commands::r#move::MoveArgs;
-use crate::commands::report::ReportArgs;
-use crate::commands::warm::WarmArgs;
-
-/// The control group of this path or name. Neither: what uses it says so.
-fn group(name: OsString) -> Result<PathBuf, String> {
-    let path = PathBuf::from(&name);
-    if path.exists() {
-        return Ok(path);
-    }
-    let groups = Hierarchies::new(Path::new(command::machine::PROC)).unified();
-    named(&linux::shown(&name), groups).map(|found| found.unwrap_or(path))
-}
-
-/// The one of these control groups that has this name; none, if there is none.
-fn named(name: &str, groups: Vec<(String, PathBuf)>) -> Result<Option<PathBuf>, String> {
-    let is = |group: &str| session::units::path(group) == group && session::units::name(group) == name;
-    let mut found: Vec<PathBuf> = groups.into_iter().filter(|(group, _)| is(group)).map(|(_, dir)| dir).collect();
-    found.sort();
-    match found.len() {
-        0 | 1 => Ok(found.pop()),
-        _ => {
-            let all: Vec<String> = found.iter().map(|dir| escape(&dir.display().to_string())).collect();
-            Err(format!("several control groups are called so: give one by its path: {}", all.join(", ")))
-        }
-    }
-}
+use crate::child;
+use crate::commands::{
+    doctor, explain, export, hot, map, r#move, nodes, plan, record, replay, report, restore, run, top, trial, warm,
+    where_,
+};
+use crate::exit::{Exit, Failure};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -97,7 +67,7 @@ Examples:
   homenode nodes --json
   homenode nodes --capture /tmp/mymachine     # for a bug report
   homenode nodes --sys /tmp/mymachine")]
-    Nodes(NodesArgs),
+    Nodes(nodes::NodesArgs),
 
     /// Show which node holds each file's cached data
     ///
@@ -111,7 +81,7 @@ Examples:
   homenode where --json /data/kv/000123.sst
 
 An error for one file does not stop the others; the exit code is then 1.")]
-    Where(WhereArgs),
+    Where(where_::WhereArgs),
 
     /// Move files or a process to a node, once
     ///
@@ -142,7 +112,7 @@ Examples:
 
 An error for one file does not stop the others. The exit code is 1 if a file was refused,
 bytes stayed behind, or a signal stopped the move.")]
-    Move(MoveArgs),
+    Move(r#move::MoveArgs),
 
     /// Read files into the page cache of chosen nodes
     ///
@@ -169,7 +139,7 @@ Examples:
 
 An error for one file does not stop the others. The exit code is 1 if a file was refused,
 bytes are elsewhere than asked, where they are is unknown, or a signal stopped it.")]
-    Warm(WarmArgs),
+    Warm(warm::WarmArgs),
 
     /// Show which parts of files are read, or which mapped file data a process uses, and on which
     /// node it is
@@ -192,7 +162,7 @@ Examples:
   sudo homenode hot --pid 4121
   sudo homenode hot --pid 4121 --seconds 60
   sudo homenode hot --pid 4121 --json | jq '.regions[] | {path, nodes}'")]
-    Hot(HotArgs),
+    Hot(hot::HotArgs),
 
     /// Watch nodes, threads and mounted volumes live: load, CPU, home nodes, remote share, moves
     ///
@@ -205,22 +175,22 @@ Examples:
   sudo homenode top
   sudo homenode top --window 5 --sort bytes
   sudo homenode top --once
-  sudo homenode top --once --by unit
+  sudo homenode top --once --by service
   sudo homenode top --once --json | jq .remote_share")]
-    Top(TopArgs),
+    Top(top::TopArgs),
 
     /// Show which services read file bytes from which node, and which files they are
     ///
-    /// Observes some windows and prints one map: for each control group (a systemd unit, a
-    /// container, a pod) the node its threads ran on, the nodes that their file bytes came from,
-    /// and how much could become local; then the processes and files with most bytes. Moves
-    /// nothing. Ctrl-C ends early and shows what was seen.
+    /// Observes some windows and prints one map: for each service (a systemd unit, a container,
+    /// a pod) the nodes that its threads ran on, the nodes that their file bytes came from, and how
+    /// much could become local; then the processes and files with most bytes. Moves nothing. Ctrl-C
+    /// ends early and shows what was seen.
     #[command(after_help = "\
 Examples:
   sudo homenode map
   sudo homenode map --windows 60 --top 50
-  sudo homenode map --json | jq -r '.services[] | [.cgroup, .read_bytes, .remote_bytes] | @tsv'")]
-    Map(MapArgs),
+  sudo homenode map --json | jq -r '.services[] | [.service, .read_bytes, .remote_bytes] | @tsv'")]
+    Map(map::MapArgs),
 
     /// Observe, and move threads to their home nodes, until stopped
     ///
@@ -250,7 +220,7 @@ Examples:
   sudo homenode run --policy arc --move-back   # leave memory as it was found
   sudo homenode run --observe-only --quiet     # only count, for `homenode export`
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
-    Run(RunArgs),
+    Run(run::RunArgs),
 
     /// Serve what a running homenode counts as metrics, for Prometheus
     ///
@@ -269,7 +239,7 @@ Examples:
   homenode export --listen unix:/run/homenode-export/socket
   homenode export --textfile /var/lib/prometheus/node-exporter/homenode.prom
   homenode export --once")]
-    Export(ExportArgs),
+    Export(export::ExportArgs),
 
     /// Find out whether a policy helps the load of this machine: with and without it, in random
     /// order
@@ -305,7 +275,7 @@ Examples:
 
 The exit code is 0 if every policy was judged, and 1 if the trial was too short for that,
 or cut short, or something could not be put back.")]
-    Trial(TrialArgs),
+    Trial(trial::TrialArgs),
 
     /// Show which threads would move, and why, without moving them
     ///
@@ -316,7 +286,7 @@ Examples:
   sudo homenode plan
   homenode plan --snapshot window.json --policy nthread-rl
   homenode plan --snapshot - --json < window.json")]
-    Plan(PlanArgs),
+    Plan(plan::PlanArgs),
 
     /// Record each window to a file, one JSON snapshot per line
     ///
@@ -326,7 +296,7 @@ Examples:
 Examples:
   sudo homenode record --windows 60 busy.jsonl
   sudo homenode record --cgroup /sys/fs/cgroup/db busy.jsonl      # until Ctrl-C")]
-    Record(RecordArgs),
+    Record(record::RecordArgs),
 
     /// Show what a policy would have done during a recording
     ///
@@ -336,7 +306,7 @@ Examples:
 Examples:
   homenode replay busy.jsonl
   homenode replay --policy nthread-cpu --json busy.jsonl")]
-    Replay(ReplayArgs),
+    Replay(replay::ReplayArgs),
 
     /// Show when and why a thread or a file was moved
     ///
@@ -349,7 +319,7 @@ Examples:
   homenode explain rocksdb:low3
   homenode explain /data/db/000017.sst
   homenode explain --json")]
-    Explain(ExplainArgs),
+    Explain(explain::ExplainArgs),
 
     /// Undo the moves that a crashed `homenode run` left behind
     ///
@@ -370,7 +340,7 @@ Examples:
 Examples:
   sudo homenode doctor
   homenode doctor --json")]
-    Doctor(DoctorArgs),
+    Doctor(doctor::DoctorArgs),
 
     /// Write a report of this machine that can be sent: what works, its nodes, who reads from where
     ///
@@ -383,7 +353,7 @@ Examples:
   sudo homenode report --output report.md
   sudo homenode report --windows 60 --json > report.json
   sudo homenode report --names --output for-ourselves.md")]
-    Report(ReportArgs),
+    Report(report::ReportArgs),
 
     /// Print a shell completion script
     #[command(after_help = "\
@@ -403,337 +373,32 @@ Examples:
     /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first
     /// moment
     #[command(hide = true, name = "__exec")]
-    Exec(ExecArgs),
+    Exec(child::ExecArgs),
 }
 
-/// `homenode nodes`.
-#[derive(Debug, Args)]
-pub struct NodesArgs {
-    /// Save the kernel's description of this machine's nodes to DIR, for tests and bug reports
-    #[arg(long, value_name = "DIR")]
-    pub capture: Option<PathBuf>,
-    /// Show the machine saved in DIR instead of this one
-    #[arg(long, value_name = "DIR", conflicts_with = "measure")]
-    pub sys: Option<PathBuf>,
-    /// Measure latency, bandwidth and cached reads between all nodes
-    #[arg(long, conflicts_with = "capture")]
-    pub measure: bool,
-    /// Longest time for measuring
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, requires = "measure")]
-    pub seconds: f64,
-    /// File for what was measured [default: /var/lib/homenode/nodes.json, or `measured` of
-    /// homenode.toml]
-    #[arg(long, value_name = "FILE", requires = "measure")]
-    pub output: Option<PathBuf>,
-    /// Measure although others use the CPUs, or on a battery; the figures say so
-    #[arg(long, requires = "measure")]
-    pub force: bool,
-}
-
-/// `homenode where`.
-#[derive(Debug, Args)]
-pub struct WhereArgs {
-    /// Files to look at
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-}
-
-/// `homenode hot`.
-#[derive(Debug, Args)]
-pub struct HotArgs {
-    /// Files whose reads to look at
-    #[arg(value_name = "FILE", required_unless_present = "pid", conflicts_with = "pid")]
-    pub files: Vec<PathBuf>,
-    /// Process whose mapped files to look at
-    #[arg(long, value_name = "PID", value_parser = pid)]
-    pub pid: Option<u32>,
-    /// Watch for so long; longer if sampling would slow the process down by more than 5 %
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    pub seconds: f64,
-}
-
-/// Which threads to manage.
-#[derive(Debug, Clone, Default, Args)]
-pub struct ScopeArgs {
-    /// Only these processes (repeat the option, or separate ids with commas)
-    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
-    pub pid: Vec<u32>,
-    /// Only processes in this control group and below: a directory under /sys/fs/cgroup, or a
-    /// service as `homenode map` calls it, such as postgresql.service
-    #[arg(long, value_name = "GROUP", conflicts_with = "pid", value_parser = OsStringValueParser::new().try_map(group))]
-    pub cgroup: Option<PathBuf>,
-    /// Also move threads with a custom affinity, within their cpuset; it is restored on exit
-    #[arg(long)]
-    pub touch_own_affinity: bool,
-    /// Also bind threads while a sched_ext scheduler runs, which may treat them worse than others
-    /// then
-    #[arg(long)]
-    pub beside_sched_ext: bool,
-}
-
-/// How to observe.
-#[derive(Debug, Clone, Default, Args)]
-pub struct ObserveArgs {
-    /// Length of a window in seconds [default: 1]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub window: Option<f64>,
-    /// Count every read instead of a sample; this slows the observed threads down more
-    #[arg(long)]
-    pub exact: bool,
-    /// Keep the read hook attached: reads cost some 60 ns more, but no CPU is interrupted to attach
-    /// it again [default with nohz_full]
-    #[arg(long)]
-    pub steady: bool,
-    /// Which threads to manage.
-    #[command(flatten)]
-    pub scope: ScopeArgs,
-}
-
-/// `homenode top`.
-#[derive(Debug, Clone, Args)]
-pub struct TopArgs {
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// Print one window as text (or JSON) and end
-    #[arg(long)]
-    pub once: bool,
-    /// What has a row
-    #[arg(long, value_enum, default_value_t = By::Thread)]
-    pub by: By,
-    /// Column to sort rows by, largest first
-    #[arg(long, value_enum, default_value_t)]
-    pub sort: Sort,
-    /// Also show threads that touched no file data
-    #[arg(short, long)]
-    pub all: bool,
-    /// Show only threads whose name, tid or pid contains TEXT, and services whose name does
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    pub filter: String,
-}
-
-/// What a row of `top` is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum By {
-    /// A thread
-    Thread,
-    /// A service: the threads of a systemd unit, a container or a pod together
-    Unit,
-}
-
-/// Columns that `top` sorts by.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Sort {
-    /// Bytes/s read from another node
-    #[default]
-    Remote,
-    /// Share of file bytes read from another node
-    Share,
-    /// File bytes read and written
-    Bytes,
-    /// CPU use
-    Cpu,
-    /// Node the thread runs on
-    Node,
-    /// Thread id
-    Tid,
-    /// Name
-    Name,
-}
-
-/// `homenode map`.
-#[derive(Debug, Args)]
-pub struct MapArgs {
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// Observe so many windows
-    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
-    pub windows: u64,
-    /// Show so many processes and files
-    #[arg(long, value_name = "N", default_value = "10")]
-    pub top: usize,
-}
-
-/// `homenode run`.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// How to decide.
-    #[command(flatten)]
-    pub policy: PolicyArgs,
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// Print the moves without making them
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Move nothing and only count, for `homenode export`
-    #[arg(long, conflicts_with_all = ["dry_run", "policy", "margin", "min_bytes", "move_back"])]
-    pub observe_only: bool,
-    /// At the end, also send memory and file data back to the nodes that it was on, at the rate of
-    /// all moves
-    #[arg(long, conflicts_with = "dry_run")]
-    pub move_back: bool,
-    /// Print only windows with moves or news
-    #[arg(short, long, conflicts_with = "json")]
-    pub quiet: bool,
-    /// End after N windows. CMD goes on, and homenode waits for its end
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub windows: Option<u64>,
-    /// Command to start and manage
-    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
-    pub command: Vec<OsString>,
-}
-
-/// `homenode trial`.
-#[derive(Debug, Args)]
-pub struct TrialArgs {
-    /// Policies to try (repeat, or separate with commas)
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "nthread", value_parser = policy_or_program())]
-    pub policy: Vec<String>,
-    /// User as which root starts the program of `exec:` [default: who called sudo]
-    #[arg(long, value_name = "USER")]
-    pub policy_user: Option<String>,
-    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
-    pub margin: Option<f64>,
-    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
-    pub min_bytes: Option<u64>,
-    /// Length of the trial
-    #[arg(long, value_name = "MINUTES", default_value = "30", value_parser = minutes)]
-    pub minutes: f64,
-    /// Length of a period in seconds [default: as many as give 15 rounds, at least 20 and at most
-    /// 120]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub period: Option<f64>,
-    /// Seconds at the begin of each period that do not count [default: a quarter of it]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub wash_out: Option<f64>,
-    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period, and once
-    /// before the first
-    #[arg(long, value_name = "CMD")]
-    pub metric: Option<String>,
-    /// A lower number is better
-    #[arg(long, requires = "metric")]
-    pub lower_is_better: bool,
-    /// Random seed: the same one gives the same order [default: random]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// Command to start and manage
-    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
-    pub command: Vec<OsString>,
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(m) if (0.1..=10_080.0).contains(&m) => Ok(m),
-        Ok(_) => Err("must be between 0.1 and 10080 minutes".to_owned()),
-        Err(_) => Err("not a number of minutes".to_owned()),
-    }
-}
-
-/// `homenode plan`.
-#[derive(Debug, Args)]
-pub struct PlanArgs {
-    /// How to decide.
-    #[command(flatten)]
-    pub policy: PolicyArgs,
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// Decide from this snapshot (`-` for stdin) instead of observing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity", "beside_sched_ext"])]
-    pub snapshot: Option<PathBuf>,
-}
-
-/// `homenode record`.
-#[derive(Debug, Args)]
-#[command(
-    mut_arg("touch_own_affinity", |arg| arg.help("Record threads with a custom affinity as `run` with this option \
-        sees them: as ones that may move")),
-    mut_arg("beside_sched_ext", |arg| arg.help("Record threads as `run` with this option sees them: as ones that may \
-        move while a sched_ext scheduler runs")),
-)]
-pub struct RecordArgs {
-    /// File to append to
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// How to observe.
-    #[command(flatten)]
-    pub observe: ObserveArgs,
-    /// End after N windows
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub windows: Option<u64>,
-}
-
-/// `homenode replay`.
-#[derive(Debug, Args)]
-pub struct ReplayArgs {
-    /// Recording that `homenode record` wrote (`-` for stdin)
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
-    /// How to decide.
-    #[command(flatten)]
-    pub policy: PolicyArgs,
-}
-
-/// `homenode explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// Thread id, part of the name of a thread, or path or id of a file
-    #[arg(value_name = "TID|NAME|FILE")]
-    pub about: Option<String>,
-}
-
-/// `homenode doctor`.
-#[derive(Debug, Args)]
-pub struct DoctorArgs {
-    /// Check the needs of `--exact`
-    #[arg(long)]
-    pub exact: bool,
-}
-
-/// `homenode __exec`.
-#[derive(Debug, Args)]
-pub struct ExecArgs {
-    /// Command to become
-    #[arg(last = true, required = true)]
-    pub command: Vec<OsString>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `--cgroup postgresql.service`, as homenode prints it, was "no such file".
-    #[test]
-    fn a_group_is_found_by_the_name_that_homenode_gives_it() {
-        let groups =
-            |all: &[&str]| all.iter().map(|group| (group.to_string(), Path::new("/cg").join(&group[1..]))).collect();
-        let all = groups(&[
-            "/",
-            "/system.slice",
-            "/system.slice/db.service",
-            "/system.slice/db.service/workers",
-            "/system.slice/db.service/db.service",
-            "/user.slice/user-1.slice/user@1.service",
-            "/user.slice/user-1.slice/user@1.service/app.slice/web.service",
-            "/user.slice/user-1.slice/user@1.service/app.slice/db.service",
-            "/other.slice/web.scope",
-            "/third.slice/web.scope",
-            "/kubepods/pod8c/3f2a",
-        ]);
-        let of = |name: &str| named(name, Vec::clone(&all)).map(|found| found.map(|dir| dir.display().to_string()));
-        assert_eq!(of("db.service"), Ok(Some("/cg/system.slice/db.service".to_owned())));
-        let web = "/cg/user.slice/user-1.slice/user@1.service/app.slice/web.service";
-        assert_eq!(of("user@1.service/web.service"), Ok(Some(web.to_owned())));
-        assert_eq!(of("/kubepods/pod8c/3f2a"), Ok(Some("/cg/kubepods/pod8c/3f2a".to_owned())));
-        assert_eq!((of("workers"), of("web.service"), of("")), (Ok(None), Ok(None), Ok(None)));
-        let error = of("web.scope").unwrap_err();
-        assert!(error.ends_with("/cg/other.slice/web.scope, /cg/third.slice/web.scope"), "{error}");
+/// Runs the sub-command.
+pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Nodes(args) => nodes::run(global, args),
+        Command::Where(args) => where_::run(global, args),
+        Command::Move(args) => r#move::run(global, args),
+        Command::Warm(args) => warm::run(global, args),
+        Command::Hot(args) => hot::run(global, args),
+        Command::Top(args) => top::run(global, args),
+        Command::Map(args) => map::run(global, args),
+        Command::Run(args) => run::run(global, args),
+        Command::Export(args) => export::run(global, args),
+        Command::Trial(args) => trial::run(global, args),
+        Command::Plan(args) => plan::run(global, args),
+        Command::Record(args) => record::run(global, args),
+        Command::Replay(args) => replay::run(global, args),
+        Command::Explain(args) => explain::run(global, args),
+        Command::Report(args) => report::run(global, args),
+        Command::Restore => restore::run(global),
+        Command::Doctor(args) => doctor::run(global, args),
+        Command::Completions(args) => pages::completions(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }

@@ -3,6 +3,7 @@
 mod child;
 mod cli;
 mod commands;
+mod options;
 
 use std::process::ExitCode;
 
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
     if !matches!(&cli.command, cli::Command::Top(top) if !top.once) {
         log::init(&cli.global);
     }
-    exit::end(commands::dispatch(&cli), cli.global.json)
+    exit::end(cli::dispatch(&cli), cli.global.json)
 }
 
 /// What another program does is an unknown sub-command here; the error says which program. With its

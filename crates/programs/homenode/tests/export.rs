@@ -73,7 +73,7 @@ fn root() -> PathBuf {
 struct Machine {
     dir: tempfile::TempDir,
     totals: Totals,
-    units: u32,
+    services: u32,
     files: u32,
     threads: u32,
     nodes: u32,
@@ -82,24 +82,24 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(units: u32, threads: u32, files: u32) -> Self {
-        Self::named(threads, files, (0..units).map(|n| format!("/system.slice/u{n}.service")))
+    fn new(services: u32, threads: u32, files: u32) -> Self {
+        Self::named(threads, files, (0..services).map(|n| format!("/system.slice/u{n}.service")))
     }
 
     /// Its processes are in these groups, process N + 10 in the Nth.
     fn named(threads: u32, files: u32, groups: impl Iterator<Item = String>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut units = 0;
+        let mut services = 0;
         for (n, group) in groups.enumerate() {
             let process = dir.path().join("proc").join((n + 10).to_string());
             fs::create_dir_all(&process).unwrap();
             fs::write(process.join("cgroup"), format!("0::{group}\n")).unwrap();
-            units += 1;
+            services += 1;
         }
         let state = dir.path().join("state");
         fs::create_dir(&state).unwrap();
         let totals = Totals::new(&state, &dir.path().join("proc"), "nthread");
-        Self { dir, totals, units, files, threads, nodes: 2, took: Duration::ZERO }
+        Self { dir, totals, services, files, threads, nodes: 2, took: Duration::ZERO }
     }
 
     /// One window: each thread reads 1,000 bytes of its own node and 3,000 of each other one.
@@ -109,7 +109,7 @@ impl Machine {
             (0..nodes).map(|from| (NodeId(from), if from == node { 1000 } else { 3000 })).collect()
         };
         let thread = |n: u32| {
-            let node = if nodes > 2 { n / self.units % nodes } else { n % 2 };
+            let node = if nodes > 2 { n / self.services % nodes } else { n % 2 };
             let uses = |k| FileUse {
                 file: testing::file(u64::from((n * 10 + k) % self.files)),
                 read_bytes: read(node),
@@ -118,7 +118,7 @@ impl Machine {
             let files = (0..10).map(uses).collect();
             Thread {
                 tid: 100_000 + n,
-                pid: 10 + n % self.units,
+                pid: 10 + n % self.services,
                 comm: format!("secret-thread-{n}"),
                 node: NodeId(node),
                 allowed_nodes: vec![NodeId(0), NodeId(1)],
@@ -444,7 +444,7 @@ fn odd_names() -> impl Iterator<Item = String> {
         "/odd/\"} 1 homenode_up 0",
         "/odd/back\\slash\\n",
         "/odd/\u{1b}[31mred\u{202e}\t",
-        "/odd/{unit=\"x\"}",
+        "/odd/{service=\"x\"}",
         "/odd/ends in a backslash\\",
     ]
     .into_iter()
@@ -470,7 +470,7 @@ fn promtool_finds_nothing_wrong() {
     assert_eq!(samples(&metrics, "homenode_up"), ["homenode_up 1"]);
     let (right, said) = promtool(&["check", "metrics"], &metrics);
     assert!(right && said.is_empty(), "{said}\n{metrics}");
-    let (right, _) = promtool(&["check", "metrics"], "homenode_bad{unit=\"a\"b\"} 1\n");
+    let (right, _) = promtool(&["check", "metrics"], "homenode_bad{service=\"a\"b\"} 1\n");
     assert!(!right, "promtool looks at what it is given");
     drop(machine.totals);
     let stale = text(&homenode(&["export", "--once", "--state-dir", machine.dir.path().to_str().unwrap()]).stdout);
@@ -528,8 +528,8 @@ fn prometheus_answers_each_query() {
     }
     let ask = |query: &str| try_query(&prometheus.address, query).unwrap_or_else(|| panic!("refused: {query}"));
     // The names came through as they were.
-    let units = ask("homenode_file_remote_read_bytes_total");
-    let names: BTreeSet<&str> = units.iter().filter_map(|series| series["metric"]["unit"].as_str()).collect();
+    let services = ask("homenode_file_remote_read_bytes_total");
+    let names: BTreeSet<&str> = services.iter().filter_map(|series| series["metric"]["service"].as_str()).collect();
     assert!(names.contains("user@1000.service/a\"b.service") && names.contains("/odd/back\\slash\\n"), "{names:?}");
     assert_eq!(names.len(), 7, "{names:?}");
 

@@ -190,13 +190,13 @@ fn top_once_shows_who_reads() {
     let table = text(&output.stdout);
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
     // The reader is in our own group, whose name the table has in the place of its threads.
-    let output = homenode(&["top", "--once", "--json", "--by", "unit"]);
-    let units = json(&output.stdout)["services"].as_array().unwrap().clone();
-    let group = session::units::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
-    let own = units.iter().find(|unit| unit["service"] == session::units::name(&group)).unwrap();
+    let output = homenode(&["top", "--once", "--json", "--by", "service"]);
+    let services = json(&output.stdout)["services"].as_array().unwrap().clone();
+    let group = session::services::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
+    let own = services.iter().find(|row| row["service"] == session::services::name(&group)).unwrap();
     assert!(own["read_bytes_per_s"].as_f64().unwrap() > 0.0 && own["threads"].as_u64().unwrap() > 0, "{own}");
     assert!(window.get("services").is_none(), "{window}");
-    let output = homenode(&["top", "--once", "--by", "unit"]);
+    let output = homenode(&["top", "--once", "--by", "service"]);
     let table = text(&output.stdout);
     assert!(table.contains("service") && !table.contains("last move"), "{table}");
 }

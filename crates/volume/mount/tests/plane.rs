@@ -192,7 +192,7 @@ fn what_is_read_on_slow_memory_comes_to_its_readers() {
         ..placement::Settings::default()
     };
     let policy = placement::policy_with("promote", &settings).unwrap();
-    let moves = Moves { trial: 0, ..Moves::default() };
+    let moves = Moves { rollback: 0, ..Moves::default() };
     let rails = Rails { window_s: 0.05, dwell_s: 0.0, moves, ..Rails::default() };
     let mut engine = Engine::new(plane, policy, rails, None).unwrap();
     let stop = AtomicBool::new(false);

@@ -65,7 +65,7 @@ impl Settled {
         Self { settings: settings.clone(), ..Self::default() }.busy_from(load_change::BUSY_BYTES_S)
     }
 
-    /// Threads are busy from so many file bytes/s on.
+    /// A thread is busy if it uses at least this many file bytes/s.
     pub fn busy_from(self, least: f64) -> Self {
         Self { least, detector: Detector::new(least), ..self }
     }

@@ -82,7 +82,7 @@ pub struct Settings {
     #[serde(deserialize_with = "topology::units::rate_limit")]
     pub rate: f64,
     /// For how many windows after the kernel has reclaimed memory of a node nothing is promoted to
-    /// it: as many as a plan is compared over (`moves.trial`).
+    /// it: as many as a plan is compared over (`moves.rollback`).
     pub quiet_windows: u32,
     /// Seconds for which a range stays after it was promoted, and for which a range must not have
     /// been read before it goes down.

@@ -30,9 +30,12 @@ pub const CASES: &[Case] = cases![
 /// A kernel whose types do not tell it is observed all the same.
 fn pages_of_our_own_tell_the_width_of_a_node_as_types_do(_: Hooks) -> Tried {
     let by_types = Capabilities::probe().node_bits?;
-    let by_pages = NodeBits::by_trial(Path::new("/sys"))?;
+    let by_pages = NodeBits::by_probe_run(Path::new("/sys"))?;
     println!("{by_types:?}, {by_pages:?}");
-    ensure!(by_pages.source == NodeSource::Trial && by_types.source != NodeSource::Trial, "{by_types:?}, {by_pages:?}");
+    ensure!(
+        by_pages.source == NodeSource::ProbeRun && by_types.source != NodeSource::ProbeRun,
+        "{by_types:?}, {by_pages:?}"
+    );
     // Where no node but node 0 has memory, any width does.
     let others = topology()?.nodes.iter().any(|node| node.id.0 > 0 && node.memory_bytes > 0);
     let expected = if others { by_types.bits } else { 0 };

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use command::args::Global;
 use linux::interference::Interference;
 use linux::{mounts, patient};
@@ -17,13 +18,20 @@ use rustix::thread::{CapabilitySet, capabilities};
 use serde::Serialize;
 use topology::{NodeId, Topology};
 
-use crate::cli::DoctorArgs;
 use crate::commands::{nodes, plane};
 use crate::config::Config;
 use crate::exit::{self, Exit, Failure};
 use crate::machine::{self, Machine};
 use crate::output::units::count;
 use crate::output::{self, escape, words};
+
+/// `homenode doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Check the needs of `--exact`
+    #[arg(long)]
+    pub exact: bool,
+}
 
 /// Findings about files that the user has named.
 const CONFIGURATION: &str = "configuration";
@@ -57,7 +65,7 @@ struct Finding {
     cause: Option<String>,
     /// Whether homenode can observe or move nothing without it.
     needed: bool,
-    /// What told, where there are several sources.
+    /// The source of the finding, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

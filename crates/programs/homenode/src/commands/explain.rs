@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use chrono::{DateTime, Local, TimeDelta};
+use clap::Args;
 use engine::journal::{self, About, Counts, Decided, Entry, Event, Filter, Kind, Line};
 use engine::{EngineError, Undone};
 use observe::inode::Inodes;
@@ -13,10 +14,17 @@ use topology::FileId;
 use command::args::Global;
 use session::{published, report};
 
-use crate::cli::ExplainArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::units::{bytes, count, percent, seconds};
 use crate::output::{self, escape, words};
+
+/// `homenode explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Thread id, part of the name of a thread, or path or id of a file
+    #[arg(value_name = "TID|NAME|FILE")]
+    pub about: Option<String>,
+}
 
 /// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted
 /// volumes.

@@ -4,24 +4,39 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use command::args::Global;
 use engine::Plane;
 use placement::Traits;
 use placement::flow::Flow;
 use session::map::{Map, Report};
-use session::units::{self, Asks, Groups};
+use session::services::{Asks, Groups};
 use topology::{NodeId, sysfs};
 
-use crate::cli::{MapArgs, ObserveArgs};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::SYS;
+use crate::options::ObserveArgs;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::units::{bytes, count, percent, seconds, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
+
+/// `homenode map`.
+#[derive(Debug, Args)]
+pub struct MapArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Number of windows to observe
+    #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: u64,
+    /// Number of processes and of files to show
+    #[arg(long, value_name = "N", default_value = "10")]
+    pub top: usize,
+}
 
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
@@ -30,7 +45,7 @@ pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Observes so many windows, for at most `top` processes and files. Gives up all privileges but
+/// Observes `windows` windows, for at most `top` processes and files. Gives up all privileges but
 /// those that observing takes.
 pub fn observe(
     global: &Global,
@@ -64,8 +79,8 @@ pub fn observe(
     Ok((report, limits))
 }
 
-fn unit(cgroup: &str) -> String {
-    if cgroup.is_empty() { "(ended)".to_owned() } else { units::name(cgroup) }
+fn name(service: &str) -> String {
+    if service.is_empty() { "(ended)".to_owned() } else { service.to_owned() }
 }
 
 fn share(part: u64, all: u64) -> String {
@@ -74,7 +89,7 @@ fn share(part: u64, all: u64) -> String {
 
 pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
-    let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "control group"));
+    let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "service"));
     text.push_str(&match sum.read_bytes {
         0 => " · no file data was read\n".to_owned(),
         read => format!(
@@ -100,25 +115,24 @@ pub fn text(report: &Report, limits: &Limits) -> String {
     let nodes: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.data_node).collect();
     let from = |head: &str| nodes.iter().map(|node| format!(">{head} node {node}")).collect::<Vec<_>>();
     if !report.services.is_empty() {
-        let mut heads = ["control group", ">processes", ">read", ">remote", ">could be local", "run on"]
-            .map(str::to_owned)
-            .to_vec();
+        let mut heads =
+            ["service", ">processes", ">read", ">remote", ">could be local", "run on"].map(str::to_owned).to_vec();
         heads.extend(from("from"));
         heads.extend([">written", ">handed on"].map(str::to_owned));
         let mut table = Table::new(&heads);
         for row in &report.services {
-            group_rows(&mut table, &[unit(&row.cgroup), row.processes.to_string()], &row.bytes, &nodes);
+            group_rows(&mut table, &[name(&row.service), row.processes.to_string()], &row.bytes, &nodes);
         }
         text = text + "\n" + &table.render();
     }
     if !report.processes.is_empty() {
-        let heads = ["process", "control group", ">read", ">remote", ">could be local", ">written", ">handed on"];
+        let heads = ["process", "service", ">read", ">remote", ">could be local", ">written", ">handed on"];
         let mut table = Table::new(&heads);
         for row in &report.processes {
             let b = &row.bytes;
             table.row([
                 format!("{} ({})", row.comm, row.pid),
-                unit(&row.cgroup),
+                name(&row.service),
                 bytes(b.read_bytes),
                 share(b.remote_bytes, b.read_bytes),
                 share(b.could_be_local_bytes, b.read_bytes),
@@ -148,7 +162,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
     text + &output::notes(limits.lines(&report.notes))
 }
 
-/// A row for each node on which the threads of a group ran; the first has the sums.
+/// A row for each node on which the threads of a service ran; the first has the sums.
 fn group_rows(table: &mut Table, name: &[String; 2], sum: &Flow, nodes: &BTreeSet<NodeId>) {
     let ran: BTreeSet<NodeId> = sum.pairs.iter().map(|pair| pair.cpu_node).collect();
     if ran.is_empty() {

@@ -3,13 +3,14 @@
 pub mod measure;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use command::args::Global;
 use serde_json::{Value, json};
 use topology::{MemoryKind, Node, NodeId, Topology};
 
-use crate::cli::NodesArgs;
+use self::measure::MeasureArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
@@ -17,11 +18,28 @@ use crate::output::table::Table;
 use crate::output::units::{count, rate, size};
 use crate::output::{self, escape};
 
+/// `homenode nodes`.
+#[derive(Debug, Args)]
+pub struct NodesArgs {
+    /// Save the kernel's description of this machine's nodes to DIR, for tests and bug reports
+    #[arg(long, value_name = "DIR")]
+    pub capture: Option<PathBuf>,
+    /// Show the machine saved in DIR instead of this one
+    #[arg(long, value_name = "DIR", conflicts_with = "measure")]
+    pub sys: Option<PathBuf>,
+    /// Measure latency, bandwidth and cached reads between all nodes
+    #[arg(long, conflicts_with = "capture")]
+    pub measure: bool,
+    /// Options of `--measure`.
+    #[command(flatten)]
+    pub measuring: MeasureArgs,
+}
+
 /// Prints the machine, and saves it where asked; or measures it.
 pub fn run(global: &Global, args: &NodesArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     if args.measure {
-        return measure::run(global, args, &config);
+        return measure::run(global, &args.measuring, &config);
     }
     let sys = args.sys.as_deref().unwrap_or(Path::new(machine::SYS));
     let machine = Machine::read(sys, &config)?;

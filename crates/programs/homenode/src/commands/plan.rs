@@ -1,17 +1,33 @@
 //! `homenode plan`: shows which threads would move, and why.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use command::args::Global;
+use clap::Args;
+use command::args::{Global, PolicyArgs};
 use session::policies::{self, Programs};
 
-use crate::cli::PlanArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::limits::Limits;
 use crate::output::{self, words};
 use crate::recording;
+
+/// `homenode plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Decide from this snapshot (`-` for stdin) instead of observing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity", "beside_sched_ext"])]
+    pub snapshot: Option<PathBuf>,
+}
 
 /// Prints the plan for a snapshot file, or for one window of this machine.
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {

@@ -12,11 +12,11 @@ use observe::Scope;
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 
-use crate::cli::{ObserveArgs, ScopeArgs};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
 pub use crate::machine::PROC;
+use crate::options::{ObserveArgs, ScopeArgs};
 
 /// Opens a plane that observes the threads the user chose, or the process tree below `root`.
 /// What the policy wants beside its threads and files is observed, too. `move_back`: moves remember

@@ -1,8 +1,8 @@
 //! Which part of a file belongs on which node, by who reads it (`homenode warm --to-readers`).
 //! Pure.
 //!
-//! **Approach.** A range of 2 MiB goes to the node whose CPUs read most of it, and what nobody has
-//! read to the node of most of the file's reads.
+//! **Approach.** A range of 2 MiB goes to the node whose CPUs read most of it, and one
+//! without reads to the node of most of the file's reads.
 //!
 //! **Limits.** Of a file that all nodes read alike, chance gives each range its node, so it is
 //! spread as evenly as its readers are.
@@ -14,7 +14,7 @@ use placement::{RANGE_BYTES, RangeHeat};
 use topology::NodeId;
 
 /// The parts of `bytes` of a file by rising offset, each with its node; neighbours differ. `None`:
-/// nobody has read the file.
+/// the file had no reads.
 pub(super) fn parts(heat: &[RangeHeat], bytes: Range<u64>) -> Option<Vec<(Range<u64>, NodeId)>> {
     let mut all: BTreeMap<NodeId, u64> = BTreeMap::new();
     let mut ranges: BTreeMap<u64, BTreeMap<NodeId, u64>> = BTreeMap::new();

@@ -1,17 +1,39 @@
 //! `homenode record`: writes each window to a file.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use command::args::Global;
 use placement::{Traits, Wish};
 
-use crate::cli::RecordArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::{self, words};
 use crate::recording::Writer;
 use crate::signals::Stop;
+
+/// `homenode record`.
+#[derive(Debug, Args)]
+#[command(
+    mut_arg("touch_own_affinity", |arg| arg.help("Record threads with a custom affinity as `run` with this option \
+        sees them: as ones that may move")),
+    mut_arg("beside_sched_ext", |arg| arg.help("Record threads as `run` with this option sees them: as ones that may \
+        move while a sched_ext scheduler runs")),
+)]
+pub struct RecordArgs {
+    /// File to append to
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// End after N windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: Option<u64>,
+}
 
 /// Records until stopped.
 pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {

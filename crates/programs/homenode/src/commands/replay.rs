@@ -1,21 +1,33 @@
 //! `homenode replay`: runs a policy and the rails over a recording.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
 use engine::{Engine, Masks, Plane, PlaneError, Started, Undo, Undone, Write};
 use placement::{Move, Snapshot};
 use topology::Topology;
 
-use command::args::Global;
+use command::args::{Global, PolicyArgs};
 use session::policies::{self, Programs};
 use session::report;
 
-use crate::cli::ReplayArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::output::limits::Limits;
 use crate::recording::Reader;
+
+/// `homenode replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Recording that `homenode record` wrote (`-` for stdin)
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+}
 
 /// Prints a plan per window of the recording.
 pub fn run(global: &Global, args: &ReplayArgs) -> Result<Exit, Failure> {

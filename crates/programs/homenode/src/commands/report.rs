@@ -25,11 +25,11 @@ use linux::processor;
 use serde_json::{Value, json};
 use session::map::Report as Map;
 
-use crate::cli::ObserveArgs;
 use crate::commands::plane::PROC;
 use crate::commands::{doctor, map, nodes, replace, trial};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
+use crate::options::ObserveArgs;
 use crate::output::{self, escape};
 
 /// `homenode report`.
@@ -41,7 +41,7 @@ pub struct ReportArgs {
     /// Also put in the names of services and processes, and paths
     #[arg(long)]
     pub names: bool,
-    /// Observe so many windows for the map
+    /// Number of windows to observe for the map
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
     /// How to observe.
@@ -174,15 +174,19 @@ fn markdown_head(head: &Value, names: bool) -> String {
 
 /// Numbers in the place of names.
 fn without_names(map: &mut Map) {
-    let cgroups: Vec<String> = map.services.iter().map(|unit| unit.cgroup.clone()).collect();
-    let unit = |cgroup: &str| match cgroups.iter().position(|known| known == cgroup) {
+    let cgroups: Vec<String> = map.services.iter().map(|row| row.cgroup.clone()).collect();
+    let number = |cgroup: &str| match cgroups.iter().position(|known| known == cgroup) {
         _ if cgroup.is_empty() => String::new(),
         Some(n) => format!("service {}", n + 1),
         None => "another service".to_owned(),
     };
-    map.services.iter_mut().for_each(|row| row.cgroup = unit(&row.cgroup));
+    for row in &mut map.services {
+        row.service = number(&row.cgroup);
+        row.cgroup.clone_from(&row.service);
+    }
     for (n, row) in map.processes.iter_mut().enumerate() {
-        (row.pid, row.comm, row.cgroup) = (n as u32 + 1, "process".to_owned(), unit(&row.cgroup));
+        (row.pid, row.comm, row.service) = (n as u32 + 1, "process".to_owned(), number(&row.cgroup));
+        row.cgroup.clone_from(&row.service);
     }
     for (n, row) in map.files.iter_mut().enumerate() {
         (row.file, row.path) = (format!("file {}", n + 1), None);
@@ -193,7 +197,7 @@ fn without_names(map: &mut Map) {
 
 /// What stands in the place of a text with a path of the user's; `None` where it has none.
 pub fn left_out(text: &str) -> Option<String> {
-    // Where nobody but the kernel gives names.
+    // Where only the kernel gives names.
     const KERNEL: &[&str] =
         &["/proc/self/", "/proc/sys/", "/sys/devices/system/", "/sys/kernel/", "/sys/bus/event_source/"];
     let is_path = |(at, _): (usize, &str)| {
@@ -220,22 +224,28 @@ fn clean(value: &mut Value) {
 
 #[cfg(test)]
 mod tests {
-    use session::map::{File, Process, Unit};
+    use session::map::{File, Process, Service};
 
     use super::*;
 
     #[test]
     fn a_map_without_names_keeps_its_figures() {
-        let unit = |cgroup: &str| Unit { cgroup: cgroup.to_owned(), processes: 2, ..Unit::default() };
+        let service = |cgroup: &str| Service {
+            cgroup: cgroup.to_owned(),
+            service: cgroup.to_owned(),
+            processes: 2,
+            ..Service::default()
+        };
         let process = |pid, cgroup: &str| Process {
             pid,
             comm: "secret".to_owned(),
             cgroup: cgroup.to_owned(),
+            service: cgroup.to_owned(),
             ..Process::default()
         };
         let mut map = Map {
             windows: 3,
-            services: vec![unit("/secret-a"), unit("/secret-b"), unit("")],
+            services: vec![service("/secret-a"), service("/secret-b"), service("")],
             processes: vec![process(7001, "/secret-b"), process(7002, "/secret-gone"), process(7003, "")],
             files: vec![File {
                 file: "8:1:7004".to_owned(),
@@ -249,8 +259,8 @@ mod tests {
         without_names(&mut map);
         let text = serde_json::to_string(&map).unwrap();
         assert!(!text.contains("secret") && !text.contains("700"), "{text}");
-        let units: Vec<&str> = map.services.iter().map(|unit| unit.cgroup.as_str()).collect();
-        assert_eq!(units, ["service 1", "service 2", ""]);
+        let services: Vec<&str> = map.services.iter().map(|row| row.service.as_str()).collect();
+        assert_eq!(services, ["service 1", "service 2", ""]);
         let of: Vec<&str> = map.processes.iter().map(|process| process.cgroup.as_str()).collect();
         assert_eq!(of, ["service 2", "another service", ""]);
         assert_eq!((map.windows, map.services[0].processes, map.files[0].size), (3, 2, Some(9)));

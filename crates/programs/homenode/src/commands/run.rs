@@ -7,9 +7,11 @@
 //!
 //! **Limits.** A stop ends the current window early; the policy still decides on it.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use command::args::{Global, PolicyArgs};
 use engine::{Engine, Plane};
 use placement::Policy;
@@ -19,15 +21,45 @@ use session::windows::{Output, windows};
 use session::{policies, undo};
 
 use crate::child::Child;
-use crate::cli::RunArgs;
 use crate::commands::off::Off;
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::notify;
+use crate::options::ObserveArgs;
 use crate::output;
 use crate::output::limits::Limits;
 use crate::signals::Stop;
+
+/// `homenode run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// How to decide.
+    #[command(flatten)]
+    pub policy: PolicyArgs,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Print the moves without making them
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Move nothing and only count, for `homenode export`
+    #[arg(long, conflicts_with_all = ["dry_run", "policy", "margin", "min_bytes", "move_back"])]
+    pub observe_only: bool,
+    /// At the end, also send memory and file data back to the nodes that it was on, at the rate of
+    /// all moves
+    #[arg(long, conflicts_with = "dry_run")]
+    pub move_back: bool,
+    /// Print only windows with moves or news
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+    /// End after N windows. CMD goes on, and homenode waits for its end
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub windows: Option<u64>,
+    /// Command to start and manage
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    pub command: Vec<OsString>,
+}
 
 /// Observes and moves until stopped.
 pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
@@ -53,7 +85,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         // usual limit.
         linux::files::raise_limit();
     }
-    // Nobody waits for output from here on, so that nothing keeps moves from being undone. The
+    // Output waits for no reader from here on, so that nothing keeps moves from being undone. The
     // threads that write can give up all privileges as long as this one has them.
     output::detach();
     let plane = {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use act::warm::{self, Warm, WarmError};
 use clap::{Args, ValueEnum};
-use command::args::Global;
+use command::args::{Global, seconds};
 use linux::allocation::Spread;
 use linux::residency;
 use placement::RangeHeat;
@@ -47,14 +47,14 @@ pub struct WarmArgs {
     #[arg(long)]
     pub drop_first: bool,
     /// With --to-readers: watch who reads for so long
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = crate::cli::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub seconds: f64,
-    /// Read at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
+    /// Most bytes to read in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
-    /// End after so many seconds at the latest, well, with what was read in by then: a server or
+    /// End after this time at the latest, with success and what was read in by then: a server or
     /// disk that does not answer keeps no service from starting
-    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub at_most: Option<f64>,
 }
 

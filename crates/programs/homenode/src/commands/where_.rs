@@ -1,9 +1,10 @@
 //! `homenode where`: shows which node holds each file's cached data, or its blocks if it is on DAX or
 //! on a volume.
 
+use clap::Args;
 use command::args::Global;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::mounted;
 use indicatif::ProgressBar;
@@ -13,13 +14,20 @@ use linux::volume::Place;
 use serde_json::{Value, json};
 use topology::NodeId;
 
-use crate::cli::WhereArgs;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
 use crate::output::table::Table;
 use crate::output::units::{percent, size};
 use crate::output::{self, escape, progress};
+
+/// `homenode where`.
+#[derive(Debug, Args)]
+pub struct WhereArgs {
+    /// Files to look at
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
 
 /// Smaller files finish before a progress bar could be read.
 const LARGE: u64 = 256 << 20;

@@ -113,9 +113,9 @@ fn agrees_with_the_readers() -> Outcome {
     let output = map.wait_with_output()?;
     let map: Value = serde_json::from_slice(&output.stdout).context("no JSON")?;
     let pair = |group: &str, on: u32, data: u32| -> u64 {
-        let units = map["services"].as_array().into_iter().flatten();
+        let services = map["services"].as_array().into_iter().flatten();
         let pairs =
-            units.filter(|unit| unit["cgroup"] == format!("/{group}")).filter_map(|unit| unit["pairs"].as_array());
+            services.filter(|row| row["cgroup"] == format!("/{group}")).filter_map(|row| row["pairs"].as_array());
         let here = pairs.flatten().filter(|pair| pair["cpu_node"] == on && pair["data_node"] == data);
         here.filter_map(|pair| pair["read_bytes"].as_u64()).sum()
     };
@@ -128,7 +128,7 @@ fn agrees_with_the_readers() -> Outcome {
         ensure!(seen + read / 50 >= read && seen <= read + read / 50 + start, "{seen} of {read}: {map}");
     }
     let b =
-        map["services"].as_array().and_then(|units| units.iter().find(|u| u["cgroup"] == "/homenode-map-b.service"));
+        map["services"].as_array().and_then(|rows| rows.iter().find(|row| row["cgroup"] == "/homenode-map-b.service"));
     let b = b.context("no group b")?;
     // Bound, it can go nowhere; before that, it read what it takes to start.
     let local = b["could_be_local_bytes"].as_u64().context("could_be_local_bytes")?;

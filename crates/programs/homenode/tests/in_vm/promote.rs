@@ -122,7 +122,7 @@ pub fn daemon(bench: &Bench, reserve: f64, options: &[&str]) -> Result<Daemon> {
 fn daemon_with(bench: &Bench, settings: &str, options: &[&str]) -> Result<Daemon> {
     // In an emulated machine all memory is as fast: that a plan has not paid would be chance.
     let named = format!("[node.{SLOW}]\nfile_data = true");
-    let config = bench.config(&format!("{named}\n\n[moves]\ntrial = 0\n\n[promote]\n{settings}"))?;
+    let config = bench.config(&format!("{named}\n\n[moves]\nrollback = 0\n\n[promote]\n{settings}"))?;
     bench.daemon_of(&config, &[], options)
 }
 
@@ -184,7 +184,7 @@ fn memory_that_nobody_names_gets_nothing_unasked() -> Outcome {
         let slow = bytes_on(&found(&file)?, SLOW as usize);
         ensure!(expected.contains(&slow), "{how}: {slow} bytes are there");
     }
-    let config = bench.config("[moves]\ntrial = 0")?;
+    let config = bench.config("[moves]\nrollback = 0")?;
     let nodes = Command::new(homenode()).arg("--config").arg(&config).arg("nodes").output()?;
     let (nodes, error) = (String::from_utf8_lossy(&nodes.stdout), String::from_utf8_lossy(&nodes.stderr));
     ensure!(nodes.contains(&format!("the memory of node {SLOW} is of unknown kind")), "{error}{nodes}");
@@ -341,7 +341,7 @@ fn a_scan_moves_nothing() -> Outcome {
 /// The load goes to other ranges of the file. As long as there is room, what it left stays; then
 /// that goes down, the oldest first, for what comes; and then the load goes round. With the
 /// settings that users have, but for the reserve, a third of the time until what is not read is
-/// cold, and no trial.
+/// cold, and no rollback.
 fn what_the_load_left_makes_room_when_it_is_wanted() -> Outcome {
     const STAY_S: u64 = 20;
     const A: std::ops::Range<u64> = 0..8;

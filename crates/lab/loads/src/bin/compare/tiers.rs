@@ -223,7 +223,7 @@ pub fn compare(args: &Args, machine: &Machine, dir: &Path) -> Result<()> {
         text,
         "\n- kernel, as it booted: `numa_balancing` {balancing}, `demotion_enabled` {demotion}; so it is beside DAMON and \
          homenode, too.\n- DAMON: {}.\n- homenode: the time begins with its first window; at least {} MB of each node stay free; it does not \
-         judge its moves by the load's speed (`moves.trial` 0).\n- CPU: seconds \
+         judge its moves by the load's speed (`moves.rollback` 0).\n- CPU: seconds \
          of homenode, or of DAMON's thread in the kernel.\n- Made by `make bench` (`compare`).\n",
         match Damon::exists() {
             true => about_damon(machine)?,
@@ -466,7 +466,7 @@ fn look(
 ) -> Result<Run> {
     // Moves that do not pay are taken back by the load's speed, and an emulated machine has none.
     let config = args.config(&format!(
-        "[node.{slow}]\nfile_data = true\n\n[promote]\nreserve_bytes = {RESERVE}.0\n\n[moves]\ntrial = 0\n"
+        "[node.{slow}]\nfile_data = true\n\n[promote]\nreserve_bytes = {RESERVE}.0\n\n[moves]\nrollback = 0\n"
     ))?;
     let mut mover = match way {
         Way::Homenode => {

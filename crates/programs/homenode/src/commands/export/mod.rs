@@ -1,13 +1,13 @@
 //! `homenode export`: what the daemon counts, as metrics.
 //!
-//! **Problem.** Monitoring asks over a network. The daemon has rights that nobody who can reach a
-//! port should come near, and must not wait for those who ask.
+//! **Problem.** Monitoring asks over a network. A client of a port must not come near the rights of
+//! the daemon, and the daemon must not wait for clients.
 //!
-//! **Approach.** A process of its own without privileges, which reads the file that the daemon
-//! writes after each window ([`session::totals`]) each time that somebody asks. [`text`] makes the
+//! **Approach.** The exporter is a process of its own without privileges. For each request it reads
+//! the file that the daemon writes after each window ([`session::totals`]). [`text`] makes the
 //! metrics of it, [`serve`] answers over HTTP. Both are our own: a client library keeps counters in
 //! a registry, and here they come finished from a file; a web server would be larger than the rest
-//! of the exporter. [`serve`] knows one request, in bounded memory, and waits for nobody.
+//! of the exporter. [`serve`] knows one request, in bounded memory, and waits for no client.
 //!
 //! **Limits.** There is no authentication and no encryption, so it listens on this machine only. On
 //! a loopback port every local user may ask; what they see is what systemd shows them anyway, names

@@ -61,7 +61,7 @@ fn counters(text: &mut Text, told: &Told) {
         for row in &told.rows {
             for pair in &row.bytes.pairs {
                 let (cpu, data) = (pair.cpu_node.to_string(), pair.data_node.to_string());
-                text.sample(name, &[("cpu_node", &cpu), ("data_node", &data), ("unit", &row.unit)], of(pair));
+                text.sample(name, &[("cpu_node", &cpu), ("data_node", &data), ("service", &row.service)], of(pair));
             }
         }
     }
@@ -80,7 +80,7 @@ fn counters(text: &mut Text, told: &Told) {
     for (name, help, of) in shares {
         text.counter(name, help);
         for row in told.rows.iter().filter(|row| !row.bytes.pairs.is_empty()) {
-            text.sample(name, &[("unit", &row.unit)], of(&row.bytes));
+            text.sample(name, &[("service", &row.service)], of(&row.bytes));
         }
     }
     let name = "homenode_unlisted_read_bytes_total";
@@ -97,9 +97,9 @@ fn counters(text: &mut Text, told: &Told) {
     text.gauge("homenode_bound_threads", "Threads whose affinity is homenode's", told.bound_threads);
     text.gauge("homenode_stuck_copies", "Copies that the kernel does not return from", told.stuck_copies);
     text.gauge(
-        "homenode_units",
+        "homenode_services",
         "Services that the daemon remembers, those without a label of their own too",
-        told.units,
+        told.services,
     );
     if let Some(cpu_s) = told.observer_cpu_s {
         text.counter("homenode_observer_cpu_seconds_total", "CPU time of the daemon, without that of copies");
@@ -187,7 +187,7 @@ mod tests {
             unix_s: 1.5,
             observer_cpu_s: Some(0.25),
             moves: vec![Moves { kind: "thread".to_owned(), result: "made".to_owned(), count: 4 }],
-            rows: vec![Row { unit: "db.service".to_owned(), bytes }],
+            rows: vec![Row { service: "db.service".to_owned(), bytes }],
             ..Told::default()
         }
     }
@@ -199,10 +199,10 @@ mod tests {
         for line in [
             "homenode_up 1",
             "homenode_build_info{version=\"0.1.0\"} 1",
-            "homenode_file_read_bytes_total{cpu_node=\"0\",data_node=\"1\",unit=\"db.service\"} 7",
-            "homenode_file_written_bytes_total{cpu_node=\"0\",data_node=\"1\",unit=\"db.service\"} 2",
-            "homenode_file_remote_read_bytes_total{unit=\"db.service\"} 6",
-            "homenode_file_could_be_local_bytes_total{unit=\"db.service\"} 5",
+            "homenode_file_read_bytes_total{cpu_node=\"0\",data_node=\"1\",service=\"db.service\"} 7",
+            "homenode_file_written_bytes_total{cpu_node=\"0\",data_node=\"1\",service=\"db.service\"} 2",
+            "homenode_file_remote_read_bytes_total{service=\"db.service\"} 6",
+            "homenode_file_could_be_local_bytes_total{service=\"db.service\"} 5",
             "homenode_moves_total{kind=\"thread\",policy=\"nthread\",result=\"made\"} 4",
             "homenode_observer_cpu_seconds_total 0.25",
             "homenode_window_timestamp_seconds 1.5",
@@ -233,12 +233,12 @@ mod tests {
     #[test]
     fn an_odd_name_stays_within_its_quotes() {
         let mut told = told();
-        told.rows[0].unit = "/x\"} 1\nhomenode_up 0\\\u{1b}[31m\u{202e}é".to_owned();
+        told.rows[0].service = "/x\"} 1\nhomenode_up 0\\\u{1b}[31m\u{202e}é".to_owned();
         let text = metrics(&Found::Now(Box::new(told)), Form::Prometheus);
         let line = text.lines().find(|line| line.starts_with("homenode_file_read_bytes_total")).unwrap();
         assert_eq!(
             line,
-            r#"homenode_file_read_bytes_total{cpu_node="0",data_node="1",unit="/x\"} 1\\nhomenode_up 0\\\\u{1b}[31m\\u{202e}é"} 7"#
+            r#"homenode_file_read_bytes_total{cpu_node="0",data_node="1",service="/x\"} 1\\nhomenode_up 0\\\\u{1b}[31m\\u{202e}é"} 7"#
         );
         assert!(!text.lines().any(|line| line == "homenode_up 0"), "{text}");
     }

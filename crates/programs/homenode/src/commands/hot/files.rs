@@ -6,7 +6,7 @@
 //! promote. Of each range, node of its data and node of its readers the latest figure is shown.
 //!
 //! **Limits.** A window lists the ranges of the machine that were read most, so beside busy
-//! programs the coldest ranges of a file can be missing. What nobody reads in that time does not
+//! programs the coldest ranges of a file can be missing. Ranges without reads in that time do not
 //! show, nor what programs read through mappings (`hot --pid`).
 
 use std::collections::BTreeMap;
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use topology::{FileId, NodeId};
 
 use super::map::{self, Style};
-use crate::cli::{HotArgs, ObserveArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::table::Table;
 use crate::output::units::{seconds, size};
 use crate::output::{self, escape, progress};
@@ -133,7 +133,7 @@ impl Named {
     }
 }
 
-/// Observes the readers of these files for so many seconds, or until a signal. `ready` is called
+/// Observes the readers of these files for a time in seconds, or until a signal. `ready` is called
 /// once the programs are loaded. Returns the time that it took, and the notes of the last window.
 pub(in crate::commands) fn watch(
     global: &Global,
@@ -166,9 +166,9 @@ pub(in crate::commands) fn watch(
 }
 
 /// Observes the readers of these files, and shows what they read.
-pub(super) fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let mut files = Named::all(&args.files)?;
-    let (took_s, notes) = watch(global, &mut files, args.seconds, &Stop::or_killed()?, plane::observe_only)?;
+pub(super) fn run(global: &Global, paths: &[PathBuf], watch_s: f64) -> Result<Exit, Failure> {
+    let mut files = Named::all(paths)?;
+    let (took_s, notes) = watch(global, &mut files, watch_s, &Stop::or_killed()?, plane::observe_only)?;
     let all: Vec<Value> = files.iter().map(Named::json).collect();
     output::tell(global.json, &json!({"seconds": took_s, "files": all, "notes": notes}), || {
         let style = Style::of_stdout();

@@ -14,14 +14,15 @@ mod map;
 mod view;
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use command::args::Global;
+use clap::Args;
+use command::args::{Global, pid, seconds};
 use command::machine;
 use linux::threads::Threads;
 use observe::ObserveError;
@@ -30,12 +31,25 @@ use serde_json::json;
 use topology::Topology;
 use view::View;
 
-use crate::cli::HotArgs;
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, progress};
 use crate::signals::Stop;
+
+/// `homenode hot`.
+#[derive(Debug, Args)]
+pub struct HotArgs {
+    /// Files whose reads to look at
+    #[arg(value_name = "FILE", required_unless_present = "pid", conflicts_with = "pid")]
+    pub files: Vec<PathBuf>,
+    /// Process whose mapped files to look at
+    #[arg(long, value_name = "PID", value_parser = pid)]
+    pub pid: Option<u32>,
+    /// Watch for so long; longer if sampling would slow the process down by more than 5 %
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub seconds: f64,
+}
 
 /// Samples: as many as a page remembers.
 const SAMPLES: u32 = 8;
@@ -64,7 +78,7 @@ struct Seen {
 
 /// Prints how hot the mapped data of a process is.
 pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
-    let Some(pid) = args.pid else { return files::run(global, args) };
+    let Some(pid) = args.pid else { return files::run(global, &args.files, args.seconds) };
     // The kernel answers as for a debugger: not about a process of another user, or one that runs
     // with more rights.
     let maps = Path::new(plane::PROC).join(pid.to_string()).join("maps");

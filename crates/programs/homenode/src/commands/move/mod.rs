@@ -47,7 +47,7 @@ pub struct MoveArgs {
     /// on a volume of homenode's own
     #[arg(long, value_name = "RANGE", value_parser = parse_range, conflicts_with = "pid")]
     pub range: Option<Range<u64>>,
-    /// Move at most so many bytes in a second, such as 1GB/s [default: as fast as possible]
+    /// Most bytes to move in a second, such as 1GB/s [default: as fast as possible]
     #[arg(long, value_name = "RATE", value_parser = parse_positive_rate)]
     pub rate: Option<f64>,
 }

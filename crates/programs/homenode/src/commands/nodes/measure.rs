@@ -11,12 +11,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use command::args::Global;
-use command::args::MEASURED_FILE;
+use clap::Args;
+use command::args::{Global, MEASURED_FILE, seconds};
 use measure::{MeasureError, Progress, Settings};
 use topology::measured::{Measured, Pair, Point};
 
-use crate::cli::NodesArgs;
 use crate::commands::replace::{Draft, Place};
 use crate::commands::{plane, replace};
 use crate::config::Config;
@@ -26,6 +25,21 @@ use crate::output::table::Table;
 use crate::output::units::{percent, rate, size};
 use crate::output::{self, progress};
 use crate::signals::Stop;
+
+/// Options of `--measure`.
+#[derive(Debug, Args)]
+pub struct MeasureArgs {
+    /// Longest time for measuring
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, requires = "measure")]
+    pub seconds: f64,
+    /// File for what was measured [default: /var/lib/homenode/nodes.json, or `measured` of
+    /// homenode.toml]
+    #[arg(long, value_name = "FILE", requires = "measure")]
+    pub output: Option<PathBuf>,
+    /// Measure although others use the CPUs, or on a battery; the figures say so
+    #[arg(long, requires = "measure")]
+    pub force: bool,
+}
 
 /// A file that takes the place of another when it is whole.
 struct Figures {
@@ -67,7 +81,7 @@ impl Drop for Figures {
     }
 }
 
-pub fn run(global: &Global, args: &NodesArgs, config: &Config) -> Result<Exit, Failure> {
+pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit, Failure> {
     let path = args.output.clone().or_else(|| config.measured.clone()).unwrap_or_else(|| MEASURED_FILE.into());
     // Without what was measured before: it may be of another machine.
     let sys = Path::new(machine::SYS);

@@ -5,7 +5,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use session::window::Window;
 
-use crate::cli::{By, Sort};
+use super::model::{By, Sort};
 
 /// Window lengths that `+` and `-` choose from, in seconds.
 const WINDOWS: [f64; 8] = [0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
@@ -22,7 +22,7 @@ pub struct Choices {
     /// Whether `filter` is being typed.
     pub typing: bool,
     /// Services are shown in the place of threads.
-    pub units: bool,
+    pub services: bool,
     /// The display stands still.
     pub paused: bool,
     pub help: bool,
@@ -54,7 +54,7 @@ pub const HELP: [(&str, &str); 12] = [
 impl Choices {
     /// The choices of the command line.
     pub fn new(sort: Sort, by: By, all: bool, filter: String, window_s: f64) -> Self {
-        Self { sort, units: by == By::Unit, all, filter, window_s, ..Self::default() }
+        Self { sort, services: by == By::Service, all, filter, window_s, ..Self::default() }
     }
 
     /// The window of the host or the volume that is to be shown.
@@ -64,8 +64,8 @@ impl Choices {
     }
 
     /// Whether services are shown: they are known of the host only.
-    pub fn shows_units(&self, volumes: usize) -> bool {
-        self.units && self.shown.is_multiple_of(volumes + 1)
+    pub fn shows_services(&self, volumes: usize) -> bool {
+        self.services && self.shown.is_multiple_of(volumes + 1)
     }
 
     /// Takes one key. `threads` is how many rows there are to scroll over, `page` how many are seen
@@ -86,7 +86,7 @@ impl Choices {
             KeyCode::Char('S') => self.sort_next(Sort::value_variants().len() - 1),
             KeyCode::Char('r') => self.reverse = !self.reverse,
             KeyCode::Char('a') => self.all = !self.all,
-            KeyCode::Char('u') => (self.units, self.scroll) = (!self.units, 0),
+            KeyCode::Char('u') => (self.services, self.scroll) = (!self.services, 0),
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('+' | '=') => self.window_s = longer(self.window_s),
             KeyCode::Char('-') => self.window_s = shorter(self.window_s),
@@ -189,9 +189,9 @@ mod tests {
         let mut c = choices();
         c.scroll = 5;
         press(&mut c, "u");
-        assert_eq!((c.units, c.scroll), (true, 0));
+        assert_eq!((c.services, c.scroll), (true, 0));
         press(&mut c, "/u\nu");
-        assert_eq!((c.units, c.filter.as_str()), (false, "u"));
+        assert_eq!((c.services, c.filter.as_str()), (false, "u"));
     }
 
     #[test]

@@ -25,28 +25,52 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use clap::Args;
 use crossterm::event::{self, Event};
 use host::HostPlane;
 use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
-use session::units::{Asks, Groups};
+use session::services::{Asks, Groups};
 use session::window::{self, Window};
 
-use crate::cli::{By, TopArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
+use crate::options::ObserveArgs;
 use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, UNIT_COLUMNS};
+use model::{By, Column, FILE_COLUMNS, NODE_COLUMNS, SERVICE_COLUMNS, Sort, THREAD_COLUMNS};
 use view::Picture;
 use volumes::Volumes;
+
+/// `homenode top`.
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Print one window as text (or JSON) and end
+    #[arg(long)]
+    pub once: bool,
+    /// What has a row
+    #[arg(long, value_enum, default_value_t = By::Thread)]
+    pub by: By,
+    /// Column to sort rows by, largest first
+    #[arg(long, value_enum, default_value_t)]
+    pub sort: Sort,
+    /// Also show threads that touched no file data
+    #[arg(short, long)]
+    pub all: bool,
+    /// Show only threads whose name, tid or pid contains TEXT, and services whose name does
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub filter: String,
+}
 
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);
@@ -60,10 +84,10 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     if args.once {
         let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
-            .window(Duration::from_secs_f64(window_s), &|| args.by == By::Unit)?;
+            .window(Duration::from_secs_f64(window_s), &|| args.by == By::Service)?;
         model::sort(&mut window, args.sort, false);
         model::filter(&mut window, args.all, &args.filter);
-        output::tell(global.json, &window, || text(&window, args.by == By::Unit))?;
+        output::tell(global.json, &window, || text(&window, args.by == By::Service))?;
         return Ok(Exit::Done);
     }
     if !std::io::stdout().is_terminal() {
@@ -102,13 +126,13 @@ impl Source {
         })
     }
 
-    /// `units`: whether services are wanted, too, by its end.
-    fn window(&mut self, length: Duration, units: &dyn Fn() -> bool) -> Result<Window, Failure> {
+    /// `services`: whether services are wanted, too, by its end.
+    fn window(&mut self, length: Duration, services: &dyn Fn() -> bool) -> Result<Window, Failure> {
         let snapshot: Snapshot = plane::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        let services = units().then(|| window::service_rows(&snapshot, &mut self.groups));
+        let services = services().then(|| window::service_rows(&snapshot, &mut self.groups));
         let mut window = Window { volumes, services, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
         Ok(window)
@@ -117,14 +141,14 @@ impl Source {
 
 /// One window as text, with its services in the place of its threads if so wanted, and then those
 /// of the volumes.
-fn text(window: &Window, units: bool) -> String {
+fn text(window: &Window, services: bool) -> String {
     let [heading, ..] = &window.headings;
     let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
-    if let Some(rows) = window.services.as_deref().filter(|rows| units && !rows.is_empty()) {
+    if let Some(rows) = window.services.as_deref().filter(|rows| services && !rows.is_empty()) {
         text.push('\n');
-        text.push_str(&table(&UNIT_COLUMNS, rows));
+        text.push_str(&table(&SERVICE_COLUMNS, rows));
     }
-    if !units && !window.threads.is_empty() {
+    if !services && !window.threads.is_empty() {
         text.push('\n');
         text.push_str(&table(&THREAD_COLUMNS, &window.threads));
     }
@@ -174,7 +198,7 @@ fn live(
 struct Watch {
     windows: Receiver<Result<Window, Failure>>,
     window_ms: Arc<AtomicU64>,
-    units: Arc<AtomicBool>,
+    services: Arc<AtomicBool>,
     thread: thread::Thread,
 }
 
@@ -186,8 +210,8 @@ impl Watch {
         choices: &Choices,
     ) -> Result<Self, Failure> {
         let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
-        let units = Arc::new(AtomicBool::new(choices.units));
-        let (length, wanted) = (Arc::clone(&window_ms), Arc::clone(&units));
+        let services = Arc::new(AtomicBool::new(choices.services));
+        let (length, wanted) = (Arc::clone(&window_ms), Arc::clone(&services));
         let (send, windows) = mpsc::channel();
         let (opened, is_open) = mpsc::channel();
         let observing = thread::spawn(move || {
@@ -208,15 +232,15 @@ impl Watch {
         });
         let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
         is_open.recv().map_err(gone)??;
-        Ok(Self { windows, window_ms, units, thread: observing.thread().clone() })
+        Ok(Self { windows, window_ms, services, thread: observing.thread().clone() })
     }
 
     /// From now on windows have the length and the services that are chosen; the one under way ends
     /// if it lacks them.
     fn choose(&self, choices: &Choices) {
         let length = milliseconds(choices.window_s);
-        let had = self.units.swap(choices.units, Ordering::Relaxed);
-        if self.window_ms.swap(length, Ordering::Relaxed) != length || choices.units && !had {
+        let had = self.services.swap(choices.services, Ordering::Relaxed);
+        if self.window_ms.swap(length, Ordering::Relaxed) != length || choices.services && !had {
             self.thread.unpark();
         }
     }
@@ -239,7 +263,7 @@ fn draw_until_quit(
             // Paused: one more, if services are wanted and there are none.
             Ok(Ok(window))
                 if !choices.paused
-                    || choices.units
+                    || choices.services
                         && window.services.is_some()
                         && newest.as_ref().is_some_and(|w| w.services.is_none()) =>
             {
@@ -268,9 +292,9 @@ fn draw_until_quit(
             let picture = Picture { window: shown.as_ref(), choices, volumes, ended: ended.as_deref() };
             let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
             page = view::page(frame.area.height, shown.as_ref());
-            let units = choices.shows_units(volumes);
-            let services = |w: &Window| w.services.as_ref().map_or(0, Vec::len);
-            threads = shown.map_or(0, |w| if units { services(&w) } else { w.threads.len() });
+            let by_service = choices.shows_services(volumes);
+            let rows = |w: &Window| w.services.as_ref().map_or(0, Vec::len);
+            threads = shown.map_or(0, |w| if by_service { rows(&w) } else { w.threads.len() });
         }
         match events.recv_timeout(TICK) {
             Ok(event) => {

@@ -2,10 +2,38 @@
 
 use std::cmp::Ordering;
 
+use clap::ValueEnum;
 use command::output::units::{percent, rate, size};
 use session::window::{FileRow, NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
-use crate::cli::Sort;
+/// What a row of `top` is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// A thread
+    Thread,
+    /// A service: the threads of a systemd unit, a container or a pod together
+    Service,
+}
+
+/// Columns that `top` sorts by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// Bytes/s read from another node
+    #[default]
+    Remote,
+    /// Share of file bytes read from another node
+    Share,
+    /// File bytes read and written
+    Bytes,
+    /// CPU use
+    Cpu,
+    /// Node the thread runs on
+    Node,
+    /// Thread id
+    Tid,
+    /// Name
+    Name,
+}
 
 /// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and
 /// tid, so that rows do not jump.
@@ -50,7 +78,7 @@ fn by_bytes(a: &Rates, b: &Rates, by: Sort) -> Ordering {
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
     window.threads.retain(|t| (all || t.rates.touched() > 0.0) && matches(t, text));
-    window.services.iter_mut().for_each(|units| units.retain(|unit| unit.service.contains(text)));
+    window.services.iter_mut().for_each(|rows| rows.retain(|row| row.service.contains(text)));
 }
 
 fn matches(thread: &ThreadRow, text: &str) -> bool {
@@ -92,8 +120,8 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
-pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
-    Column { head: "service", width: 28, expendable: 0, cell: unit },
+pub const SERVICE_COLUMNS: [Column<ServiceRow>; 9] = [
+    Column { head: "service", width: 28, expendable: 0, cell: service },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
     Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
     Column { head: "on nodes", width: 8, expendable: 3, cell: on_nodes },
@@ -104,7 +132,7 @@ pub const UNIT_COLUMNS: [Column<ServiceRow>; 9] = [
     Column { head: ">CPU", width: 7, expendable: 6, cell: |u| percent(u.cpu) },
 ];
 
-fn unit(row: &ServiceRow) -> String {
+fn service(row: &ServiceRow) -> String {
     if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
 }
 

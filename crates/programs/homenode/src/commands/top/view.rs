@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
 use session::window::Window;
 
 use super::keys::{Choices, HELP};
-use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, THREAD_COLUMNS, UNIT_COLUMNS};
+use super::model::{Column, FILE_COLUMNS, NODE_COLUMNS, SERVICE_COLUMNS, THREAD_COLUMNS};
 use crate::output::escape;
 
 /// Columns between two columns of a table.
@@ -53,9 +53,9 @@ pub fn draw(frame: &mut Frame<'_>, picture: &Picture<'_>) {
         let copies: Vec<Line<'_>> = window.lines().iter().map(|line| Line::raw(escape(line))).collect();
         frame.render_widget(Text::from(copies), copy_area);
         let (scroll, width) = (picture.choices.scroll, thread_area.width);
-        let rows = match picture.choices.shows_units(picture.volumes) {
+        let rows = match picture.choices.shows_services(picture.volumes) {
             // Those of the first window are still to come.
-            true => table(&UNIT_COLUMNS, from(window.services.as_deref().unwrap_or_default(), scroll), width),
+            true => table(&SERVICE_COLUMNS, from(window.services.as_deref().unwrap_or_default(), scroll), width),
             false => table(&THREAD_COLUMNS, from(&window.threads, scroll), width),
         };
         frame.render_widget(rows, thread_area);
@@ -94,7 +94,7 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     if choices.paused {
         parts.push("paused".to_owned());
     }
-    if choices.shows_units(picture.volumes) {
+    if choices.shows_services(picture.volumes) {
         parts.push("services".to_owned());
     }
     parts.push(format!("sort {}{}", name(choices.sort), if choices.reverse { ", reversed" } else { "" }));
@@ -114,7 +114,7 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     format!(" {} ", parts.join(" · "))
 }
 
-fn name(sort: crate::cli::Sort) -> String {
+fn name(sort: super::model::Sort) -> String {
     use clap::ValueEnum;
     sort.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
 }
@@ -167,8 +167,8 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
+    use super::super::model::{By, Sort};
     use super::*;
-    use crate::cli::{By, Sort};
     use crate::commands::top::model::sort;
     use crate::output::limits::Limits;
     use session::window::{FileRow, Mounted, Rates, ServiceRow, ThreadRow};
@@ -236,8 +236,8 @@ mod tests {
 
     #[test]
     fn services_are_shown_in_the_place_of_threads() {
-        let unit = |unit: &str, read_bytes_per_s| ServiceRow {
-            service: unit.to_owned(),
+        let service = |service: &str, read_bytes_per_s| ServiceRow {
+            service: service.to_owned(),
             processes: 2,
             threads: 17,
             nodes: vec![NodeId(0), NodeId(1)],
@@ -251,10 +251,11 @@ mod tests {
             cpu: 1.5,
         };
         let mut window = window();
-        let units = [unit("postgresql.service", 2e9), unit("", 1e6), unit("user@7.service/a\u{1b}.scope", 3e9)];
-        window.services = Some(units.into());
+        let services =
+            [service("postgresql.service", 2e9), service("", 1e6), service("user@7.service/a\u{1b}.scope", 3e9)];
+        window.services = Some(services.into());
         sort(&mut window, Sort::Remote, false);
-        insta::assert_snapshot!(screen_of(window, 120, 12, |c| c.units = true));
+        insta::assert_snapshot!(screen_of(window, 120, 12, |c| c.services = true));
     }
 
     #[test]

@@ -1,11 +1,66 @@
 //! How many rounds of how long periods.
 
+use std::ffi::OsString;
+
+use clap::Args;
+use command::args::{policy_or_program, seconds};
 use trial::{Better, FEWEST, Settings};
 
 use super::outcome::{CPU_EFFICIENCY, METRIC, Outcome};
-use crate::cli::TrialArgs;
 use crate::exit::{Exit, Failure};
-use crate::output::units::{count, seconds};
+use crate::options::ObserveArgs;
+use crate::output::units::{self, count};
+
+/// `homenode trial`.
+#[derive(Debug, Args)]
+pub struct TrialArgs {
+    /// Policies to try (repeat, or separate with commas)
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "nthread", value_parser = policy_or_program())]
+    pub policy: Vec<String>,
+    /// User as which root starts the program of `exec:` [default: who called sudo]
+    #[arg(long, value_name = "USER")]
+    pub policy_user: Option<String>,
+    /// Least excess of a thread's reads from its home node over any other node [default: 200MB/s]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub margin: Option<f64>,
+    /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub min_bytes: Option<u64>,
+    /// Length of the trial
+    #[arg(long, value_name = "MINUTES", default_value = "30", value_parser = minutes)]
+    pub minutes: f64,
+    /// Length of a period in seconds [default: as many as give 15 rounds, at least 20 and at most
+    /// 120]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub period: Option<f64>,
+    /// Seconds at the begin of each period that do not count [default: a quarter of it]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub wash_out: Option<f64>,
+    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period, and once
+    /// before the first
+    #[arg(long, value_name = "CMD")]
+    pub metric: Option<String>,
+    /// A lower number is better
+    #[arg(long, requires = "metric")]
+    pub lower_is_better: bool,
+    /// Random seed: the same one gives the same order [default: random]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// How to observe.
+    #[command(flatten)]
+    pub observe: ObserveArgs,
+    /// Command to start and manage
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    pub command: Vec<OsString>,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(m) if (0.1..=10_080.0).contains(&m) => Ok(m),
+        Ok(_) => Err("must be between 0.1 and 10080 minutes".to_owned()),
+        Err(_) => Err("not a number of minutes".to_owned()),
+    }
+}
 
 /// Rounds of a trial whose periods have no length given.
 const ROUNDS: f64 = 15.0;
@@ -57,7 +112,7 @@ impl Design {
             let why = format!(
                 "{} cannot show anything; {needed} rounds of {arms} periods of {} take {minutes:.1} minutes",
                 count(rounds, "round"),
-                seconds(period_s)
+                units::seconds(period_s)
             );
             return wrong("--minutes", why);
         }
@@ -94,13 +149,17 @@ fn fewest(policies: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
     use clap::Parser;
 
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: TrialArgs,
+    }
+
     fn design(words: &[&str]) -> Result<Design, String> {
-        let cli = Cli::try_parse_from([&["homenode", "trial"], words].concat()).map_err(|e| e.to_string())?;
-        let Command::Trial(args) = cli.command else { return Err("no trial".to_owned()) };
-        Design::of(&args, 1.0, 2).map_err(|e| e.line())
+        let cli = Cli::try_parse_from([&["homenode"], words].concat()).map_err(|e| e.to_string())?;
+        Design::of(&cli.args, 1.0, 2).map_err(|e| e.line())
     }
 
     #[test]
@@ -133,7 +192,7 @@ mod tests {
     /// It ran for half an hour where nothing can move.
     #[test]
     fn a_trial_on_one_node_is_refused() {
-        let Command::Trial(args) = Cli::try_parse_from(["homenode", "trial"]).unwrap().command else { panic!() };
+        let args = Cli::try_parse_from(["homenode"]).unwrap().args;
         let failure = Design::of(&args, 1.0, 1).unwrap_err();
         assert_eq!(failure.exit(), Exit::Unsupported);
         assert!(failure.line().contains("one node"), "{failure}");

@@ -33,10 +33,10 @@ use trial::{Arm, Harm, order};
 
 use self::back::Back;
 use self::design::Design;
+pub use self::design::TrialArgs;
 use self::outcome::{Period, Sums};
 use self::report::{Judged, Report};
 use crate::child::Child;
-use crate::cli::TrialArgs;
 use crate::commands::off::Off;
 use crate::commands::plane;
 use crate::config::Config;

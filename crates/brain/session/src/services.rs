@@ -95,15 +95,15 @@ fn shortened(name: String) -> String {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unit {
+pub struct Service {
     pub name: Arc<str>,
     pub group: Arc<str>,
 }
 
-/// A unit, the window in which it was asked for, and the last one in which it was looked for.
-type Asked = (Option<Unit>, u32, u32);
+/// A service, the window in which it was asked for, and the last one in which it was looked for.
+type Asked = (Option<Service>, u32, u32);
 
-/// The units of processes, as last seen.
+/// The services of processes, as last seen.
 #[derive(Debug)]
 pub struct Groups {
     threads: Threads,
@@ -133,16 +133,16 @@ impl Groups {
         self.turn = self.processes.len().div_ceil(self.asks.again).max(1) as u32;
     }
 
-    /// The unit of a process, by id and start time. `None` if it had ended before it could be
+    /// The service of a process, by id and start time. `None` if it had ended before it could be
     /// asked, or too many others were asked in this window.
-    pub fn unit(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Unit> {
+    pub fn service(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Service> {
         let id = (pid, start_ns.unwrap_or(0));
         let window = self.window;
-        let named = |group: String| Unit { name: Arc::from(name(&group)), group: Arc::from(group) };
+        let named = |group: String| Service { name: Arc::from(name(&group)), group: Arc::from(group) };
         let known = self.processes.get_mut(&id);
         let left = if known.is_some() { &mut self.left.again } else { &mut self.left.new };
         match known {
-            Some((unit, asked, seen)) => {
+            Some((service, asked, seen)) => {
                 *seen = window;
                 // Those that were asked longest ago: all come round.
                 if window - *asked >= self.turn && *left > 0 {
@@ -150,18 +150,18 @@ impl Groups {
                     *asked = window;
                     // One that has ended keeps its last.
                     let now = group(&self.threads, pid, start_ns);
-                    if let Some(now) = now.filter(|now| unit.as_ref().is_none_or(|unit| *unit.group != **now)) {
-                        *unit = Some(named(now));
+                    if let Some(now) = now.filter(|now| service.as_ref().is_none_or(|had| *had.group != **now)) {
+                        *service = Some(named(now));
                     }
                 }
-                unit.clone()
+                service.clone()
             }
             None if *left == 0 => None,
             None => {
                 *left -= 1;
-                let unit = group(&self.threads, pid, start_ns).map(named);
-                self.processes.insert(id, (unit.clone(), window, window));
-                unit
+                let service = group(&self.threads, pid, start_ns).map(named);
+                self.processes.insert(id, (service.clone(), window, window));
+                service
             }
         }
     }
@@ -228,7 +228,7 @@ mod tests {
     const ASKED_AGAIN: usize = 50;
 
     fn called(groups: &mut Groups, pid: usize) -> Option<String> {
-        groups.unit(pid as u32, None).map(|unit| unit.name.to_string())
+        groups.service(pid as u32, None).map(|service| service.name.to_string())
     }
 
     #[test]

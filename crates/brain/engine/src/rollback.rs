@@ -6,14 +6,14 @@
 //! **Approach.** The work of a thread is its file bytes per busy second: per CPU second, and on a
 //! volume also per second in which its server made accesses for it. Waiting for remote memory, or
 //! for a full controller, is busy time, so work falls where memory is slower, and it does not
-//! depend on how much the program has to do. [`Trials`] keeps the work of every thread over the
-//! last `n` windows. The moves of one window are tried together, over the threads that they are
+//! depend on how much the program has to do. [`Rollback`] keeps the work of every thread over the
+//! last `n` windows. The moves of one window are watched together, over the threads that they are
 //! about: the moved threads, the threads of moved processes, the readers of moved files. When all
 //! copies of the plan are done, and one window more has passed, `n` windows are compared with the
 //! `n` before. The plan has not paid if every window after it is worse than every window before,
 //! and the mean is worse by [`MARGIN`].
 //!
-//! **Limits.** Parts of a file that move one plan after the other end each other's trials: the last
+//! **Limits.** Parts of a file that move one plan after the other end each other's watch: the last
 //! plan is judged alone. They stay where they are, and are not moved again for long. By chance
 //! alone, all of `n` windows are worse than all of `n` others once in `(2n choose n)` plans: 252
 //! for n = 5. That holds for windows that know nothing of each other. Of 1,000 plans without effect
@@ -25,7 +25,7 @@
 //! wrongly costs what it would have brought. A program that turns to dearer work in the very
 //! windows of a plan cannot be told from a plan that does not pay; on a volume, neither can other
 //! programs that begin to use its controllers, or the CPUs of its server. Threads without a past of
-//! `n` windows are not tried, nor are more than [`MOST`] plans at a time.
+//! `n` windows are not watched, nor are more than [`MOST`] plans at a time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,9 +41,9 @@ use crate::jobs::JobId;
 /// all remote (34.6 % of the bandwidth), so that a plan is taken back for a change in the place of
 /// memory, not for a slightly dearer mix of work.
 const MARGIN: f64 = 0.05;
-/// Most plans that are tried at a time: one a window for the longest time that a small plan takes.
+/// Most plans that are watched at a time: one a window for the longest time that a small plan takes.
 const MOST: usize = 16;
-/// How long the copies of a plan may take before it is not tried any more, in windows: an hour of 1
+/// How long the copies of a plan may take before it is not watched any more, in windows: an hour of 1
 /// s.
 const PATIENCE: u32 = 3600;
 
@@ -88,7 +88,7 @@ fn sum(window: &Window, members: &FxHashSet<Subject>) -> Work {
 }
 
 #[derive(Debug, Default)]
-struct Trial {
+struct Watched {
     moves: Vec<Move>,
     members: FxHashSet<Subject>,
     /// Copies that are not done yet.
@@ -108,17 +108,17 @@ pub(crate) struct Unpaid {
 
 /// Plans whose effect is not known yet.
 #[derive(Debug, Default)]
-pub(crate) struct Trials {
-    /// Windows to compare; 0: nothing is tried.
+pub(crate) struct Rollback {
+    /// Windows to compare; 0: nothing is watched.
     n: usize,
     /// The moves that were made since the last window, and the copies that they began.
     made: Vec<Move>,
     jobs: FxHashSet<JobId>,
     past: VecDeque<Arc<Window>>,
-    trials: Vec<Trial>,
+    watched: Vec<Watched>,
 }
 
-impl Trials {
+impl Rollback {
     /// Compares this many windows; 0: never.
     pub fn new(n: u32) -> Self {
         Self { n: n as usize, ..Self::default() }
@@ -133,23 +133,23 @@ impl Trials {
         let window: Window = busy.map(|t| (Subject::thread(t), Work::of(t))).collect();
         let mut unpaid = Vec::new();
         let n = self.n;
-        self.trials.retain_mut(|trial| {
-            trial.windows += 1;
-            if !trial.waits.is_empty() {
-                return trial.windows < PATIENCE;
+        self.watched.retain_mut(|plan| {
+            plan.windows += 1;
+            if !plan.waits.is_empty() {
+                return plan.windows < PATIENCE;
             }
-            let work = sum(&window, &trial.members);
+            let work = sum(&window, &plan.members);
             // A group that does nothing now is another load than before.
             if work.rate().is_none() {
                 return false;
             }
-            trial.after.push(work);
-            if trial.after.len() <= n {
+            plan.after.push(work);
+            if plan.after.len() <= n {
                 return true;
             }
-            let before: Vec<Work> = trial.before.iter().map(|w| sum(w, &trial.members)).collect();
-            if let Some(why) = judge(&before, trial.after.get(1..).unwrap_or_default()) {
-                unpaid.push(Unpaid { moves: std::mem::take(&mut trial.moves), why });
+            let before: Vec<Work> = plan.before.iter().map(|w| sum(w, &plan.members)).collect();
+            if let Some(why) = judge(&before, plan.after.get(1..).unwrap_or_default()) {
+                unpaid.push(Unpaid { moves: std::mem::take(&mut plan.moves), why });
             }
             false
         });
@@ -168,7 +168,7 @@ impl Trials {
         }
     }
 
-    /// Tries what was made after this window, all together.
+    /// Watches what was made after this window, all together.
     pub fn begin(&mut self, snapshot: &Snapshot) {
         let (moves, waits) = (std::mem::take(&mut self.made), std::mem::take(&mut self.jobs));
         if moves.is_empty() {
@@ -176,28 +176,28 @@ impl Trials {
         }
         let members = members(&moves, snapshot);
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
-        self.trials.retain(|t| t.members.is_disjoint(&members));
+        self.watched.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
         let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
-        if self.trials.len() < MOST && before.len() == self.n && before.iter().all(worked) {
-            self.trials.push(Trial { moves, members, waits, before, ..Trial::default() });
+        if self.watched.len() < MOST && before.len() == self.n && before.iter().all(worked) {
+            self.watched.push(Watched { moves, members, waits, before, ..Watched::default() });
         }
     }
 
     /// A plan waits for this copy.
     #[cfg(test)]
     pub fn wait_for(&mut self, job: JobId) {
-        self.trials.push(Trial { waits: FxHashSet::from_iter([job]), ..Trial::default() });
+        self.watched.push(Watched { waits: FxHashSet::from_iter([job]), ..Watched::default() });
     }
 
-    /// Moves that are to be tried, and copies that are waited for.
+    /// Moves that are to be watched, and copies that are waited for.
     #[cfg(test)]
     pub fn heard(&self) -> [usize; 2] {
-        [self.made.len(), self.jobs.len() + self.trials.iter().map(|t| t.waits.len()).sum::<usize>()]
+        [self.made.len(), self.jobs.len() + self.watched.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
     pub fn copied(&mut self, job: JobId) {
-        self.trials.iter_mut().for_each(|t| _ = t.waits.remove(&job));
+        self.watched.iter_mut().for_each(|t| _ = t.waits.remove(&job));
     }
 }
 
@@ -259,31 +259,31 @@ mod tests {
         Snapshot { window_s: 1.0, threads: vec![thread], ..Snapshot::default() }
     }
 
-    /// Tries a move of a file, which copies as this job.
-    fn begin(trials: &mut Trials, job: Option<JobId>, snapshot: &Snapshot) {
+    /// Watches a move of a file, which copies as this job.
+    fn begin(rollback: &mut Rollback, job: Option<JobId>, snapshot: &Snapshot) {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
         let subject = Subject::File { file: testing::file(1), generation: 0 };
         let about = About::new(&subject, 0, "");
         let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why, ranges: Vec::new() };
-        trials.made(&Attempt { job, ..Attempt::new(mv, about) });
-        trials.begin(snapshot);
+        rollback.made(&Attempt { job, ..Attempt::new(mv, about) });
+        rollback.begin(snapshot);
     }
 
     /// The plans found not to pay, with the number of the window after the plan.
     fn run(before: &[u64], wait: usize, after: &[u64]) -> Vec<(usize, String)> {
-        let mut trials = Trials::new(3);
+        let mut rollback = Rollback::new(3);
         for mb in before {
-            assert_eq!(trials.window(&window(*mb)), []);
+            assert_eq!(rollback.window(&window(*mb)), []);
         }
-        begin(&mut trials, Some(JobId(1)), &window(1));
+        begin(&mut rollback, Some(JobId(1)), &window(1));
         let mut unpaid = Vec::new();
         for (i, mb) in after.iter().enumerate() {
             if i == wait {
-                trials.copied(JobId(1));
+                rollback.copied(JobId(1));
             }
-            unpaid.extend(trials.window(&window(*mb)).into_iter().map(|u| (i + 1, u.why)));
+            unpaid.extend(rollback.window(&window(*mb)).into_iter().map(|u| (i + 1, u.why)));
         }
-        assert!(trials.past.len() <= 3 && (unpaid.is_empty() || trials.trials.is_empty()));
+        assert!(rollback.past.len() <= 3 && (unpaid.is_empty() || rollback.watched.is_empty()));
         unpaid
     }
 
@@ -309,19 +309,19 @@ mod tests {
             (window.threads[0].cpu_s, window.threads[0].served_s) = (0.01, Some(seconds));
             window
         };
-        let mut trials = Trials::new(1);
-        trials.window(&served(0.49));
-        begin(&mut trials, None, &served(0.49));
-        assert_eq!(trials.window(&served(0.99)), []);
-        let unpaid = trials.window(&served(0.99));
+        let mut rollback = Rollback::new(1);
+        rollback.window(&served(0.49));
+        begin(&mut rollback, None, &served(0.49));
+        assert_eq!(rollback.window(&served(0.99)), []);
+        let unpaid = rollback.window(&served(0.99));
         let why = "200.0 MB of file data per second of CPU time and service in 1 windows before, 100.0 MB in 1 after";
         assert!(unpaid.iter().any(|u| u.why.starts_with(why)), "{unpaid:?}");
     }
 
-    /// The thread that copies reads the file, too, and does so only before and after the windows of
-    /// the trial.
+    /// The thread that copies reads the file, too, and does so only before and after the windows
+    /// that are compared.
     #[test]
-    fn threads_that_no_policy_may_move_are_not_tried() {
+    fn threads_that_no_policy_may_move_are_not_watched() {
         let with_copy = |mb: u64| {
             let mut window = window(mb);
             let copy =
@@ -329,17 +329,17 @@ mod tests {
             window.threads.push(copy);
             window
         };
-        let mut trials = Trials::new(1);
-        trials.window(&with_copy(100));
-        begin(&mut trials, None, &with_copy(100));
-        assert_eq!(trials.trials[0].members.len(), 1);
-        assert_eq!(sum(&trials.trials[0].before[0], &trials.trials[0].members).bytes, 100_000_000);
+        let mut rollback = Rollback::new(1);
+        rollback.window(&with_copy(100));
+        begin(&mut rollback, None, &with_copy(100));
+        assert_eq!(rollback.watched[0].members.len(), 1);
+        assert_eq!(sum(&rollback.watched[0].before[0], &rollback.watched[0].members).bytes, 100_000_000);
         // Where nobody else reads it, they are all there is to judge by.
-        let mut trials = Trials::new(1);
+        let mut rollback = Rollback::new(1);
         let alone = || Snapshot { threads: with_copy(100).threads.split_off(1), ..with_copy(100) };
-        trials.window(&alone());
-        begin(&mut trials, None, &alone());
-        assert_eq!(trials.trials[0].members.len(), 1);
+        rollback.window(&alone());
+        begin(&mut rollback, None, &alone());
+        assert_eq!(rollback.watched[0].members.len(), 1);
     }
 
     #[test]
@@ -351,15 +351,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_again_is_tried_anew() {
-        let mut trials = Trials::new(1);
-        trials.window(&window(100));
-        begin(&mut trials, None, &window(1));
-        trials.window(&window(50));
-        begin(&mut trials, None, &window(1));
-        assert_eq!(trials.window(&window(50)), []);
-        assert_eq!(trials.window(&window(50)), []); // as bad as before the second move
-        assert!(trials.trials.is_empty());
+    fn what_is_moved_again_is_watched_anew() {
+        let mut rollback = Rollback::new(1);
+        rollback.window(&window(100));
+        begin(&mut rollback, None, &window(1));
+        rollback.window(&window(50));
+        begin(&mut rollback, None, &window(1));
+        assert_eq!(rollback.window(&window(50)), []);
+        assert_eq!(rollback.window(&window(50)), []); // as bad as before the second move
+        assert!(rollback.watched.is_empty());
     }
 
     /// Shares in a thousand of plans with this effect that are found not to pay. Windows scatter by
