@@ -189,7 +189,7 @@ impl Mover {
         let (to, pid) = (mv.to, mv.pid);
         let (_, stat) = self.pin(tid)?;
         let thread = stat.id;
-        if start_ns > 0 && as_shown(start_ns) != thread.start_ns {
+        if start_ns > 0 && start_ns != thread.start_ns {
             return Err(gone(tid));
         }
         if stat.kernel_thread {
@@ -405,7 +405,7 @@ pub fn own_affinity(mask: &CpuSet) -> String {
 
 pub fn key_of(undo: &Undo) -> Option<ThreadId> {
     match undo.subject {
-        Subject::Thread { tid, start } => Some(ThreadId { tid, start_ns: as_shown(start) }),
+        Subject::Thread { tid, start } => Some(ThreadId { tid, start_ns: start }),
         _ => None,
     }
 }

@@ -21,7 +21,7 @@
 use engine::{PlaneError, Undo};
 use linux::memory;
 use linux::patient::{self, MEMORY};
-use linux::threads::{Threads, as_shown, field};
+use linux::threads::{Threads, field};
 use placement::{Move, Reason, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, ProcessId, ThreadId, Topology};
@@ -68,7 +68,7 @@ pub fn prepare(
         return Err(PlaneError::refused("itself", "is homenode itself"));
     }
     let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, e))? else { return Err(gone(pid)) };
-    if start_ns.is_some_and(|ns| as_shown(ns) != stat.id.start_ns) {
+    if start_ns.is_some_and(|ns| ns != stat.id.start_ns) {
         return Err(gone(pid));
     }
     if stat.kernel_thread {

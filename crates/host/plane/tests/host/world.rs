@@ -40,14 +40,13 @@ impl Observe for Scripted {
                 let thread = Thread {
                     pid: *pid,
                     comm: stat.comm,
-                    start_ns: Some(stat.id.start_ns + 4_321),
+                    start_ns: Some(stat.id.start_ns),
                     allowed_nodes: (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).map(NodeId).collect(),
                     cpu_s: 0.1,
                     ..placement::testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
                 };
                 threads.push(ObservedThread {
                     thread,
-                    ppid: stat.ppid,
                     mask,
                     asked: self.asked,
                     kernel_thread: stat.kernel_thread,
