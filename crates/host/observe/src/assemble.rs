@@ -132,7 +132,7 @@ pub(super) fn assemble(
             comm: task.comm(),
             // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
             start_ns: Some(as_shown(task.start_ns)),
-            process_start_ns: Some(task.process().start_ns),
+            process_start_ns: task.process().start_ns(),
             node,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),

@@ -96,8 +96,8 @@ type Files = SmallVec<[(usize, f64); 1]>;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
     pub pid: u32,
-    /// Its start in nanoseconds; 0 if unknown.
-    pub start: u64,
+    /// Its start in nanoseconds, if known.
+    pub start: Option<u64>,
     /// Resident bytes by node; empty if unknown.
     pub memory: Shares,
     /// Where its writes land; `None` if no plane says so.
@@ -166,7 +166,7 @@ impl Demands {
         self.processes = (pids.iter().zip(began_s))
             .map(|(pid, began_s)| Process {
                 pid: *pid,
-                start: starts.get(pid).copied().unwrap_or(0),
+                start: starts.get(pid).copied(),
                 memory: Shares::new(),
                 lock_s: history.lock_s(*pid),
                 writes: None,

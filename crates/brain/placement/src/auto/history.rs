@@ -18,7 +18,7 @@
 //! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use super::demand::{Demand, Demands};
 use super::recent::Recent;
@@ -229,13 +229,13 @@ impl History {
         (self.waits, self.without_plan) = (AFTER_PLAN, 0);
         for mv in moves {
             match &mv.subject {
-                Subject::Thread { tid, .. } => {
+                Subject::Thread(ThreadId { tid, .. }) => {
                     let times = self.moved_threads.get(tid).map_or(0, |moved| moved.0);
                     self.moved_threads.insert(*tid, (times + 1, self.now_s));
                     self.assigned.insert(*tid, mv.to);
                 }
-                Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
-                file @ Subject::File { .. } => _ = self.stuck.insert(*file, self.now_s),
+                Subject::Process(ProcessId { pid, .. }) => _ = self.moved_processes.insert(*pid),
+                file @ Subject::File(_) => _ = self.stuck.insert(*file, self.now_s),
             }
             self.load.moved(mv.subject);
             self.asked.push(mv.clone());
@@ -245,14 +245,14 @@ impl History {
     /// Whether this thread, process or file may be asked to move; `pid` is a thread's process.
     pub fn may_move(&self, subject: &Subject, pid: u32) -> bool {
         let moved = match subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => {
                 let often = |(times, at_s): &(u32, f64)| {
                     *times >= MOST_MOVED || (0.0..self.pace.dwell_s).contains(&(self.now_s - at_s))
                 };
                 self.moved_threads.get(tid).is_some_and(often) || self.moved_processes.contains(&pid)
             }
-            Subject::Process { pid, .. } => self.moved_processes.contains(pid),
-            Subject::File { .. } => false,
+            Subject::Process(ProcessId { pid, .. }) => self.moved_processes.contains(pid),
+            Subject::File(_) => false,
         };
         !moved && !self.stuck.contains_key(subject)
     }

@@ -207,7 +207,7 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         Change::Process { process, node, .. } => {
             let one = &model.demands.processes[*process];
             let mut classes = model.of_process[*process].iter().map(|t| &model.classes[*t]);
-            let subject = Subject::Process { pid: one.pid, start: one.start };
+            let subject = Subject::process(one.pid, one.start);
             history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.pinned)
         }
         Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),

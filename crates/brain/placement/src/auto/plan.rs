@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use memory_model::{Shares, add};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use super::assignment::{Assignment, Model, Placed, Scratch};
 use super::data::main_node;
@@ -81,9 +81,9 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
     for mv in moves {
         joined.insert(mv.to);
         match mv.subject {
-            Subject::Thread { tid, .. } => _ = moved.insert(tid),
-            Subject::Process { pid, .. } => _ = processes.insert(pid),
-            Subject::File { .. } => {}
+            Subject::Thread(ThreadId { tid, .. }) => _ = moved.insert(tid),
+            Subject::Process(ProcessId { pid, .. }) => _ = processes.insert(pid),
+            Subject::File(_) => {}
         }
     }
     let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);

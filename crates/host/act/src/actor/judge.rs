@@ -41,7 +41,7 @@ impl<B: Births> Actor<B> {
             // It may use every CPU, so its cpuset allows every CPU.
             Leeway::AsSeen
         } else {
-            let key = ThreadId { tid: thread.tid, start_ns: thread.start_ns.unwrap_or(0) };
+            let key = thread.id();
             if asked == Some(false) {
                 self.mover.not_asked(key, mask.clone());
             }
