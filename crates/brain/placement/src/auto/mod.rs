@@ -151,7 +151,7 @@ impl Auto {
         if self.history.planned_for() {
             for d in &mut demands.threads {
                 let t = &snapshot.threads[d.thread];
-                d.pinned |= self.history.assigned(t.tid).is_none_or(|node| node == t.node);
+                d.pinned |= self.history.assigned(t.id()).is_none_or(|node| node == t.node);
             }
         }
         let mut classes = class::classes(&demands);
@@ -189,14 +189,14 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         let subject = Subject::file(file);
         let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
         let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
-        file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject, 0)
+        file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject)
     };
     let data = history.data_may_move();
     if history.planned_for() {
         let Change::Threads { class, node, data: None, .. } = change else { return false };
         let node = Some(model.hardware.nodes[*node].id);
         let mut members = model.classes[*class].members.iter().map(|m| model.demands.threads[*m].thread);
-        return members.all(|t| history.assigned(snapshot.threads[t].tid) == node);
+        return members.all(|t| history.assigned(snapshot.threads[t].id()) == node);
     }
     match change {
         Change::Threads { data: None, .. } => true,
@@ -207,8 +207,8 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         Change::Process { process, node, .. } => {
             let one = &model.demands.processes[*process];
             let mut classes = model.of_process[*process].iter().map(|t| &model.classes[*t]);
-            let subject = Subject::process(one.pid, one.start);
-            history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.pinned)
+            let subject = Subject::Process(one.id);
+            history.may_move(&subject) && classes.all(|t| t.node == *node || !t.pinned)
         }
         Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),
     }
