@@ -15,6 +15,47 @@
 //! promises enough, and waits until its moves are made ([`history`]). Each move states what it
 //! saves ([`plan`]).
 //!
+//! **Terms.**
+//!
+//! - *Demand* ([`demand`]): what a thread does for each byte of its file data, wherever it runs: a
+//!   rate, seconds of CPU, seconds asleep, and where its bytes are.
+//! - *Class* ([`class`]): threads of one process and node whose demands are so alike that it does
+//!   not matter which of them moves.
+//! - *Group* ([`data`]): files that several threads share. They move together or not at all; data
+//!   that no other thread reads is *private* and may move with its thread.
+//! - *Own memory* ([`locks`], [`Settings::own_memory`]): the pages of a process apart from files.
+//!   A thread that leaves them behind slows down.
+//! - *Locks* ([`locks`]): threads of a process that share data and sleep are assumed to take turns,
+//!   which costs more on several nodes.
+//! - *Horizon* ([`Settings::horizon_s`]): for so many seconds the load is assumed to stay as it is.
+//!
+//! **Equations.** An assignment a gives the threads of each class on each node, the node of their
+//! private data, of each group, and of the memory of each process. Solving the network of CPUs,
+//! controllers, ports and locks gives the bytes/s of all threads, X(a). The cost C(a) is in bytes
+//! that are not read or written while a is brought about ([`cost`]):
+//!
+//! ```text
+//! threads     sum of rate × thread_move_s over those that change their node
+//! files       (remote_load − 1) × rate × copy time: Dragonfly's O_m; one copy after the other
+//! processes   rate × copy time × horizon / life, with life = T ln (1 + horizon / T) at age T
+//! ```
+//!
+//! The search looks for the a with the greatest horizon × X(a) − C(a).
+//!
+//! **A decision** ([`Policy::decide`]), for each window:
+//!
+//! ```text
+//! follow what became of the moves; notice whether it is another load
+//! moves are under way or held back    -> request those again, decide nothing
+//! the last plan has just been made    -> wait
+//! throughput still changes            -> wait
+//! the load has been planned for       -> rest; if many were displaced, let them return
+//! examine the mean of the last windows: machine, demands, classes
+//! search for an assignment that is worth more than to stay
+//! it promises min_gain × strictness   -> its moves; otherwise say who stays and why
+//! no move of these, and none judged   -> parts of files, as promote chooses
+//! ```
+//!
 //! What the plane knows is in the snapshot and not inferred: where writes land, which files can
 //! move, and what became of each move. A file moves only if the plane says that it can. Whether a
 //! plan paid is judged by the engine, which takes it back if not.
