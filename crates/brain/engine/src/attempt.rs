@@ -316,6 +316,8 @@ mod tests {
     use placement::{Plan, Policy, Reason, Snapshot};
     use topology::{NodeId, Topology};
 
+    use topology::ThreadId;
+
     use super::*;
     use crate::jobs::JobState;
     use crate::journal::{Filter, read};
@@ -356,7 +358,7 @@ mod tests {
     const JOB: JobId = JobId(7);
 
     fn thread() -> Attempt {
-        let subject = Subject::Thread { tid: 5, start: 1 };
+        let subject = Subject::Thread(ThreadId::new(5, 1));
         let masks = Masks { before: "0-3".parse().unwrap(), ours: "0-1".parse().unwrap(), unbound: true };
         let undo = Undo { subject, pid: 5, masks: Some(masks), payload: None };
         let (reason, why) = (Reason::ReadLocality, "x".into());
@@ -366,7 +368,7 @@ mod tests {
 
     /// A file's move; `job`: it copies already.
     fn file(job: Option<JobId>) -> Attempt {
-        let subject = Subject::File { file: placement::testing::file(9), generation: 0 };
+        let subject = Subject::File(placement::testing::file(9));
         let about = About::new(&subject, 0, "");
         let mv = Move { subject, pid: 0, reason: Reason::OverloadedHome, ..thread().mv };
         Attempt { undo: Some(Vec::new()), job, ..Attempt::new(mv, about) }

@@ -7,7 +7,7 @@
 use placement::Snapshot;
 pub(crate) use placement::flow::Sums as Bytes;
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::FileId;
+use topology::{FileId, ProcessId};
 
 use crate::Subject;
 use crate::journal::{About, Event};
@@ -30,9 +30,9 @@ fn bytes(subjects: &FxHashSet<&Subject>, snapshot: &Snapshot) -> FxHashMap<Subje
     let mut files: FxHashMap<FileId, Subject> = FxHashMap::default();
     for subject in subjects.iter().copied() {
         match subject {
-            Subject::Thread { .. } => {}
-            Subject::Process { pid, .. } => _ = processes.insert(*pid, *subject),
-            Subject::File { file, .. } => _ = files.insert(*file, *subject),
+            Subject::Thread(_) => {}
+            Subject::Process(ProcessId { pid, .. }) => _ = processes.insert(*pid, *subject),
+            Subject::File(file) => _ = files.insert(file.any_generation(), *subject),
         }
     }
     let mut sums: FxHashMap<Subject, Bytes> = FxHashMap::default();

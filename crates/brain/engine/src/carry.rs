@@ -12,6 +12,7 @@
 
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
+use topology::ProcessId;
 
 use crate::attempt::{Attempt, MoveEvent};
 use crate::audit;
@@ -299,10 +300,10 @@ pub(crate) fn held_again(forgets: &mut Vec<Record>, holds: &[Record]) {
 fn about(mv: &Move, snapshot: &Snapshot, thread: Option<&Thread>) -> About {
     let name = |id: u32| snapshot.threads.iter().find(|t| t.tid == id).map_or("", |t| t.comm.as_str());
     let name = match &mv.subject {
-        Subject::Thread { .. } => thread.map_or("", |t| t.comm.as_str()),
-        Subject::Process { pid, .. } => name(*pid),
-        Subject::File { file, .. } => {
-            let path = snapshot.files.iter().find(|f| f.file == *file).and_then(|f| f.path.as_deref());
+        Subject::Thread(_) => thread.map_or("", |t| t.comm.as_str()),
+        Subject::Process(ProcessId { pid, .. }) => name(*pid),
+        Subject::File(file) => {
+            let path = snapshot.files.iter().find(|f| f.file == file.any_generation()).and_then(|f| f.path.as_deref());
             path.unwrap_or_default()
         }
     };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{Move, OutcomeState, Snapshot, Subject};
+use topology::ProcessId;
 
 use crate::attempt::{Attempt, MoveEvent, outcome};
 use crate::engine::Engine;
@@ -205,9 +206,9 @@ impl<P: Plane> Engine<P> {
     /// Data of this subject was moved, and undoing does not move it back.
     pub(crate) fn data_stays(&mut self, subject: &Subject) {
         match subject {
-            Subject::File { .. } => self.data_moved.0 += 1,
-            Subject::Process { .. } => self.data_moved.1 += 1,
-            Subject::Thread { .. } => {}
+            Subject::File(_) => self.data_moved.0 += 1,
+            Subject::Process(_) => self.data_moved.1 += 1,
+            Subject::Thread(_) => {}
         }
     }
 
@@ -223,14 +224,15 @@ impl<P: Plane> Engine<P> {
     /// Whether a move's bytes may still be copied today.
     pub(crate) fn endurance(&self, mv: &Move, snapshot: &Snapshot) -> Result<(), HeldBack> {
         let bytes = match &mv.subject {
-            Subject::Thread { .. } => return Ok(()),
-            Subject::Process { pid, .. } => {
+            Subject::Thread(_) => return Ok(()),
+            Subject::Process(ProcessId { pid, .. }) => {
                 let resident = snapshot.processes.iter().find(|p| p.pid == *pid).map(|p| &p.resident);
                 resident.map_or(0, |r| r.total().saturating_sub(r.get(mv.to)))
             }
-            Subject::File { .. } if !mv.ranges.is_empty() => mv.range_bytes(),
-            Subject::File { file, .. } => {
-                snapshot.files.iter().find(|f| f.file == *file).map_or(0, |f| f.bytes.get(mv.from))
+            Subject::File(_) if !mv.ranges.is_empty() => mv.range_bytes(),
+            Subject::File(file) => {
+                let seen = snapshot.files.iter().find(|f| f.file == file.any_generation());
+                seen.map_or(0, |f| f.bytes.get(mv.from))
             }
         };
         let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
@@ -301,7 +303,7 @@ impl<P: Plane> Engine<P> {
     /// Restores the affinity of a moved thread, or of all threads of a moved process.
     fn unbind(&mut self, moved: &Subject, why: &str) {
         let of_it = |undo: &&crate::Undo| match moved {
-            Subject::Process { pid, .. } => undo.pid == *pid,
+            Subject::Process(ProcessId { pid, .. }) => undo.pid == *pid,
             _ => undo.subject == *moved,
         };
         let undos: Vec<crate::Undo> = self.owned.undos().iter().filter(of_it).cloned().collect();

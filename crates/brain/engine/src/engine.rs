@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use placement::{Policy, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::NodeId;
+use topology::{NodeId, ThreadId};
 
 use crate::attempt::MoveEvent;
 use crate::audit::Audit;
@@ -341,7 +341,7 @@ impl<P: Plane> Engine<P> {
         for undo in kept {
             let name = |id: u32| names.get(&id).copied();
             let comm = match undo.subject {
-                Subject::Thread { tid, .. } => name(tid).or_else(|| name(undo.pid)).unwrap_or_default(),
+                Subject::Thread(ThreadId { tid, .. }) => name(tid).or_else(|| name(undo.pid)).unwrap_or_default(),
                 _ => "",
             };
             let about = About::new(&undo.subject, undo.pid, comm);

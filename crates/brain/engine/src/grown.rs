@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use placement::{Move, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, NodeId, ThreadId, Topology};
 
 use crate::{MoveEvent, Subject, Undo, owned};
 
@@ -33,7 +33,7 @@ impl Grown {
             let gained = node.cpus.difference(before);
             let lacks = |ours: &CpuSet| !ours.intersection(before).is_empty() && !gained.is_subset(ours);
             for undo in owned.iter().filter(|undo| undo.masks.as_ref().is_some_and(|masks| lacks(&masks.ours))) {
-                if let Subject::Thread { tid, .. } = undo.subject {
+                if let Subject::Thread(ThreadId { tid, .. }) = undo.subject {
                     self.due.insert(tid, node.id);
                 }
             }
@@ -82,7 +82,7 @@ mod tests {
 
     fn undo(tid: u32, ours: &str) -> Undo {
         let masks = Masks { before: "0-7".parse().unwrap(), ours: ours.parse().unwrap(), unbound: true };
-        Undo { subject: Subject::Thread { tid, start: 1 }, pid: tid, masks: Some(masks), payload: None }
+        Undo { subject: Subject::Thread(ThreadId::new(tid, 1)), pid: tid, masks: Some(masks), payload: None }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The threads that have an affinity of ours.
 
 use rustc_hash::FxHashMap;
+use topology::{ProcessId, ThreadId};
 
 use crate::journal::About;
 use crate::state::records::Owned;
@@ -9,8 +10,8 @@ use crate::{Subject, Undo};
 /// The id of a thread or process.
 pub(crate) fn id(subject: &Subject) -> Option<u32> {
     match subject {
-        Subject::Thread { tid: id, .. } | Subject::Process { pid: id, .. } => Some(*id),
-        Subject::File { .. } => None,
+        Subject::Thread(ThreadId { tid: id, .. }) | Subject::Process(ProcessId { pid: id, .. }) => Some(*id),
+        Subject::File(_) => None,
     }
 }
 
@@ -109,7 +110,7 @@ mod tests {
     }
 
     fn tid(undo: &Undo) -> u32 {
-        let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+        let Subject::Thread(ThreadId { tid, .. }) = undo.subject else { panic!("{undo:?}") };
         tid
     }
 

@@ -32,6 +32,7 @@ use std::sync::Arc;
 
 use placement::{Move, Snapshot, Subject, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
+use topology::{ProcessId, ThreadId};
 
 use crate::attempt::Attempt;
 use crate::audit::Bytes;
@@ -207,9 +208,9 @@ fn members(moves: &[Move], snapshot: &Snapshot) -> FxHashSet<Subject> {
     let (mut tids, mut pids, mut files) = (FxHashSet::default(), FxHashSet::default(), FxHashSet::default());
     for mv in moves {
         match &mv.subject {
-            Subject::Thread { tid, .. } => _ = tids.insert(*tid),
-            Subject::Process { pid, .. } => _ = pids.insert(*pid),
-            Subject::File { file, .. } => _ = files.insert(*file),
+            Subject::Thread(ThreadId { tid, .. }) => _ = tids.insert(*tid),
+            Subject::Process(ProcessId { pid, .. }) => _ = pids.insert(*pid),
+            Subject::File(file) => _ = files.insert(file.any_generation()),
         }
     }
     let about =
@@ -262,7 +263,7 @@ mod tests {
     /// Watches a move of a file, which copies as this job.
     fn begin(rollback: &mut Rollback, job: Option<JobId>, snapshot: &Snapshot) {
         let (from, to, why) = (NodeId(0), NodeId(1), "".into());
-        let subject = Subject::File { file: testing::file(1), generation: 0 };
+        let subject = Subject::File(testing::file(1));
         let about = About::new(&subject, 0, "");
         let mv = Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why, ranges: Vec::new() };
         rollback.made(&Attempt { job, ..Attempt::new(mv, about) });

@@ -16,9 +16,9 @@ pub struct Tally(BTreeMap<(Kind, Result), u64>);
 impl Tally {
     pub(crate) fn count(&mut self, subject: &Subject, event: &MoveEvent) {
         let kind = match subject {
-            Subject::Thread { .. } => "thread",
-            Subject::Process { .. } => "process",
-            Subject::File { .. } => "file",
+            Subject::Thread(_) => "thread",
+            Subject::Process(_) => "process",
+            Subject::File(_) => "file",
         };
         if let Some(word) = word_of(event) {
             *self.0.entry((kind, word)).or_default() += 1;

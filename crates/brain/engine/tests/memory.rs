@@ -19,7 +19,7 @@ use engine::{
     Write,
 };
 use placement::{FileUse, MappedMemory, Move, NodeLoad, ObservedFile, Process, Snapshot, Thread, testing};
-use topology::{CpuSet, NodeId, Topology};
+use topology::{CpuSet, NodeId, ProcessId, ThreadId, Topology};
 
 /// Short-lived threads for each policy.
 const THREADS: u32 = if cfg!(debug_assertions) { 12_000 } else { 1_000_000 };
@@ -129,7 +129,7 @@ impl Plane for Crowd {
         let threads = self.threads();
         let files = threads.iter().map(|t| ObservedFile {
             file: t.files[0].file,
-            generation: Some(u64::from(t.tid)),
+            generation: Some(t.tid),
             size: Some(1 << 30),
             bytes: t.read_bytes.clone(),
             readers: vec![t.tid],
@@ -192,7 +192,10 @@ impl Plane for Crowd {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let (Subject::Thread { tid: id, .. } | Subject::Process { pid: id, .. }) = undo.subject else { return true };
+        let (Subject::Thread(ThreadId { tid: id, .. }) | Subject::Process(ProcessId { pid: id, .. })) = undo.subject
+        else {
+            return true;
+        };
         id < 1_000_000_000 && (id - self.first) / CROWD + 4 < self.window
     }
 }

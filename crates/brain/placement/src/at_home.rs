@@ -16,7 +16,7 @@
 //! **Limits.** homenode binds no thread on a node to which it moved none.
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use crate::{Declined, Move, Plan, Reason, Snapshot, Subject, Thread};
 
@@ -40,14 +40,14 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
     let mut going: FxHashSet<u32> = FxHashSet::default();
     for mv in &plan.moves {
         match mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => {
                 named.insert(tid);
                 if mv.reason == Reason::ReadLocality {
                     coming.insert(tid, mv.to);
                 }
             }
-            Subject::Process { pid, .. } => _ = going.insert(pid),
-            Subject::File { .. } => {}
+            Subject::Process(ProcessId { pid, .. }) => _ = going.insert(pid),
+            Subject::File(_) => {}
         }
     }
     // For each node, the bytes read from it by the busiest thread that came or comes.

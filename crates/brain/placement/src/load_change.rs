@@ -238,7 +238,7 @@ impl Detector {
         }
         // A thread knows the id of its process, not when the process started.
         let process = |(subject, at): (&Subject, &u64)| match subject {
-            Subject::Process { pid, .. } => Some((*pid, *at)),
+            Subject::Process(id) => Some((id.pid, *at)),
             _ => None,
         };
         let processes: FxHashMap<u32, u64> = self.moved.iter().filter_map(process).collect();
@@ -306,15 +306,15 @@ impl Detector {
     /// Parts of this file move, now and then: what its readers read of it comes from elsewhere. All
     /// other threads are watched as ever.
     pub fn data_moves(&mut self, subject: &Subject) {
-        if let Subject::File { file, .. } = subject {
-            self.files.insert(*file);
+        if let Subject::File(file) = subject {
+            self.files.insert(file.any_generation());
         }
     }
 
     /// This was not moved after all.
     pub fn not_moved(&mut self, subject: &Subject) {
-        if let Subject::File { file, .. } = subject {
-            self.files.remove(file);
+        if let Subject::File(file) = subject {
+            self.files.remove(&file.any_generation());
         }
         self.moved.remove(subject);
     }

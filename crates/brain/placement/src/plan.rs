@@ -3,7 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::{FileId, NodeId};
+use topology::{FileId, NodeId, ProcessId, ThreadId};
 
 use crate::{ObservedFile, RANGE_BYTES, Subject, Thread, Why};
 
@@ -164,7 +164,8 @@ enum Form {
         file: FileId,
         /// Generation of the inode, as in the snapshot.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        generation: Option<u64>,
+        #[schemars(with = "Option<u64>")]
+        generation: Option<u32>,
         /// The node the data is on.
         from: NodeId,
         /// The node the data should be on.
@@ -183,15 +184,15 @@ impl From<Form> for Move {
     fn from(form: Form) -> Self {
         match form {
             Form::Thread { tid, pid, start_ns, from, to, reason, why } => {
-                let subject = Subject::Thread { tid, start: start_ns.unwrap_or(0) };
+                let subject = Subject::Thread(ThreadId::new(tid, start_ns));
                 Self { subject, pid, from, to, reason, why, ranges: Vec::new() }
             }
             Form::Process { pid, start_ns, from, to, reason, why } => {
-                let subject = Subject::Process { pid, start: start_ns.unwrap_or(0) };
+                let subject = Subject::Process(ProcessId::new(pid, start_ns));
                 Self { subject, pid, from, to, reason, why, ranges: Vec::new() }
             }
             Form::File { file, generation, from, to, reason, why, ranges } => {
-                let subject = Subject::File { file, generation: generation.unwrap_or(0) };
+                let subject = Subject::File(FileId { generation: generation.unwrap_or(0), ..file });
                 Self { subject, pid: 0, from, to, reason, why, ranges }
             }
         }
@@ -201,12 +202,12 @@ impl From<Form> for Move {
 impl From<Move> for Form {
     fn from(mv: Move) -> Self {
         let Move { subject, pid, from, to, reason, why, ranges } = mv;
-        let known = |number: u64| Some(number).filter(|number| *number > 0);
         match subject {
-            Subject::Thread { tid, start } => Self::Thread { tid, pid, start_ns: known(start), from, to, reason, why },
-            Subject::Process { pid, start } => Self::Process { pid, start_ns: known(start), from, to, reason, why },
-            Subject::File { file, generation } => {
-                Self::File { file, generation: known(generation), from, to, reason, why, ranges }
+            Subject::Thread(id) => Self::Thread { tid: id.tid, pid, start_ns: id.start_ns(), from, to, reason, why },
+            Subject::Process(id) => Self::Process { pid: id.pid, start_ns: id.start_ns(), from, to, reason, why },
+            Subject::File(file) => {
+                let generation = Some(file.generation).filter(|generation| *generation > 0);
+                Self::File { file, generation, from, to, reason, why, ranges }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use topology::{CpuSet, FileId, MemoryKind, Node, NodeId, Topology};
+use topology::{CpuSet, FileId, MemoryKind, Node, NodeId, ProcessId, ThreadId, Topology};
 
 use crate::{NodeBytes, Outcome, Pace};
 
@@ -254,7 +254,8 @@ pub struct ObservedFile {
     /// Generation of the inode, if known. It tells this file from a later one with the same inode
     /// number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generation: Option<u64>,
+    #[schemars(with = "Option<u64>")]
+    pub generation: Option<u32>,
     /// Path, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
@@ -318,7 +319,8 @@ pub struct IdleFile {
     pub file: FileId,
     /// Generation of the inode, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generation: Option<u64>,
+    #[schemars(with = "Option<u64>")]
+    pub generation: Option<u32>,
     /// The ranges, by rising `start`.
     pub ranges: Vec<IdleRange>,
 }
@@ -494,6 +496,16 @@ impl NodeLoad {
 }
 
 impl Thread {
+    /// Its id.
+    pub fn id(&self) -> ThreadId {
+        ThreadId::new(self.tid, self.start_ns)
+    }
+
+    /// The id of its process.
+    pub fn process_id(&self) -> ProcessId {
+        ProcessId::new(self.pid, self.of_process_since())
+    }
+
     /// Start time of its process, if it is known from this thread: the first thread starts with the
     /// process.
     pub fn of_process_since(&self) -> Option<u64> {

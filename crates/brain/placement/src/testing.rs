@@ -1,6 +1,6 @@
 //! Snapshots for tests, built by hand. For the tests of other crates: feature `testing`.
 
-use topology::{FileId, NodeId};
+use topology::{FileId, NodeId, ThreadId};
 
 use crate::{NodeBytes, NodeLoad, Snapshot, Subject, Thread};
 
@@ -53,7 +53,7 @@ pub const fn file(ino: u64) -> FileId {
 
 /// A thread by its id and start time.
 pub fn subject(tid: u32, start: u64) -> Subject {
-    Subject::Thread { tid, start }
+    Subject::Thread(ThreadId::new(tid, start))
 }
 
 /// A window of one second on these nodes and no others.

@@ -9,7 +9,7 @@ use placement::{
     FileUse, Move, NodeBytes, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Reason, Snapshot, Subject,
     Thread,
 };
-use topology::{FileId, NodeId};
+use topology::{FileId, NodeId, ProcessId};
 
 const GB: u64 = 1_000_000_000;
 const KIB: u64 = 1 << 10;
@@ -145,7 +145,7 @@ fn copies_that_were_seen_replace_the_configured_speed() {
     w.processes[0] = memory(7, 0, 2 * GB);
     let mut decide = |time_s: f64, running: Option<u64>| {
         w.time_s = time_s;
-        let other = Subject::Process { pid: 9, start: 0 };
+        let other = Subject::Process(ProcessId::new(9, 0));
         let state = |done| OutcomeState::Running { bytes: 40 * GB, done };
         w.outcomes = running
             .map(|done| Outcome { subject: other, from: NodeId(0), to: NodeId(1), result: state(done) })

@@ -10,7 +10,7 @@ use placement::dragonfly::mtp::Mtp;
 use placement::dragonfly::{Dragonfly, Settings};
 use placement::{FileUse, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, nthread};
 use proptest::prelude::*;
-use topology::{FileId, NodeId};
+use topology::{FileId, NodeId, ThreadId};
 
 /// IV-B, Webserver heavy, with O_m as printed.
 const PRINTED: Mtp = Mtp { local_bw: 20.7e9, remote_bw: 13.5e9, overhead: 30.6e9, migration_s: 3.5 };
@@ -126,13 +126,13 @@ impl World {
         for mv in &plan.moves {
             self.made.push((self.windows, mv.clone()));
             match &mv.subject {
-                Subject::Thread { tid, .. } => {
+                Subject::Thread(ThreadId { tid, .. }) => {
                     self.snapshot.threads.iter_mut().find(|t| t.tid == *tid).unwrap().node = mv.to;
                 }
-                Subject::File { file, .. } => {
+                Subject::File(file) => {
                     self.moving.insert(*file, mv.to);
                 }
-                Subject::Process { .. } => panic!("no process moves"),
+                Subject::Process(_) => panic!("no process moves"),
             }
         }
         self.copy();
@@ -165,7 +165,7 @@ impl World {
 
     fn files_moved(&self) -> Vec<(u32, u64, u32)> {
         let one = |(window, mv): &(u32, Move)| match mv.subject {
-            Subject::File { file, .. } => Some((*window, file.ino, mv.to.0)),
+            Subject::File(file) => Some((*window, file.ino, mv.to.0)),
             _ => None,
         };
         let mut moved: Vec<_> = self.made.iter().filter_map(one).collect();

@@ -10,7 +10,7 @@ use placement::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
-use topology::{NodeId, Topology};
+use topology::{NodeId, ProcessId, ThreadId, Topology};
 
 const ANY: Size = Size { nodes: 4, threads: 9, odd_nodes: true };
 
@@ -120,8 +120,8 @@ fn next(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snapshot {
     for mv in &plan.moves {
         let (from, to) = (mv.from, mv.to);
         match &mv.subject {
-            Subject::Thread { tid, .. } => s = seat(topology, &s, *tid, to),
-            Subject::Process { pid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => s = seat(topology, &s, *tid, to),
+            Subject::Process(ProcessId { pid, .. }) => {
                 let tids: Vec<u32> =
                     s.threads.iter().filter(|t| t.pid == *pid && t.node != to).map(|t| t.tid).collect();
                 for tid in tids {
@@ -131,7 +131,7 @@ fn next(topology: &Topology, before: &Snapshot, plan: &Plan) -> Snapshot {
                     p.resident = [(to, p.resident.total())].into_iter().collect();
                 }
             }
-            Subject::File { file, .. } => {
+            Subject::File(file) => {
                 for f in s.files.iter_mut().filter(|f| f.file == *file) {
                     f.bytes = shifted(&f.bytes, from, to);
                 }
@@ -181,19 +181,19 @@ fn check(topology: &Topology, s: &Snapshot, plan: &Plan) -> Result<(), TestCaseE
         let (from, to) = (mv.from, mv.to);
         prop_assert!(!mv.why.text().is_empty());
         match &mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => {
                 let t = s.threads.iter().find(|t| t.tid == *tid).unwrap();
                 prop_assert_eq!((t.pid, t.node, Subject::thread(t)), (mv.pid, from, mv.subject));
                 prop_assert!(from != to);
                 free(t, to)?;
             }
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 prop_assert!(topology.node(from).is_some());
                 for t in s.threads.iter().filter(|t| t.pid == *pid) {
                     free(t, to)?;
                 }
             }
-            Subject::File { file, .. } => {
+            Subject::File(file) => {
                 let f = s.files.iter().find(|f| f.file == *file).unwrap();
                 prop_assert!(from != to && topology.node(to).is_some());
                 prop_assert!(f.bytes.get(from) > 0, "{file} has nothing on {from}");

@@ -4,7 +4,7 @@
 use placement::load_change::{Changes, Detector};
 use placement::testing::file;
 use placement::{FileUse, NodeBytes, NodeLoad, Snapshot, Subject, Thread};
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 /// A thread on `node` that reads so many MiB of file `ino` from nodes 0 and 1, and writes as many.
 fn thread(tid: u32, node: u32, ino: u64, [read, far]: [u64; 2], written: u64) -> Thread {
@@ -149,7 +149,7 @@ fn threads_that_come_and_go_do_not_add_up() {
 fn what_stands_still_is_gone_when_nothing_copies() {
     let load = [reader(1, 100), reader(2, 100)];
     let mut detector = begun(&load);
-    detector.moved(Subject::Thread { tid: 2, start: 0 });
+    detector.moved(Subject::Thread(ThreadId::new(2, 0)));
     (0..20).for_each(|_| _ = window(&mut detector, &load[..1]));
     assert_eq!(detector.changes().gone, 0);
     detector.resumed();
@@ -161,7 +161,7 @@ fn what_stands_still_is_gone_when_nothing_copies() {
 #[test]
 fn a_file_that_was_not_moved_hides_no_change() {
     let load = [reader(1, 100), reader(2, 100)];
-    let file = Subject::File { file: file(1), generation: 0 };
+    let file = Subject::File(file(1));
     let mut detector = begun(&load);
     detector.moved(file);
     window(&mut detector, &load);
@@ -193,7 +193,7 @@ fn effects_of_our_own_moves_are_no_changes() {
     let load = [reader(1, 100), reader(2, 100)];
     let faster = [reader(1, 100), reader(2, 5_000)];
     let mut detector = begun(&load);
-    detector.moved(Subject::Thread { tid: 1, start: 0 });
+    detector.moved(Subject::Thread(ThreadId::new(1, 0)));
     (0..20).for_each(|_| _ = window(&mut detector, &faster));
     assert!(!detector.changes().any(), "which it brought about is what it is compared with");
     window(&mut detector, &load);
@@ -202,22 +202,22 @@ fn effects_of_our_own_moves_are_no_changes() {
     // A process stands still while its memory is copied, and is slow in the window in which it goes
     // on.
     let mut detector = begun(&load);
-    detector.moved(Subject::Process { pid: 2, start: 0 });
+    detector.moved(Subject::Process(ProcessId::new(2, 0)));
     (0..40).for_each(|_| _ = window(&mut detector, &load[..1]));
     window(&mut detector, &[reader(1, 100), reader(2, 3)]);
     (0..9).for_each(|_| _ = window(&mut detector, &load));
     assert!(!detector.changes().any());
     // One that has ended does not.
-    detector.moved(Subject::Thread { tid: 2, start: 0 });
+    detector.moved(Subject::Thread(ThreadId::new(2, 0)));
     window(&mut detector, &load[..1]);
-    detector.ended(&Subject::Thread { tid: 2, start: 0 });
+    detector.ended(&Subject::Thread(ThreadId::new(2, 0)));
     (0..10).for_each(|_| _ = window(&mut detector, &load[..1]));
     assert_eq!(detector.changes().gone, 1);
 
     // The data of a file that we move comes from elsewhere when its copy is done.
     for ours in [true, false] {
         let mut detector = begun(&load);
-        detector.moved(Subject::File { file: file(if ours { 1 } else { 2 }), generation: 0 });
+        detector.moved(Subject::File(file(if ours { 1 } else { 2 })));
         (0..20).for_each(|_| _ = window(&mut detector, &load));
         window(&mut detector, &[thread(1, 0, 1, [0, 100], 0), reader(2, 100)]);
         assert_eq!(detector.changes().any(), !ours);
@@ -228,7 +228,7 @@ fn effects_of_our_own_moves_are_no_changes() {
 fn threads_that_something_else_moves_are_named_once() {
     let (load, there) = ([reader(1, 100), reader(2, 100)], thread(2, 1, 1, [100, 0], 0));
     let mut detector = begun(&load);
-    let subject = Subject::Thread { tid: 2, start: 0 };
+    let subject = Subject::Thread(ThreadId::new(2, 0));
     let moved = [load[0].clone(), there];
     assert_eq!(window(&mut detector, &moved), [(subject, NodeId(0))]);
     assert_eq!(window(&mut detector, &moved), []);

@@ -163,7 +163,7 @@ impl World {
         let reason = if mv.to == NodeId(2) { Reason::Demotion } else { Reason::Promotion };
         assert!(mv.subject.is_file() && mv.reason == reason && !mv.ranges.is_empty(), "{mv:?}");
         assert!(mv.ranges.windows(2).all(|pair| pair[0].end() < pair[1].start), "{:?}", mv.ranges);
-        let Subject::File { file, .. } = mv.subject else { panic!("{mv:?}") };
+        let Subject::File(file) = mv.subject else { panic!("{mv:?}") };
         let first = file.ino as usize * self.per_file;
         for part in &mv.ranges {
             assert!(part.start.is_multiple_of(RANGE_BYTES) && part.bytes.is_multiple_of(RANGE_BYTES));
@@ -594,7 +594,7 @@ fn what_did_not_pay_or_was_refused_is_left_alone() {
         let reads = zipf(0..1, 0, 64 * MIB);
         while world.window(&reads).moves.is_empty() {}
         world.ranges[0].on = NodeId(2);
-        let subject = Subject::File { file: testing::file(0), generation: 0 };
+        let subject = Subject::File(testing::file(0));
         let outcome = Outcome { subject, from: NodeId(2), to: NodeId(0), result };
         let told = Snapshot { outcomes: vec![outcome], ..world.snapshot() };
         world.policy.decide(&told.topology(), &told);

@@ -25,7 +25,7 @@ pub struct Descendant {
 
 impl Descendant {
     pub fn id(&self) -> ThreadId {
-        ThreadId { tid: self.tid, start_ns: as_shown(self.start_ns) }
+        ThreadId::new(self.tid, as_shown(self.start_ns))
     }
 }
 

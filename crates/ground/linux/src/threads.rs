@@ -174,9 +174,10 @@ impl Threads {
     }
 
     /// Whether this thread is one of the process's now.
-    pub fn belongs(&self, pid: u32, ThreadId { tid, start_ns }: ThreadId) -> io::Result<bool> {
+    pub fn belongs(&self, pid: u32, thread: ThreadId) -> io::Result<bool> {
+        let tid = thread.tid;
         match started(tid, self.proc_root.join(format!("{pid}/task/{tid}/stat"))) {
-            Ok(started) => Ok(started == start_ns),
+            Ok(started) => Ok(ThreadId::new(tid, started) == thread),
             Err(error) if is_gone(&error) || error.kind() == ErrorKind::InvalidData => Ok(false),
             Err(error) => Err(error),
         }
@@ -318,7 +319,7 @@ pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 /// When the thread of this `stat` file started.
 fn started(tid: u32, stat: PathBuf) -> io::Result<u64> {
     let bytes = patient::ask(tid, STAT, move || std::fs::read(stat))?;
-    parse(&bytes).map(|(_, stat)| stat.id.start_ns).ok_or_else(|| ErrorKind::InvalidData.into())
+    parse(&bytes).map(|(_, stat)| stat.id.start_ns().unwrap_or(0)).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
 fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
@@ -349,7 +350,7 @@ fn parse(bytes: &[u8]) -> Option<(u8, Stat)> {
     let start: u64 = fields.nth(12)?.parse().ok()?; // field 22, flags is field 9
     let cpu = fields.nth(16)?.parse().ok()?; // field 39
     let stat = Stat {
-        id: ThreadId { tid, start_ns: start.saturating_mul(NS_PER_TICK) },
+        id: ThreadId::new(tid, start.saturating_mul(NS_PER_TICK)),
         comm,
         ppid,
         session: session.try_into().unwrap_or(0),
@@ -371,7 +372,7 @@ mod tests {
         let (state, stat) = parse(LINE).unwrap();
         assert_eq!((state, stat.comm.as_str()), (b'S', "a) b\u{fffd} (c)"));
         assert_eq!((stat.ppid, stat.session, stat.kernel_thread), (990, 870, false));
-        assert_eq!((stat.id, stat.cpu), (ThreadId { tid: 4121, start_ns: 1_234_560_000_000 }, 3));
+        assert_eq!((stat.id, stat.cpu), (ThreadId::new(4121, 1_234_560_000_000), 3));
     }
 
     #[test]
@@ -388,7 +389,7 @@ mod tests {
         let me = std::process::id();
         let error = hidden.stat(me).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-        assert!(!hidden.ended(ThreadId { tid: me, start_ns: 0 }));
+        assert!(!hidden.ended(ThreadId::new(me, None)));
         assert_eq!(hidden.stat(u32::MAX >> 1).unwrap(), None);
         assert_eq!(hidden.stat(0).unwrap(), None);
     }
@@ -398,8 +399,8 @@ mod tests {
         let threads = Threads::new(Path::new("/proc"));
         let me = std::process::id();
         let stat = threads.stat(me).unwrap().unwrap();
-        assert!(!stat.kernel_thread && stat.id.tid == me && stat.id.start_ns > 0);
-        let later = ThreadId { start_ns: stat.id.start_ns + NS_PER_TICK, ..stat.id };
+        assert!(!stat.kernel_thread && stat.id.tid == me && stat.id.start_ns.is_some());
+        let later = ThreadId::new(me, stat.id.start_ns().unwrap() + NS_PER_TICK);
         assert!(!threads.ended(stat.id) && threads.ended(later));
         assert!(threads.belongs(me, stat.id).unwrap() && !threads.belongs(me, later).unwrap());
         let (pinned, same) = threads.pin(me).unwrap().unwrap();

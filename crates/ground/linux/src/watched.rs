@@ -17,7 +17,7 @@ pub struct Watched {
     schedstat: Option<File>,
     pub pid: u32,
     /// When it started, as in [`Stat::id`].
-    pub start_ns: u64,
+    pub start_ns: Option<u64>,
     /// The same of its process, where its CPU time is wanted; `None` if that cannot be read.
     pub process_start_ns: Option<u64>,
 }
@@ -55,9 +55,10 @@ impl Watched {
                 || Open::new(pid, File::open(proc_root.join(pid.to_string()).join("stat")).ok()?).read().ok()?;
             let process = (timed && pid != tid).then(process).flatten();
             let Some((_, now)) = stat.read()? else { return Ok(None) };
-            let own = (timed && pid == tid).then_some(now.id.start_ns);
-            let process_start_ns = process.map(|(_, process)| process.id.start_ns).or(own);
-            Ok(Some(Self { stat, schedstat, pid, start_ns: now.id.start_ns, process_start_ns }))
+            let start_ns = now.id.start_ns();
+            let own = start_ns.filter(|_| timed && pid == tid);
+            let process_start_ns = process.and_then(|(_, process)| process.id.start_ns()).or(own);
+            Ok(Some(Self { stat, schedstat, pid, start_ns, process_start_ns }))
         };
         match opened() {
             Err(error) if is_gone(&error) => Ok(None),
@@ -101,11 +102,11 @@ mod tests {
         let root = Path::new("/proc");
         let pid = std::process::id();
         let first = Watched::open(root, pid, true).unwrap().unwrap();
-        assert_eq!(first.process_start_ns, Some(first.start_ns));
+        assert_eq!(first.process_start_ns, first.start_ns);
         loop {
             let later = std::thread::spawn(move || Watched::open(root, own_tid(), true).unwrap().unwrap());
             let later = later.join().unwrap();
-            assert_eq!((later.pid, later.process_start_ns), (pid, Some(first.start_ns)));
+            assert_eq!((later.pid, later.process_start_ns), (pid, first.start_ns));
             // Until their times differ.
             if later.start_ns > first.start_ns {
                 return;

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::num::NonZeroU64;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Unexpected};
@@ -16,9 +17,26 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct ThreadId {
     /// Thread id.
     pub tid: u32,
-    /// When it started, in nanoseconds since boot; of a host's threads as procfs shows it, in whole
-    /// hundredths of a second.
-    pub start_ns: u64,
+    /// When it started, where that is known: in nanoseconds since boot; of a host's threads as
+    /// procfs shows it, in whole hundredths of a second.
+    pub start_ns: Option<NonZeroU64>,
+}
+
+impl ThreadId {
+    /// The thread that started then; 0 is not known, either.
+    pub fn new(tid: u32, start_ns: impl Into<Option<u64>>) -> Self {
+        Self { tid, start_ns: start_ns.into().and_then(NonZeroU64::new) }
+    }
+
+    /// When it started, where that is known.
+    pub fn start_ns(self) -> Option<u64> {
+        self.start_ns.map(NonZeroU64::get)
+    }
+
+    /// Whether it is this thread, as far as is known: the start of `self` may not be.
+    pub fn may_be(self, thread: Self) -> bool {
+        self.tid == thread.tid && (self.start_ns.is_none() || self.start_ns == thread.start_ns)
+    }
 }
 
 /// A process.
@@ -27,10 +45,20 @@ pub struct ProcessId {
     /// Process id.
     pub pid: u32,
     /// When it started, as [`ThreadId::start_ns`].
-    pub start_ns: u64,
+    pub start_ns: Option<NonZeroU64>,
 }
 
 impl ProcessId {
+    /// The process that started then; 0 is not known, either.
+    pub fn new(pid: u32, start_ns: impl Into<Option<u64>>) -> Self {
+        Self { pid, start_ns: start_ns.into().and_then(NonZeroU64::new) }
+    }
+
+    /// When it started, where that is known.
+    pub fn start_ns(self) -> Option<u64> {
+        self.start_ns.map(NonZeroU64::get)
+    }
+
     /// Its first thread, which has its id and start time.
     pub fn first_thread(self) -> ThreadId {
         ThreadId { tid: self.pid, start_ns: self.start_ns }

@@ -217,9 +217,9 @@ impl<B: Births> Plane for Actor<B> {
 
     fn start(&mut self, mv: &Move, undo: &[Undo], write: &mut Write<'_>) -> Result<Started, PlaneError> {
         match mv.subject {
-            Subject::Thread { .. } => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::done()),
-            Subject::Process { .. } => self.start_process(mv, undo, write),
-            Subject::File { .. } => self.moves.start_file(mv),
+            Subject::Thread(_) => undo.iter().try_for_each(|undo| self.bind(undo)).map(|()| Started::done()),
+            Subject::Process(_) => self.start_process(mv, undo, write),
+            Subject::File(_) => self.moves.start_file(mv),
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
     fn a_thread_born_in_a_moved_process_gets_back_what_its_parent_had() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let undo = |tid, before: &str| Undo {
-            subject: Subject::Thread { tid, start: 10_000_000 },
+            subject: Subject::Thread(ThreadId::new(tid, 10_000_000)),
             pid: 9,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
             payload: None,
@@ -288,7 +288,7 @@ mod tests {
         let mut given = Given::default();
         given.add(&Undo { payload: Some("context".to_owned()), ..undo(9, "3") });
         given.add(&undo(10, "0-7"));
-        actor.processes.insert(9, (ProcessId { pid: 9, start_ns: 10_000_000 }, given));
+        actor.processes.insert(9, (ProcessId::new(9, 10_000_000), given));
         // The child of the second thread.
         let thread = actor.keep_or_put_back(undo(11, "0-7"));
         assert!(thread.keeps);

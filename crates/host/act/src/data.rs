@@ -38,7 +38,7 @@ use engine::{Copies, JobId, JobState, PlaneError, Progress, Started, Subject, Un
 use placement::ranges::Ranges;
 use placement::{FileRange, Move, ObservedFile, RANGE_BYTES, Reason, Thread};
 use rustc_hash::FxHashMap;
-use topology::{FileId, NodeId, ProcessId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use super::Mover;
 use super::copying::{Back, Copying};
@@ -230,19 +230,18 @@ impl DataMoves {
     pub fn prepare(&mut self, mover: &mut Mover, topology: &Topology, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let to = mv.to;
         match &mv.subject {
-            Subject::Thread { .. } => Ok(vec![mover.prepare(topology, mv)?]),
-            Subject::Process { pid, start } => {
-                let start_ns = Some(*start).filter(|start| *start > 0);
-                let process = process::prepare(mover, topology, (*pid, start_ns), to, true)?;
+            Subject::Thread(_) => Ok(vec![mover.prepare(topology, mv)?]),
+            Subject::Process(id) => {
+                let process = process::prepare(mover, topology, *id, to, true)?;
                 let undo = process.ready().to_vec();
                 self.prepared.insert((mv.subject, to), Prepared::Process(Box::new(process)));
                 Ok(undo)
             }
-            Subject::File { file, generation } => {
+            Subject::File(file) => {
                 let unknown =
                     || PlaneError::refused("file_unknown", format!("file {file} was not read in the last window"));
                 let seen = self.known(mv).cloned().ok_or_else(unknown)?;
-                if *generation > 0 && *generation != u64::from(seen.id.generation) {
+                if file.generation > 0 && file.generation != seen.id.generation {
                     return Err(PlaneError::Gone { what: format!("file {file}") });
                 }
                 pages::target(topology, to).map_err(|e| error(&e))?;
@@ -255,8 +254,8 @@ impl DataMoves {
     /// The file of a move: of the last window, or of the way back that it goes. A file that is to
     /// go back may not have been read since.
     fn known(&self, mv: &Move) -> Option<&Seen> {
-        let Subject::File { file, .. } = &mv.subject else { return None };
-        let now = self.seen.get(file);
+        let Subject::File(file) = &mv.subject else { return None };
+        let now = self.seen.get(&file.any_generation());
         if now.is_some_and(|now| now.path.is_some() || !now.readers.is_empty()) {
             return now;
         }
@@ -278,11 +277,11 @@ impl DataMoves {
 
     /// Lets the memory of a process follow its threads.
     pub fn start_memory(&mut self, mv: &Move, process: ProcessMove) -> Started {
-        let ProcessId { pid, start_ns } = process.id();
+        let id = process.id();
         let Some(memory) = process.memory else { return Started::done() };
         match self.jobs.start(|| Ok(Box::new(memory))) {
             Ok(job) => {
-                let mv = Move { subject: Subject::Process { pid, start: start_ns }, ..mv.clone() };
+                let mv = Move { subject: Subject::Process(id), ..mv.clone() };
                 self.running.insert(job, Running { mv, file: None, takes_back: None });
                 Started::job(job)
             }
@@ -319,10 +318,7 @@ impl DataMoves {
     ) -> Result<Started, PlaneError> {
         let job = self.jobs.start(|| Ok(Box::new(copy))).map_err(no_thread)?;
         let file = match mv.subject {
-            Subject::File { file, generation } => {
-                let id = FileId { generation: u32::try_from(generation).unwrap_or(0), ..file };
-                Some(Seen { id, path: None, readers: Vec::new() })
-            }
+            Subject::File(id) => Some(Seen { id, path: None, readers: Vec::new() }),
             _ => None,
         };
         self.running.insert(job, Running { mv: mv.clone(), file, takes_back });
@@ -519,6 +515,7 @@ fn reason(error: &FileMoveError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use topology::ProcessId;
 
     use linux::threads::Threads;
 
@@ -530,7 +527,7 @@ mod tests {
     }
 
     fn mv(from: u32, to: u32) -> Move {
-        let subject = Subject::File { file: FileId::parse("8:1:9").unwrap(), generation: 0 };
+        let subject = Subject::File(FileId::parse("8:1:9").unwrap());
         let ranges = vec![range(3, 2), range(9, 1)];
         Move { subject, pid: 0, from: NodeId(from), to: NodeId(to), reason: Reason::Demotion, why: "".into(), ranges }
     }
@@ -604,7 +601,7 @@ mod tests {
         let (proc, mut child) = (Path::new("/proc"), Command::new("sleep").arg("600").spawn().unwrap());
         let id = Threads::new(proc).stat(child.id()).unwrap().unwrap().process();
         let memory = || Some(Back::Memory(Box::new(MemoryMove::new(proc, id, NodeId(0)).unwrap().unwrap())));
-        let process = || Move { subject: Subject::Process { pid: id.pid, start: 0 }, ranges: Vec::new(), ..mv(0, 1) };
+        let process = || Move { subject: Subject::Process(ProcessId::new(id.pid, 0)), ranges: Vec::new(), ..mv(0, 1) };
         let mut few = DataMoves::new(proc, false);
         ends(&mut few, process(), None, done(1, 5), memory());
         ends(&mut few, mv(0, 2), None, done(2, 0), pages(3));
@@ -636,7 +633,7 @@ mod tests {
             for (job, known) in [(1, true), (2, true), (3, false), (4, true)] {
                 ends(&mut moves, mv(job as u32, 9), None, done(job, 5), pages(job).filter(|_| known));
             }
-            let other = Subject::File { file: FileId::parse("8:1:7").unwrap(), generation: 0 };
+            let other = Subject::File(FileId::parse("8:1:7").unwrap());
             ends(&mut moves, Move { subject: other, ..mv(5, 9) }, None, done(5, 5), pages(1));
             let taken = std::iter::from_fn(|| moves.take_way());
             let taken: Vec<_> = taken.map(|way| (way.job.0, way.mv.from.0, way.back.is_some())).collect();

@@ -183,13 +183,13 @@ impl Mover {
     }
 
     pub fn prepare(&mut self, topology: &Topology, mv: &Move) -> Result<Undo, PlaneError> {
-        let Subject::Thread { tid, start: start_ns } = mv.subject else {
+        let Subject::Thread(id) = mv.subject else {
             return Err(not_a_thread());
         };
-        let (to, pid) = (mv.to, mv.pid);
+        let (tid, to, pid) = (id.tid, mv.to, mv.pid);
         let (_, stat) = self.pin(tid)?;
         let thread = stat.id;
-        if start_ns > 0 && as_shown(start_ns) != thread.start_ns {
+        if !id.may_be(thread) {
             return Err(gone(tid));
         }
         if stat.kernel_thread {
@@ -219,7 +219,7 @@ impl Mover {
         self.prepared.insert(thread, mask);
         let at = as_shown(clock::ns(ClockId::Boottime));
         let context = MoveContext { at, session: stat.session, cgroup: cpuset::group_name(&cgroups), first_differs };
-        let subject = subject_of(thread);
+        let subject = Subject::Thread(thread);
         let masks = Some(Masks { before, ours, unbound });
         Ok(Undo { subject, pid, masks, payload: context.payload() })
     }
@@ -245,11 +245,11 @@ impl Mover {
         }
         let parent = given.alike(&mask_of(stat.id.tid).ok()?)?;
         let (masks, context) = (parent.masks.as_ref()?, MoveContext::of(parent)?);
-        if stat.id.start_ns < context.at {
+        if stat.id.start_ns() < Some(context.at) {
             return None;
         }
         self.prepared.insert(stat.id, masks.ours.clone());
-        Some(Undo { subject: subject_of(stat.id), ..parent.clone() })
+        Some(Undo { subject: Subject::Thread(stat.id), ..parent.clone() })
     }
 
     /// Takes a thread that has inherited our value for one that was moved.
@@ -405,14 +405,9 @@ pub fn own_affinity(mask: &CpuSet) -> String {
 
 pub fn key_of(undo: &Undo) -> Option<ThreadId> {
     match undo.subject {
-        Subject::Thread { tid, start } => Some(ThreadId { tid, start_ns: as_shown(start) }),
+        Subject::Thread(id) => Some(id),
         _ => None,
     }
-}
-
-/// A thread as snapshots and records name it.
-pub fn subject_of(ThreadId { tid, start_ns }: ThreadId) -> Subject {
-    Subject::Thread { tid, start: start_ns }
 }
 
 fn not_a_thread() -> PlaneError {
@@ -461,7 +456,7 @@ mod tests {
     fn what_a_thread_gets_back_is_known_only_if_all_get_the_same() {
         let set = |t: &str| t.parse::<CpuSet>().unwrap();
         let undo = |tid, before: &str| Undo {
-            subject: subject_of(ThreadId { tid, start_ns: 10_000_000 }),
+            subject: Subject::Thread(ThreadId::new(tid, 10_000_000)),
             pid: 1,
             masks: Some(Masks { before: set(before), ours: set("4-7"), unbound: before == "0-7" }),
             payload: None,

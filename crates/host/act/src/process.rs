@@ -21,14 +21,14 @@
 use engine::{PlaneError, Undo};
 use linux::memory;
 use linux::patient::{self, MEMORY};
-use linux::threads::{Threads, as_shown, field};
-use placement::{Move, Reason, Why};
+use linux::threads::{Threads, field};
+use placement::{Move, Reason, Subject, Why};
 use rustc_hash::FxHashSet;
 use topology::{CpuSet, NodeId, ProcessId, ThreadId, Topology};
 
 use super::copying::Copying;
 use super::memory::MemoryMove;
-use super::mover::{Given, Mover, key_of, subject_of};
+use super::mover::{Given, Mover, key_of};
 
 /// How often to look for new threads. After the first look only threads that had not been seen then
 /// can start threads that are not bound, so a process that starts threads without pause is done
@@ -55,20 +55,20 @@ pub struct ProcessMove {
     seen: FxHashSet<ThreadId>,
 }
 
-/// Examines a process that is to be moved to a node. Changes nothing. `start_ns`: its start time,
-/// where it is known.
+/// Examines a process that is to be moved to a node. Changes nothing.
 pub fn prepare(
     mover: &mut Mover,
     topology: &Topology,
-    (pid, start_ns): (u32, Option<u64>),
+    id: ProcessId,
     to: NodeId,
     with_memory: bool,
 ) -> Result<ProcessMove, PlaneError> {
+    let pid = id.pid;
     if pid == std::process::id() {
         return Err(PlaneError::refused("itself", "is homenode itself"));
     }
     let Some(stat) = mover.threads().stat(pid).map_err(|e| unreadable(pid, e))? else { return Err(gone(pid)) };
-    if start_ns.is_some_and(|ns| as_shown(ns) != stat.id.start_ns) {
+    if !id.first_thread().may_be(stat.id) {
         return Err(gone(pid));
     }
     if stat.kernel_thread {
@@ -216,7 +216,7 @@ impl ProcessMove {
     }
 
     fn thread(&self, thread: ThreadId) -> Move {
-        let (subject, pid, to, reason) = (subject_of(thread), self.id.pid, self.to, Reason::CacheAffinity);
+        let (subject, pid, to, reason) = (Subject::Thread(thread), self.id.pid, self.to, Reason::CacheAffinity);
         Move { subject, pid, from: to, to, reason, why: Why::default(), ranges: Vec::new() }
     }
 
@@ -318,7 +318,7 @@ mod tests {
                 crate::descendants::context::MoveContext { at: 0, session: 1, cgroup: None, first_differs: false };
             // As if of another process: their values are not those of the threads here.
             let record = |n: u32| Undo {
-                subject: subject_of(ThreadId { tid: n, start_ns: 0 }),
+                subject: Subject::Thread(ThreadId::new(n, None)),
                 pid,
                 masks: Some(engine::Masks {
                     before: CpuSet::default(),
@@ -348,7 +348,7 @@ mod tests {
         let pid = std::process::id();
         let id = mover.threads().stat(pid).unwrap().unwrap().process();
         let mut process = ProcessMove { id, ..ProcessMove::default() };
-        process.seen.extend((0..=MOST_THREADS as u32).map(|n| ThreadId { tid: u32::MAX - n, start_ns: 0 }));
+        process.seen.extend((0..=MOST_THREADS as u32).map(|n| ThreadId::new(u32::MAX - n, None)));
         process.look(&mut mover, &topology).unwrap();
         assert_eq!((process.ready.len(), process.left.len(), process.seen.len()), (0, 0, MOST_THREADS + 1));
     }

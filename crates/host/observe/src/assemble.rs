@@ -13,6 +13,7 @@
 
 use std::collections::BTreeMap;
 
+use linux::threads::as_shown;
 use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, FileId, NodeId, Topology};
@@ -129,8 +130,9 @@ pub(super) fn assemble(
             tid: task.tid,
             pid: task.tgid,
             comm: task.comm(),
-            start_ns: Some(task.start_ns),
-            process_start_ns: Some(task.leader_start_ns),
+            // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
+            start_ns: Some(as_shown(task.start_ns)),
+            process_start_ns: task.process().start_ns(),
             node,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
@@ -156,7 +158,6 @@ pub(super) fn assemble(
         thread.allowed_nodes = allowed;
         out.threads.push(ObservedThread {
             thread,
-            ppid: task.ppid,
             mask,
             asked: task.asked(),
             kernel_thread: task.kernel_thread(),

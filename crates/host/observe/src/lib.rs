@@ -471,14 +471,14 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 
 /// Marks a process and its present descendants; later descendants inherit the mark.
 fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
-    programs.mark(ThreadId { tid: root, start_ns: 0 }, MARK_TREE)?;
+    programs.mark(ThreadId::new(root, None), MARK_TREE)?;
     // The first pass shows every task; the second shows those that ran since, hence also children
     // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree()) {
-            programs.mark(ThreadId { tid: task.tid, start_ns: task.start_ns }, MARK_TREE)?;
+            programs.mark(ThreadId::new(task.tid, task.start_ns), MARK_TREE)?;
         }
     }
     Ok(())

@@ -455,9 +455,10 @@ impl Programs {
         Ok(values.unwrap_or_default().iter().filter_map(|value| Counters::decode(value)).collect())
     }
 
-    /// Adds marks to a thread (its start time: 0 if unknown). It and its later descendants carry
+    /// Adds marks to a thread. It and its later descendants carry
     /// them until they exit. From now on its affinity counts as ours.
-    pub fn mark(&self, ThreadId { tid, start_ns }: ThreadId, marks: u32) -> Result<(), ObserveError> {
+    pub fn mark(&self, thread: ThreadId, marks: u32) -> Result<(), ObserveError> {
+        let (tid, start_ns) = (thread.tid, thread.start_ns().unwrap_or(0));
         // An entry with another start time is that of an earlier thread with this id.
         let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || as_shown(old.start_ns) == as_shown(start_ns);
         let old = self.watched(tid)?.filter(same).unwrap_or_default();

@@ -321,11 +321,11 @@ impl Task {
     }
 
     pub fn process(&self) -> ProcessId {
-        ProcessId { pid: self.tgid, start_ns: as_shown(self.leader_start_ns) }
+        ProcessId::new(self.tgid, as_shown(self.leader_start_ns))
     }
 
     pub fn parent(&self) -> ProcessId {
-        ProcessId { pid: self.ppid, start_ns: as_shown(self.parent_start_ns) }
+        ProcessId::new(self.ppid, as_shown(self.parent_start_ns))
     }
 }
 

@@ -79,7 +79,7 @@ impl Processes {
     fn alive(proc_root: &Path, pids: &[u32]) -> Result<Self, ObserveError> {
         let threads = Threads::new(proc_root);
         let process = |&pid: &u32| match threads.started(pid) {
-            Ok(start_ns) => Ok(ProcessId { pid, start_ns }),
+            Ok(start_ns) => Ok(ProcessId::new(pid, start_ns)),
             Err(source) => Err(ObserveError::Io { what: format!("process {pid}"), source }),
         };
         let known = pids.iter().map(process).collect::<Result<_, _>>()?;
@@ -93,7 +93,7 @@ impl Processes {
             return;
         }
         self.known.retain(|process| match self.threads.started(process.pid) {
-            Ok(start_ns) => start_ns == process.start_ns,
+            Ok(start_ns) => ProcessId::new(process.pid, start_ns) == *process,
             // Any other error says nothing about the process.
             Err(error) => !is_gone(&error),
         });

@@ -132,8 +132,6 @@ pub struct ObservedThread {
     /// The thread as policies see it; `allowed_nodes` are those of the mask, and `pinned` is always
     /// `None` (the plane sets it).
     pub thread: Thread,
-    /// Process id of the parent.
-    pub ppid: u32,
     pub mask: CpuSet,
     /// Whether an affinity was ever asked for, by the thread, for it, or for a thread it descends
     /// from. `None` where the kernel does not say (before Linux 6.2).

@@ -106,6 +106,6 @@ impl Tasks for Who {
 
 fn decode(bytes: &[u8]) -> Option<Stat> {
     let who { start_ns, tid, ppid, session, cpu, kernel_thread, comm, .. } = Record::decode(bytes)?;
-    let id = ThreadId { tid, start_ns: as_shown(start_ns) };
+    let id = ThreadId::new(tid, as_shown(start_ns));
     Some(Stat { id, comm: text(&comm), ppid, session, kernel_thread: kernel_thread != 0, cpu })
 }

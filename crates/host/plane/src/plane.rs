@@ -209,7 +209,7 @@ impl HostPlane {
     /// The file with what tells it from an earlier one with its inode number. How often others have
     /// it open is not known while a copy has.
     fn identified(&self, seen: FileSeen) -> ObservedFile {
-        let generation = (seen.id.generation != 0).then_some(u64::from(seen.id.generation));
+        let generation = Some(seen.id.generation).filter(|generation| *generation != 0);
         let opens = seen.file.opens.filter(|_| !self.actor.has_open(seen.id));
         ObservedFile { generation, opens, ..seen.file }
     }
@@ -267,7 +267,7 @@ impl Plane for HostPlane {
         let all = idle.keys().map(|id| (*id, &unseen)).chain(files.iter().map(|file| (file.id, &file.file)));
         self.actor.moves().seen(all, &threads);
         let idle = idle.into_iter().map(|(id, ranges)| {
-            let generation = (id.generation != 0).then_some(u64::from(id.generation));
+            let generation = Some(id.generation).filter(|generation| *generation != 0);
             IdleFile { file: id.any_generation(), generation, ranges }
         });
         let idle = idle.collect();
@@ -279,10 +279,10 @@ impl Plane for HostPlane {
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let prepared = self.actor.prepare(mv);
         // Another file has its inode number now.
-        if let (Err(PlaneError::Gone { .. }), Subject::File { file, generation }) = (&prepared, &mv.subject)
-            && let Ok(generation @ 1..) = u32::try_from(*generation)
+        if let (Err(PlaneError::Gone { .. }), Subject::File(file)) = (&prepared, mv.subject)
+            && file.generation > 0
         {
-            self.ranges().into_iter().for_each(|ranges| ranges.gone(FileId { generation, ..*file }));
+            self.ranges().into_iter().for_each(|ranges| ranges.gone(file));
         }
         prepared
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use engine::{Copies, JobId, JobState, Plane, PlaneError, Progress, Started, Subject, Undo, Undone, Write};
 use placement::{FileUse, MappedMemory, MeasuredLoad, Move, NodeBytes, NodeLoad, ObservedFile, Snapshot, Writes};
-use topology::{FileId, Topology};
+use topology::{FileId, ProcessId, Topology};
 
 use crate::acting::{Job, Jobs, Pace, gone, locked, magnify};
 use crate::host::{Heat, Host, Kind, Moving, ObjectId, SCANS_A_WINDOW, Use};
@@ -295,16 +295,16 @@ impl Plane for HostPlane {
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let machine = &self.host.machine;
         match mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(topology::ThreadId { tid, .. }) => {
                 let (to, thread) = (machine.seat(mv.to)?, machine.movable(tid)?);
                 Ok(vec![machine.undo_of(thread, mv.subject, mv.pid, to)])
             }
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 let (to, process) = (machine.seat(mv.to)?, self.process(pid)?);
                 let first = self.threads(process).first().copied().ok_or_else(|| gone("process", pid))?;
                 Ok(vec![machine.undo_of(first, mv.subject, pid, to)])
             }
-            Subject::File { file, .. } => {
+            Subject::File(file) => {
                 machine.index(mv.to)?;
                 self.object(file).map(|_| Vec::new())
             }
@@ -315,11 +315,11 @@ impl Plane for HostPlane {
         let machine = std::sync::Arc::clone(&self.host.machine);
         let to = machine.index(mv.to)?;
         match mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(topology::ThreadId { tid, .. }) => {
                 machine.bind(machine.alive(tid)?, Some(to));
                 Ok(Started::done())
             }
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 let process = self.process(pid)?;
                 let free = self.threads(process).into_iter().filter(|thread| machine.pinned(*thread).is_none());
                 free.for_each(|thread| machine.bind(thread, Some(to)));
@@ -330,7 +330,7 @@ impl Plane for HostPlane {
                     None => Started::done(),
                 })
             }
-            Subject::File { file, .. } => {
+            Subject::File(file) => {
                 let (object, from) = (self.object(file)?, machine.index(mv.from)?);
                 Ok(self.copy(object, (Some(from), to), None))
             }
@@ -339,9 +339,11 @@ impl Plane for HostPlane {
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
         let threads = match undo.subject {
-            Subject::Thread { tid, .. } => self.host.machine.alive(tid).into_iter().collect(),
-            Subject::Process { pid, .. } => self.process(pid).map_or_else(|_| Vec::new(), |at| self.threads(at)),
-            Subject::File { .. } => Vec::new(),
+            Subject::Thread(topology::ThreadId { tid, .. }) => self.host.machine.alive(tid).into_iter().collect(),
+            Subject::Process(ProcessId { pid, .. }) => {
+                self.process(pid).map_or_else(|_| Vec::new(), |at| self.threads(at))
+            }
+            Subject::File(_) => Vec::new(),
         };
         let unbind = |_, thread| self.host.machine.unbind(thread, undo);
         Ok(threads.into_iter().fold(Undone::Gone, unbind))
@@ -349,9 +351,9 @@ impl Plane for HostPlane {
 
     fn ended(&mut self, undo: &Undo) -> bool {
         match undo.subject {
-            Subject::Thread { tid, .. } => self.host.machine.alive(tid).is_err(),
-            Subject::Process { pid, .. } => self.process(pid).is_err(),
-            Subject::File { .. } => true,
+            Subject::Thread(topology::ThreadId { tid, .. }) => self.host.machine.alive(tid).is_err(),
+            Subject::Process(ProcessId { pid, .. }) => self.process(pid).is_err(),
+            Subject::File(_) => true,
         }
     }
 

@@ -109,17 +109,17 @@ impl LabPlane {
         snapshot
     }
 
-    fn file(&self, file: FileId, generation: u64) -> Result<Ino, PlaneError> {
+    fn file(&self, file: FileId) -> Result<Ino, PlaneError> {
         let ino = Ino::from_raw(file.ino).filter(|_| file.dev == DEVICE).ok_or_else(|| gone("file", file))?;
         let stat = self.lab.volume.stat(ino).map_err(|_| gone("file", file))?;
-        match generation > 0 && generation != u64::from(stat.generation) {
+        match file.generation > 0 && file.generation != stat.generation {
             true => Err(gone("file", file)),
             false => Ok(ino),
         }
     }
 
-    fn start_copy(&mut self, mv: &Move, (file, generation): (FileId, u64)) -> Result<Started, PlaneError> {
-        let ino = self.file(file, generation)?;
+    fn start_copy(&mut self, mv: &Move, file: FileId) -> Result<Started, PlaneError> {
+        let ino = self.file(file)?;
         let (to, node) = (mv.to.0, self.machine().index(mv.to)?);
         if self.lab.volume.is_migrating(ino) {
             return Err(PlaneError::refused("busy", format!("file {file} is being moved")));
@@ -195,12 +195,12 @@ impl Plane for LabPlane {
         let machine = self.machine();
         machine.index(mv.to)?;
         match mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(topology::ThreadId { tid, .. }) => {
                 let (to, thread) = (machine.seat(mv.to)?, machine.movable(tid)?);
                 Ok(vec![machine.undo_of(thread, mv.subject, self.lab.process_of(thread), to)])
             }
-            Subject::File { file, generation } => self.file(file, generation).map(|_| Vec::new()),
-            Subject::Process { .. } => {
+            Subject::File(file) => self.file(file).map(|_| Vec::new()),
+            Subject::Process(_) => {
                 Err(PlaneError::refused("not_supported", "the laboratory's volume moves no processes"))
             }
         }
@@ -208,24 +208,24 @@ impl Plane for LabPlane {
 
     fn start(&mut self, mv: &Move, _: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         match mv.subject {
-            Subject::File { file, generation } => self.start_copy(mv, (file, generation)),
-            Subject::Thread { tid, .. } => {
+            Subject::File(file) => self.start_copy(mv, file),
+            Subject::Thread(topology::ThreadId { tid, .. }) => {
                 let machine = self.machine();
                 machine.bind(machine.alive(tid)?, Some(machine.index(mv.to)?));
                 Ok(Started::done())
             }
-            Subject::Process { .. } => Err(PlaneError::not_known(mv)),
+            Subject::Process(_) => Err(PlaneError::not_known(mv)),
         }
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let Subject::Thread { tid, .. } = undo.subject else { return Ok(Undone::Gone) };
+        let Subject::Thread(topology::ThreadId { tid, .. }) = undo.subject else { return Ok(Undone::Gone) };
         let machine = self.machine();
         Ok(machine.alive(tid).map_or(Undone::Gone, |thread| machine.unbind(thread, undo)))
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        matches!(undo.subject, Subject::Thread { tid, .. } if self.machine().alive(tid).is_err())
+        matches!(undo.subject, Subject::Thread(topology::ThreadId { tid, .. }) if self.machine().alive(tid).is_err())
     }
 
     fn copies(&mut self) -> Option<&mut dyn Copies> {

@@ -301,8 +301,7 @@ fn copies_of_a_host_share_the_pace_that_the_engine_gives() {
                 let mut plane = HostPlane::new(own);
                 plane.pace(RATE);
                 for ino in 1..=u64::from(copies) {
-                    let subject =
-                        Subject::File { file: topology::FileId { dev: 7, ino, generation: 0 }, generation: 0 };
+                    let subject = Subject::File(topology::FileId { dev: 7, ino, generation: 0 });
                     let (pid, from, to, ranges) = (0, NodeId(0), NodeId(1), Vec::new());
                     let mv = Move { subject, pid, from, to, reason: Reason::OverloadedHome, why: "".into(), ranges };
                     plane.start(&mv, &[], &mut |_| Ok(())).unwrap();

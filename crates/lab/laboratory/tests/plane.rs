@@ -39,8 +39,7 @@ fn copies_that_run_side_by_side_share_the_pace() {
             clock::spawn(move || {
                 plane.copies().unwrap().pace(RATE);
                 for file in &files {
-                    let id = FileId { dev: 7, ino: file.0.raw(), generation: 0 };
-                    let subject = Subject::File { file: id, generation: u64::from(file.1) };
+                    let subject = Subject::File(FileId { dev: 7, ino: file.0.raw(), generation: file.1 });
                     let mv = Move {
                         subject,
                         pid: 0,

@@ -153,12 +153,12 @@ fn end(plane: &mut VolumePlane, started: Started) -> (JobState, u64, u64, u64) {
 /// A plane moved whole files only: a promotion of two ranges took the file, and there was no room.
 fn only_the_ranges_of_a_move_go_and_come_back() {
     let (volume, ino, mut plane) = slow_file(6);
-    let generation = u64::from(volume.stat(ino).unwrap().generation);
+    let generation = volume.stat(ino).unwrap().generation;
     // Half of one of them is on another node already, and stays there.
     let half = RANGE_BYTES / 2;
     volume.write_to(ino, 4 * RANGE_BYTES, &vec![4; half as usize], Placement::Node(1)).unwrap();
     let ranges = [1, 4].map(|range| FileRange { start: range * RANGE_BYTES, bytes: RANGE_BYTES }).to_vec();
-    let subject = Subject::File { file: id(ino), generation };
+    let subject = Subject::File(FileId { generation, ..id(ino) });
     let (from, to, reason, why) = (NodeId(2), NodeId(0), Reason::Promotion, "".into());
     let up = Move { subject, pid: 0, from, to, reason, why, ranges };
     let back = Move { from: up.to, to: up.from, ..up.clone() };
@@ -338,7 +338,7 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
         assert_eq!(thread.pid, std::process::id());
         // A policy that knows processes by id and start takes the same one from any of its threads.
         let process = Threads::new(Path::new("/proc")).stat(thread.pid).unwrap().unwrap();
-        assert_eq!(thread.of_process_since(), Some(process.id.start_ns));
+        assert_eq!(thread.of_process_since(), process.id.start_ns());
         assert_eq!(thread.read_bytes.total(), thread.read_bytes.get(NodeId(1)));
         assert_eq!((thread.files.len(), thread.files[0].file), (1, id(ino)));
         assert_eq!((thread.files[0].read_size, thread.shares_file), (Some(65_536), false));
@@ -351,16 +351,16 @@ fn a_recorded_window_gives_the_plan_that_was_made() {
     });
 }
 
-fn mv(file: FileId, generation: Option<u64>, to: u32) -> Move {
+fn mv(file: FileId, generation: Option<u32>, to: u32) -> Move {
     let (from, to) = (NodeId(u32::from(to == 0)), NodeId(to));
-    let subject = Subject::File { file, generation: generation.unwrap_or(0) };
+    let subject = Subject::File(FileId { generation: generation.unwrap_or(0), ..file });
     Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: "".into(), ranges: Vec::new() }
 }
 
 fn a_file_is_where_its_move_ended() {
     let volume = volume();
     let ino = file_on(&volume, "file", 0);
-    let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
+    let generation = Some(volume.stat(ino).unwrap().generation);
     beside_a_reader(&volume, ino, |_| {
         let mut plane = plane(&volume);
         for to in [1, 0] {
@@ -400,7 +400,7 @@ fn only_what_a_move_has_moved_is_taken_back() {
     }
     let half = FILE_BYTES as u64 / 2;
     assert_eq!(volume.bytes_by_node(ino).unwrap(), [(Some(0), half), (Some(1), half)].into());
-    let generation = Some(u64::from(volume.stat(ino).unwrap().generation));
+    let generation = Some(volume.stat(ino).unwrap().generation);
     let mut plane = plane(&volume);
     let there = mv(id(ino), generation, 1);
     plane.prepare(&there).unwrap();
@@ -432,7 +432,7 @@ fn only_what_a_move_has_moved_is_taken_back() {
 fn what_is_not_on_the_volume_is_refused() {
     let volume = volume();
     let ino = file_on(&volume, "file", 0);
-    let generation = u64::from(volume.stat(ino).unwrap().generation);
+    let generation = volume.stat(ino).unwrap().generation;
     let mut plane = plane(&volume);
     let mut why = |mv: &Move| match plane.prepare(mv).unwrap_err() {
         PlaneError::Refused { reason, .. } => reason,

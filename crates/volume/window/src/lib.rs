@@ -99,7 +99,7 @@ impl Window<'_> {
         };
         Some(ObservedFile {
             file: self.id(ino),
-            generation: Some(u64::from(stat.generation)),
+            generation: Some(stat.generation),
             path: None,
             size: Some(stat.size),
             bytes: bytes.into_iter().filter_map(|(node, bytes)| Some((NodeId(node?), bytes))).collect(),

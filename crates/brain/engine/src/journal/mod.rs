@@ -82,14 +82,13 @@ impl Kind {
 impl About {
     /// This subject and its name; of a thread, with its process.
     pub fn new(subject: &Subject, pid: u32, comm: &str) -> Self {
-        let known = |start: &u64| (*start > 0).then_some(*start);
         let of = |tid, pid, start, kind| Self { tid, pid, comm: comm.to_owned(), start_ns: start, kind, file: None };
         match subject {
-            Subject::Thread { tid, start } => of(*tid, pid, known(start), Kind::Thread),
-            Subject::Process { pid, start } => of(*pid, *pid, known(start), Kind::Process),
-            Subject::File { file, .. } => {
+            Subject::Thread(id) => of(id.tid, pid, id.start_ns(), Kind::Thread),
+            Subject::Process(id) => of(id.pid, id.pid, id.start_ns(), Kind::Process),
+            Subject::File(file) => {
                 let comm = if comm.is_empty() { file.to_string() } else { comm.to_owned() };
-                Self { comm, file: Some(*file), ..of(0, 0, None, Kind::File) }
+                Self { comm, file: Some(file.any_generation()), ..of(0, 0, None, Kind::File) }
             }
         }
     }

@@ -87,12 +87,13 @@ pub fn history(entries: Vec<Entry>) -> Vec<Line> {
 mod tests {
     use placement::{Reason, Subject};
     use topology::NodeId;
+    use topology::ThreadId;
 
     use super::super::{About, Decided, Journal};
     use super::*;
 
     fn entry(time: f64, tid: u32, comm: &str, event: Event) -> Entry {
-        Entry { time, thread: Some(About::new(&Subject::Thread { tid, start: 5 }, tid / 10, comm)), event }
+        Entry { time, thread: Some(About::new(&Subject::Thread(ThreadId::new(tid, 5)), tid / 10, comm)), event }
     }
 
     fn moved() -> Event {

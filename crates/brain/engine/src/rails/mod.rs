@@ -192,11 +192,12 @@ pub fn fits(topology: &Topology, thread: Option<&Thread>, mv: &Move) -> Result<(
     if from == to {
         return Err(HeldBack::new(Rail::BadPlan, format!("node {from} → {to} moves nothing")));
     }
-    let Subject::Thread { tid, start } = mv.subject else { return Ok(()) };
+    let Subject::Thread(id) = mv.subject else { return Ok(()) };
+    let tid = id.tid;
     let Some(thread) = thread else {
         return Err(HeldBack::new(Rail::NotObserved, format!("thread {tid} was not seen in this window")));
     };
-    if thread.pid != mv.pid || (start > 0 && thread.start_ns.is_some_and(|observed| observed != start)) {
+    if thread.pid != mv.pid || (id.start_ns.is_some() && thread.id().start_ns.is_some() && id != thread.id()) {
         return Err(HeldBack::new(Rail::NotObserved, format!("thread {tid} is another thread than the plan means")));
     }
     if thread.node != from {
@@ -321,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_file_may_come_from_several_nodes_to_one() {
-        let (c, file) = (NodeId(2), Subject::File { file: placement::testing::file(9), generation: 0 });
+        let (c, file) = (NodeId(2), Subject::File(placement::testing::file(9)));
         let mut rails = rails(|_| {});
         rails.begin(1.0);
         assert_eq!([rails.check(&file, A, B), rails.check(&file, c, B)], [Ok(()), Ok(())]);

@@ -144,6 +144,7 @@ impl Settled {
 #[cfg(test)]
 mod tests {
     use placement::{NodeBytes, Thread, testing};
+    use topology::ProcessId;
 
     use super::*;
 
@@ -275,7 +276,7 @@ mod tests {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
         after(&mut settled, 2, &load);
-        settled.made(Subject::Process { pid: 2, start: 0 });
+        settled.made(Subject::Process(ProcessId::new(2, 0)));
         after(&mut settled, 40, &load[..1]);
         assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 0, 3)]); // it ran at the end of the window only
@@ -325,7 +326,7 @@ mod tests {
         for ours in [true, false] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 3, &mixed([100, 0], 1));
-            settled.made(Subject::File { file: testing::file(if ours { 1 } else { 2 }), generation: 0 });
+            settled.made(Subject::File(testing::file(if ours { 1 } else { 2 })));
             after(&mut settled, 20, &mixed([100, 0], 1));
             after(&mut settled, 1, &mixed([0, 100], 1));
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), !ours);

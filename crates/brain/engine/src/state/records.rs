@@ -190,6 +190,7 @@ pub fn lines(records: &[Record]) -> Result<Vec<u8>, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use placement::testing::subject as thread;
+    use topology::{FileId, ProcessId, ThreadId};
 
     use super::*;
     use crate::Masks;
@@ -201,7 +202,7 @@ mod tests {
     }
 
     fn tid(undo: &Undo) -> u32 {
-        let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+        let Subject::Thread(ThreadId { tid, .. }) = undo.subject else { panic!("{undo:?}") };
         tid
     }
 
@@ -291,7 +292,7 @@ mod tests {
             hold(1, "0-1,4096"),
             Record::Made { subject: thread(1, u64::MAX), ours: None },
             Record::NotMade { subject: thread(1, 0), ours: "0-3".parse().ok() },
-            Record::Done { subject: Subject::Process { pid: 1, start: 0 } },
+            Record::Done { subject: Subject::Process(ProcessId::new(1, 0)) },
             Record::Job(job(0)),
             Record::JobOver { subject: job(0).subject, from: NodeId(0) },
         ] {
@@ -301,7 +302,7 @@ mod tests {
     }
 
     fn job(from: u32) -> Job {
-        let subject = Subject::File { file: placement::testing::file(9), generation: 5 };
+        let subject = Subject::File(FileId { generation: 5, ..placement::testing::file(9) });
         Job { comm: "/db/x".into(), subject, from: NodeId(from), to: NodeId(2) }
     }
 

@@ -81,7 +81,7 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let state = StateDir::open(tmp.path()).unwrap();
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
     let file = move |tid| {
-        let subject = Subject::File { file: file_of(tid), generation: 0 };
+        let subject = Subject::File(file_of(tid));
         Move { subject, pid: 0, from: NodeId(1), to: NodeId(0), reason, why: why(), ranges: Vec::new() }
     };
     let subject = Subject::process(3, None);

@@ -13,7 +13,7 @@ use engine::{
     Undone, Write,
 };
 use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
-use topology::{CpuSet, FileId, Node, NodeId, Topology};
+use topology::{CpuSet, FileId, Node, NodeId, ProcessId, ThreadId, Topology};
 
 /// Nodes of the machine; node n has the CPUs 2n and 2n+1.
 pub const NODES: u32 = 3;
@@ -182,13 +182,13 @@ impl World {
     /// A copy is over: the data is where it should be.
     fn arrive(&mut self, mv: &Move) {
         match &mv.subject {
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 self.tasks.values_mut().filter(|t| t.pid == *pid).for_each(|t| t.node = mv.to.0);
             }
-            Subject::File { file, .. } => {
+            Subject::File(file) => {
                 self.tasks.iter_mut().filter(|t| file_of(*t.0) == *file).for_each(|t| t.1.home = mv.to.0);
             }
-            Subject::Thread { .. } => {}
+            Subject::Thread(_) => {}
         }
     }
 
@@ -330,8 +330,8 @@ impl Plane for Fake {
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
         let to = mv.to;
         let tid = match &mv.subject {
-            Subject::Thread { tid, .. } => tid,
-            Subject::Process { pid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => tid,
+            Subject::Process(ProcessId { pid, .. }) => {
                 // One record for each thread, as on a host.
                 let mut world = self.world();
                 world.wreck();
@@ -339,7 +339,7 @@ impl Plane for Fake {
                 let of = world.tasks.iter().filter(|t| t.1.pid == *pid);
                 return Ok(of.map(|(tid, t)| undo(*tid, t, masks(t))).collect());
             }
-            Subject::File { .. } => return Ok(Vec::new()),
+            Subject::File(_) => return Ok(Vec::new()),
         };
         let mut world = self.world();
         world.wreck();
@@ -361,12 +361,12 @@ impl Plane for Fake {
     fn start(&mut self, mv: &Move, undo: &[Undo], _: &mut Write<'_>) -> Result<Started, PlaneError> {
         let mut world = self.world();
         world.wreck();
-        let Subject::Thread { tid, .. } = &mv.subject else {
+        let Subject::Thread(ThreadId { tid, .. }) = &mv.subject else {
             let now = world.clock;
             world.started.push((now, mv.subject.to_string()));
             let mut not_bound = Vec::new();
             for undo in undo {
-                let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+                let Subject::Thread(ThreadId { tid, .. }) = undo.subject else { panic!("{undo:?}") };
                 if world.unbindable.contains(&tid) {
                     not_bound.push(undo.subject);
                     continue;
@@ -384,7 +384,7 @@ impl Plane for Fake {
             world.wreck();
             return Ok(Started { not_bound, ..Started::job(JobId(job)) });
         };
-        let Undo { subject: Subject::Thread { start, .. }, masks: Some(Masks { ours, .. }), .. } = &undo[0] else {
+        let Undo { subject: Subject::Thread(id), masks: Some(Masks { ours, .. }), .. } = &undo[0] else {
             panic!("{mv:?} was never prepared");
         };
         if world.die_before_apply.contains(tid) {
@@ -392,7 +392,7 @@ impl Plane for Fake {
         }
         world.born_late(*tid);
         let now = world.clock;
-        let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else {
+        let Some(task) = world.tasks.get_mut(tid).filter(|t| Some(t.start) == id.start_ns()) else {
             return Err(PlaneError::Gone { what: format!("thread {tid}") });
         };
         if let Some(reason) = task.refuse {
@@ -415,13 +415,15 @@ impl Plane for Fake {
     }
 
     fn undo(&mut self, undo: &Undo) -> Result<Undone, PlaneError> {
-        let (Subject::Thread { tid, start }, Some(Masks { before, ours, .. })) = (&undo.subject, &undo.masks) else {
+        let (Subject::Thread(id), Some(Masks { before, ours, .. })) = (&undo.subject, &undo.masks) else {
             return Ok(Undone::Restored);
         };
+        let tid = &id.tid;
         let mut world = self.world();
         world.born_late(*tid);
         world.wreck();
-        let Some(task) = world.tasks.get_mut(tid).filter(|t| t.start == *start) else { return Ok(Undone::Gone) };
+        let same = |t: &&mut Task| Some(t.start) == id.start_ns();
+        let Some(task) = world.tasks.get_mut(tid).filter(same) else { return Ok(Undone::Gone) };
         if task.mask != *ours {
             return Ok(Undone::ChangedByOthers);
         }
@@ -447,9 +449,11 @@ impl Plane for Fake {
         let records: HashSet<&Subject> = owned.iter().map(|undo| &undo.subject).collect();
         let mut inherited: Vec<Inherited> = Vec::new();
         for undo in owned.iter().chain(&world.given) {
-            let (Subject::Thread { tid: parent, .. }, Some(masks)) = (&undo.subject, &undo.masks) else { continue };
+            let (Subject::Thread(ThreadId { tid: parent, .. }), Some(masks)) = (&undo.subject, &undo.masks) else {
+                continue;
+            };
             for (tid, task) in &world.tasks {
-                let subject = Subject::Thread { tid: *tid, start: task.start };
+                let subject = Subject::Thread(ThreadId::new(*tid, task.start));
                 let known = records.contains(&subject) || inherited.iter().any(|thread| thread.undo.subject == subject);
                 if task.parent == Some(*parent) && task.mask == masks.ours && !known {
                     let keeps = world.adopts && task.pid == undo.pid;
@@ -461,14 +465,15 @@ impl Plane for Fake {
     }
 
     fn ended(&mut self, undo: &Undo) -> bool {
-        let Subject::Thread { tid, start } = undo.subject else { return false };
+        let Subject::Thread(id) = undo.subject else { return false };
+        let tid = id.tid;
         let mut world = self.world();
         if let Some(at) = world.last_births.iter().position(|birth| birth.0 == tid) {
             let (parent, child) = world.last_births.remove(at);
             world.fork(parent, child);
             world.tasks.remove(&parent);
         }
-        world.tasks.get(&tid).is_none_or(|t| t.start != start)
+        world.tasks.get(&tid).is_none_or(|t| Some(t.start) != id.start_ns())
     }
 
     fn epoch(&self) -> Option<String> {
@@ -496,7 +501,7 @@ impl Thrift for Fake {
 }
 
 fn undo(tid: u32, task: &Task, masks: Masks) -> Undo {
-    let subject = Subject::Thread { tid, start: task.start };
+    let subject = Subject::Thread(ThreadId::new(tid, task.start));
     Undo { subject, pid: task.pid, masks: Some(masks), payload: None }
 }
 
@@ -506,7 +511,7 @@ fn a_move(subject: Subject, pid: u32, (from, to): (u32, u32), reason: Reason, wh
 
 /// A move of the file that a thread reads.
 pub fn file(tid: u32, from: u32, to: u32) -> Move {
-    let subject = Subject::File { file: file_of(tid), generation: 0 };
+    let subject = Subject::File(file_of(tid));
     a_move(subject, 0, (from, to), Reason::OverloadedHome, "its home is overloaded")
 }
 
@@ -516,7 +521,7 @@ pub fn process(pid: u32, from: u32, to: u32) -> Move {
 }
 
 pub fn mv(tid: u32, start: Option<u64>, from: u32, to: u32) -> Move {
-    let subject = Subject::Thread { tid, start: start.unwrap_or(0) };
+    let subject = Subject::Thread(ThreadId::new(tid, start));
     a_move(subject, tid, (from, to), Reason::ReadLocality, "1.0 MB of 1.0 MB read there")
 }
 

@@ -19,7 +19,7 @@
 use memory_model::{Shares, add, total};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use topology::FileId;
+use topology::{FileId, ProcessId};
 
 use super::Settings;
 use super::data::Groups;
@@ -95,9 +95,7 @@ type Files = SmallVec<[(usize, f64); 1]>;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
-    pub pid: u32,
-    /// Its start in nanoseconds; 0 if unknown.
-    pub start: u64,
+    pub id: ProcessId,
     /// Resident bytes by node; empty if unknown.
     pub memory: Shares,
     /// Where its writes land; `None` if no plane says so.
@@ -136,14 +134,16 @@ impl Demands {
         }
         let mut demands = Self { groups: Groups::new(hardware, snapshot, listed), ..Self::default() };
         demands.find_processes(hardware, snapshot, listed, history);
-        for p in demands.processes.iter_mut().filter(|p| mapped.contains_key(&p.pid)) {
+        for p in demands.processes.iter_mut().filter(|p| mapped.contains_key(&p.id.pid)) {
             // Mapped pages stay where they are.
             p.writes = Some(Writes::Stay);
         }
         for i in listed.iter().copied() {
             let mut demand = demands.thread(hardware, snapshot, i, window_s, mapped);
             let t = &snapshot.threads[i];
-            demand.pinned = t.pinned.is_some() || !history.may_move(&Subject::thread(t), t.pid);
+            let process = demands.processes.get(demand.process).map(|p| p.id);
+            let moved = process.is_some_and(|process| history.has_moved(process));
+            demand.pinned = moved || t.pinned.is_some() || !history.may_move(&Subject::thread(t));
             demands.threads.push(demand);
         }
         demands.tell_locks_from_sleep(hardware, settings);
@@ -164,11 +164,11 @@ impl Demands {
             }
         }
         self.processes = (pids.iter().zip(began_s))
-            .map(|(pid, began_s)| Process {
-                pid: *pid,
-                start: starts.get(pid).copied().unwrap_or(0),
+            .map(|(pid, began_s)| (ProcessId::new(*pid, starts.get(pid).copied()), began_s))
+            .map(|(id, began_s)| Process {
+                id,
                 memory: Shares::new(),
-                lock_s: history.lock_s(*pid),
+                lock_s: history.lock_s(id),
                 writes: None,
                 allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                 age_s: (now_s - began_s).max(window_s),
@@ -209,7 +209,7 @@ impl Demands {
         }
         for p in &mut self.processes {
             let all = [Writes::Follow, Writes::InPlace, Writes::Stay, Writes::Spread];
-            let of = |w: &Writes| bytes.get(&(p.pid, *w)).copied();
+            let of = |w: &Writes| bytes.get(&(p.id.pid, *w)).copied();
             p.writes = all.into_iter().filter(|w| of(w).is_some()).max_by_key(of);
         }
     }
@@ -230,7 +230,7 @@ impl Demands {
         };
         let bytes = Bytes::of(t, hardware, &self.groups, mapped_of(mapped, t));
         let files = if bytes.all_in_files { bytes.files.clone() } else { Files::new() };
-        let process = self.processes.partition_point(|p| p.pid < t.pid);
+        let process = self.processes.partition_point(|p| p.id.pid < t.pid);
         let work = bytes.work(t, &hardware.nodes[node], window_s);
         Demand { thread: index, node, process, work, files, allowed, pinned: false }
     }

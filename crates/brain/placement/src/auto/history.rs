@@ -18,7 +18,7 @@
 //! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use super::demand::{Demand, Demands};
 use super::recent::Recent;
@@ -63,17 +63,16 @@ pub(super) struct History {
     now_s: f64,
     pace: Pace,
     load: Detector,
-    /// The node of each listed thread, by tid, when the load was last planned for.
-    assigned: FxHashMap<u32, NodeId>,
+    /// The node of each listed thread when the load was last planned for.
+    assigned: FxHashMap<ThreadId, NodeId>,
     asked: Vec<Move>,
-    /// How often threads, by tid, have moved for this load, and when last; and the processes, by
-    /// pid, that have.
-    moved_threads: FxHashMap<u32, (u32, f64)>,
-    moved_processes: FxHashSet<u32>,
+    /// How often threads have moved for this load, and when last; and the processes that have.
+    moved_threads: FxHashMap<ThreadId, (u32, f64)>,
+    moved_processes: FxHashSet<ProcessId>,
     /// When moves of these failed, or files were asked to move.
     stuck: FxHashMap<Subject, f64>,
     /// The longest inferred lock time per byte of each process, see [`super::locks`].
-    locks: FxHashMap<u32, f64>,
+    locks: FxHashMap<ProcessId, f64>,
     /// The windows that the next plan is made from.
     pub recent: Recent,
 }
@@ -113,8 +112,8 @@ impl History {
             self.begin();
         }
         let pids: FxHashSet<u32> = snapshot.threads.iter().map(|t| t.pid).collect();
-        self.locks.retain(|pid, _| pids.contains(pid));
-        self.locks.extend(demands.processes.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.pid, p.lock_s)));
+        self.locks.retain(|process, _| pids.contains(&process.pid));
+        self.locks.extend(demands.processes.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.id, p.lock_s)));
         let under_way = copies || !again.is_empty();
         // The engine begins to judge a plan when its copies are done.
         if under_way {
@@ -135,7 +134,7 @@ impl History {
         let threads = || demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
         if self.planned_for() {
             let displaced =
-                threads().filter(|t| t.pinned.is_none() && self.assigned(t.tid).is_some_and(|node| node != t.node));
+                threads().filter(|t| t.pinned.is_none() && self.assigned(t.id()).is_some_and(|node| node != t.node));
             if waits > 0 || displaced.count() as f64 <= OTHERS * demands.threads.len() as f64 {
                 return Turn::Rest;
             }
@@ -143,7 +142,7 @@ impl History {
         } else if waits > 0 || changing && self.windows < SETTLING.min(self.planning()) {
             return Turn::Wait(Vec::new());
         } else {
-            self.assigned = threads().map(|t| (t.tid, t.node)).collect();
+            self.assigned = threads().map(|t| (t.id(), t.node)).collect();
         }
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
     }
@@ -184,8 +183,8 @@ impl History {
     }
 
     /// The node where the last plan for this load left a thread.
-    pub fn assigned(&self, tid: u32) -> Option<NodeId> {
-        self.assigned.get(&tid).copied()
+    pub fn assigned(&self, thread: ThreadId) -> Option<NodeId> {
+        self.assigned.get(&thread).copied()
     }
 
     /// Looks up what became of the requested moves. Returns those to request again, and whether any
@@ -229,37 +228,42 @@ impl History {
         (self.waits, self.without_plan) = (AFTER_PLAN, 0);
         for mv in moves {
             match &mv.subject {
-                Subject::Thread { tid, .. } => {
-                    let times = self.moved_threads.get(tid).map_or(0, |moved| moved.0);
-                    self.moved_threads.insert(*tid, (times + 1, self.now_s));
-                    self.assigned.insert(*tid, mv.to);
+                Subject::Thread(thread) => {
+                    let times = self.moved_threads.get(thread).map_or(0, |moved| moved.0);
+                    self.moved_threads.insert(*thread, (times + 1, self.now_s));
+                    self.assigned.insert(*thread, mv.to);
                 }
-                Subject::Process { pid, .. } => _ = self.moved_processes.insert(*pid),
-                file @ Subject::File { .. } => _ = self.stuck.insert(*file, self.now_s),
+                Subject::Process(process) => _ = self.moved_processes.insert(*process),
+                file @ Subject::File(_) => _ = self.stuck.insert(*file, self.now_s),
             }
             self.load.moved(mv.subject);
             self.asked.push(mv.clone());
         }
     }
 
-    /// Whether this thread, process or file may be asked to move; `pid` is a thread's process.
-    pub fn may_move(&self, subject: &Subject, pid: u32) -> bool {
+    /// Whether this thread, process or file may be asked to move.
+    pub fn may_move(&self, subject: &Subject) -> bool {
         let moved = match subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(thread) => {
                 let often = |(times, at_s): &(u32, f64)| {
                     *times >= MOST_MOVED || (0.0..self.pace.dwell_s).contains(&(self.now_s - at_s))
                 };
-                self.moved_threads.get(tid).is_some_and(often) || self.moved_processes.contains(&pid)
+                self.moved_threads.get(thread).is_some_and(often)
             }
-            Subject::Process { pid, .. } => self.moved_processes.contains(pid),
-            Subject::File { .. } => false,
+            Subject::Process(process) => self.has_moved(*process),
+            Subject::File(_) => false,
         };
         !moved && !self.stuck.contains_key(subject)
     }
 
+    /// Whether this process has moved for this load: its threads stay with it.
+    pub fn has_moved(&self, process: ProcessId) -> bool {
+        self.moved_processes.contains(&process)
+    }
+
     /// The longest lock time of a process so far.
-    pub fn lock_s(&self, pid: u32) -> f64 {
-        self.locks.get(&pid).copied().unwrap_or(0.0)
+    pub fn lock_s(&self, process: ProcessId) -> f64 {
+        self.locks.get(&process).copied().unwrap_or(0.0)
     }
 
     fn begin(&mut self) {

@@ -15,6 +15,47 @@
 //! promises enough, and waits until its moves are made ([`history`]). Each move states what it
 //! saves ([`plan`]).
 //!
+//! **Terms.**
+//!
+//! - *Demand* ([`demand`]): what a thread does for each byte of its file data, wherever it runs: a
+//!   rate, seconds of CPU, seconds asleep, and where its bytes are.
+//! - *Class* ([`class`]): threads of one process and node whose demands are so alike that it does
+//!   not matter which of them moves.
+//! - *Group* ([`data`]): files that several threads share. They move together or not at all; data
+//!   that no other thread reads is *private* and may move with its thread.
+//! - *Own memory* ([`locks`], [`Settings::own_memory`]): the pages of a process apart from files.
+//!   A thread that leaves them behind slows down.
+//! - *Locks* ([`locks`]): threads of a process that share data and sleep are assumed to take turns,
+//!   which costs more on several nodes.
+//! - *Horizon* ([`Settings::horizon_s`]): for so many seconds the load is assumed to stay as it is.
+//!
+//! **Equations.** An assignment a gives the threads of each class on each node, the node of their
+//! private data, of each group, and of the memory of each process. Solving the network of CPUs,
+//! controllers, ports and locks gives the bytes/s of all threads, X(a). The cost C(a) is in bytes
+//! that are not read or written while a is brought about ([`cost`]):
+//!
+//! ```text
+//! threads     sum of rate × thread_move_s over those that change their node
+//! files       (remote_load − 1) × rate × copy time: Dragonfly's O_m; one copy after the other
+//! processes   rate × copy time × horizon / life, with life = T ln (1 + horizon / T) at age T
+//! ```
+//!
+//! The search looks for the a with the greatest horizon × X(a) − C(a).
+//!
+//! **A decision** ([`Policy::decide`]), for each window:
+//!
+//! ```text
+//! follow what became of the moves; notice whether it is another load
+//! moves are under way or held back    -> request those again, decide nothing
+//! the last plan has just been made    -> wait
+//! throughput still changes            -> wait
+//! the load has been planned for       -> rest; if many were displaced, let them return
+//! examine the mean of the last windows: machine, demands, classes
+//! search for an assignment that is worth more than to stay
+//! it promises min_gain × strictness   -> its moves; otherwise say who stays and why
+//! no move of these, and none judged   -> parts of files, as promote chooses
+//! ```
+//!
 //! What the plane knows is in the snapshot and not inferred: where writes land, which files can
 //! move, and what became of each move. A file moves only if the plane says that it can. Whether a
 //! plan paid is judged by the engine, which takes it back if not.
@@ -151,7 +192,7 @@ impl Auto {
         if self.history.planned_for() {
             for d in &mut demands.threads {
                 let t = &snapshot.threads[d.thread];
-                d.pinned |= self.history.assigned(t.tid).is_none_or(|node| node == t.node);
+                d.pinned |= self.history.assigned(t.id()).is_none_or(|node| node == t.node);
             }
         }
         let mut classes = class::classes(&demands);
@@ -189,14 +230,14 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         let subject = Subject::file(file);
         let bytes: Shares = model.hardware.by_node(&file.bytes).collect();
         let slow = data::main_node(&bytes).is_some_and(|node| model.hardware.nodes[node].cpus == 0.0);
-        file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject, 0)
+        file.movable == Some(true) && (!slow || file.ranges.is_empty()) && history.may_move(&subject)
     };
     let data = history.data_may_move();
     if history.planned_for() {
         let Change::Threads { class, node, data: None, .. } = change else { return false };
         let node = Some(model.hardware.nodes[*node].id);
         let mut members = model.classes[*class].members.iter().map(|m| model.demands.threads[*m].thread);
-        return members.all(|t| history.assigned(snapshot.threads[t].tid) == node);
+        return members.all(|t| history.assigned(snapshot.threads[t].id()) == node);
     }
     match change {
         Change::Threads { data: None, .. } => true,
@@ -207,8 +248,8 @@ fn allowed(model: &Model, snapshot: &Snapshot, history: &History, change: &Chang
         Change::Process { process, node, .. } => {
             let one = &model.demands.processes[*process];
             let mut classes = model.of_process[*process].iter().map(|t| &model.classes[*t]);
-            let subject = Subject::Process { pid: one.pid, start: one.start };
-            history.may_move(&subject, 0) && classes.all(|t| t.node == *node || !t.pinned)
+            let subject = Subject::Process(one.id);
+            history.may_move(&subject) && classes.all(|t| t.node == *node || !t.pinned)
         }
         Change::Group { group, .. } => data && model.demands.groups.list[*group].files.iter().all(file),
     }

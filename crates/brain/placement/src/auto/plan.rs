@@ -17,13 +17,13 @@ use std::cmp::Reverse;
 use memory_model::{Shares, add};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use super::assignment::{Assignment, Model, Placed, Scratch};
 use super::data::main_node;
 use super::demand::Demands;
 use super::search::Found;
-use crate::processes::{show, starts};
+use crate::processes::show;
 use crate::{Move, NodeForecast, Prediction, Reason, Snapshot, Subject, Thread};
 
 /// Number of moves whose own part is solved: more than a person reads.
@@ -55,7 +55,7 @@ pub(super) fn moves(model: &Model, snapshot: &Snapshot, found: &Found, scratch: 
     };
     let reasons = reasons(model, found, &parts, scratch);
     let explained = (EXPLAINED_CELLS / model.classes.len().max(1)).clamp(1, EXPLAINED);
-    processes(model, snapshot, found, &mut moves);
+    processes(model, found, &mut moves);
     groups(model, snapshot, found, &mut moves);
     for (i, part) in parts.iter().enumerate() {
         let why = why(model, found, part, i < explained, scratch);
@@ -81,9 +81,9 @@ pub(super) fn keeps(snapshot: &Snapshot, demands: &Demands, moves: &[Move]) -> V
     for mv in moves {
         joined.insert(mv.to);
         match mv.subject {
-            Subject::Thread { tid, .. } => _ = moved.insert(tid),
-            Subject::Process { pid, .. } => _ = processes.insert(pid),
-            Subject::File { .. } => {}
+            Subject::Thread(ThreadId { tid, .. }) => _ = moved.insert(tid),
+            Subject::Process(ProcessId { pid, .. }) => _ = processes.insert(pid),
+            Subject::File(_) => {}
         }
     }
     let threads = demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
@@ -111,8 +111,7 @@ fn parts(model: &Model, assignment: &Assignment) -> Vec<Part> {
     parts
 }
 
-fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<Move>) {
-    let starts = starts(snapshot);
+fn processes(model: &Model, found: &Found, moves: &mut Vec<Move>) {
     for (p, to) in found.assignment.processes.iter().enumerate() {
         let Some(to) = *to else { continue };
         let process = &model.demands.processes[p];
@@ -121,8 +120,8 @@ fn processes(model: &Model, snapshot: &Snapshot, found: &Found, moves: &mut Vec<
         let takes_s = model.process_copy_s(p, to);
         let why = format!("{}; moves with {} of memory, stops for {takes_s:.2} s", whole(model, found), show(bytes));
         let (from, to) = (model.hardware.nodes[from].id, model.hardware.nodes[to].id);
-        let subject = Subject::process(process.pid, starts.get(&process.pid).copied());
-        let (pid, reason, why) = (process.pid, Reason::CacheAffinity, why.into());
+        let subject = Subject::Process(process.id);
+        let (pid, reason, why) = (process.id.pid, Reason::CacheAffinity, why.into());
         moves.push(Move { subject, pid, from, to, reason, why, ranges: Vec::new() });
     }
 }

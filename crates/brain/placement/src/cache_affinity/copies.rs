@@ -1,6 +1,7 @@
 //! How fast the memory of processes has been copied, as far as the outcomes of moves show it.
 
 use std::collections::BTreeMap;
+use topology::ProcessId;
 
 use crate::{Outcome, OutcomeState, Subject};
 
@@ -16,7 +17,7 @@ impl Copies {
     pub fn observe(&mut self, now_s: f64, outcomes: &[Outcome]) {
         let mut running = BTreeMap::new();
         for outcome in outcomes {
-            let Subject::Process { pid, .. } = outcome.subject else { continue };
+            let Subject::Process(ProcessId { pid, .. }) = outcome.subject else { continue };
             let OutcomeState::Running { done, .. } = outcome.result else { continue };
             if let Some((then_s, before)) = self.running.get(&pid).filter(|(then_s, _)| *then_s < now_s) {
                 let copied = done.saturating_sub(*before) as f64;

@@ -147,8 +147,10 @@ impl Flight {
     fn hear(&mut self, snapshot: &Snapshot) -> bool {
         let mut copies = false;
         for outcome in &snapshot.outcomes {
-            let Subject::File { file, .. } = &outcome.subject else { continue };
-            let Some(moving) = self.files.get_mut(file).filter(|m| m.to == outcome.to) else { continue };
+            let Subject::File(file) = &outcome.subject else { continue };
+            let Some(moving) = self.files.get_mut(&file.any_generation()).filter(|m| m.to == outcome.to) else {
+                continue;
+            };
             moving.told = true;
             match outcome.result {
                 OutcomeState::Done { failed, .. } => moving.left = (failed as f64).min(moving.asked),

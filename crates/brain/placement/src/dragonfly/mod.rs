@@ -239,7 +239,7 @@ impl Dragonfly {
 
 fn file_move(snapshot: &Snapshot, file: FileId, from: NodeId, to: NodeId, why: String) -> Move {
     let generation = snapshot.files.iter().find(|f| f.file == file).and_then(|f| f.generation).unwrap_or(0);
-    let subject = Subject::File { file, generation };
+    let subject = Subject::File(FileId { generation, ..file });
     Move { subject, pid: 0, from, to, reason: Reason::OverloadedHome, why: why.into(), ranges: Vec::new() }
 }
 

@@ -12,7 +12,7 @@ use placement::{
     FileUse, Move, NodeBytes, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Snapshot, Subject,
     Thread, Writes, testing,
 };
-use topology::{NodeId, Topology};
+use topology::{NodeId, ProcessId, ThreadId, Topology};
 
 #[derive(Clone, Debug)]
 pub struct ToyNode {
@@ -247,7 +247,7 @@ impl Toy {
         let copying = self.files.iter().enumerate().filter_map(|(file, f)| {
             let (to, left) = f.moving?;
             Some(Outcome {
-                subject: Subject::File { file: testing::file(file as u64), generation: 0 },
+                subject: Subject::File(testing::file(file as u64)),
                 from: NodeId(f.node as u32),
                 to: NodeId(to as u32),
                 result: OutcomeState::Running { bytes: f.bytes as u64, done: (f.bytes - left) as u64 },
@@ -301,26 +301,26 @@ impl Toy {
         self.moves.push((self.window, mv.clone()));
         let (from, to) = (mv.from, mv.to);
         match &mv.subject {
-            Subject::Thread { tid, .. } => {
+            Subject::Thread(ThreadId { tid, .. }) => {
                 let t = self.threads.iter_mut().find(|t| t.tid == *tid).unwrap();
                 assert!(!t.pinned, "{mv:?}");
                 assert_eq!(t.node, from.0 as usize, "{mv:?}");
                 assert!(self.nodes[to.0 as usize].cpus > 0.0, "{mv:?}");
                 t.node = to.0 as usize;
             }
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 for t in self.threads.iter_mut().filter(|t| t.pid == *pid) {
                     assert!(!t.pinned, "{mv:?}");
                     t.node = to.0 as usize;
                 }
             }
-            Subject::File { file, .. } if self.files_move => {
+            Subject::File(file) if self.files_move => {
                 let f = &mut self.files[file.ino as usize];
                 if f.node != to.0 as usize && f.moving.is_none() {
                     f.moving = Some((to.0 as usize, f.bytes));
                 }
             }
-            Subject::File { .. } => {}
+            Subject::File(_) => {}
         }
     }
 

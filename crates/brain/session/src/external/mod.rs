@@ -32,7 +32,7 @@ use placement::{FileRange, Move, ObservedFile, Plan, Policy, Process, Snapshot, 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
-use topology::Topology;
+use topology::{ProcessId, ThreadId, Topology};
 
 use self::program::{Ends, Program};
 
@@ -454,7 +454,7 @@ impl Window<'_> {
             return Some("its ranges are wrong");
         }
         match mv.subject {
-            Subject::Thread { tid, .. } => match self.threads.get(&tid) {
+            Subject::Thread(ThreadId { tid, .. }) => match self.threads.get(&tid) {
                 None => Some("not in the window"),
                 Some(thread) if mv.subject != Subject::thread(thread) || mv.pid != thread.pid => Some("another one"),
                 Some(thread) if thread.pinned.is_some() => Some("pinned"),
@@ -464,7 +464,7 @@ impl Window<'_> {
                 }
                 Some(_) => None,
             },
-            Subject::Process { pid, .. } => {
+            Subject::Process(ProcessId { pid, .. }) => {
                 let observed = self.processes.get(&pid).map(|process| Subject::process(pid, process.start_ns));
                 let of_it = || self.threads.values().filter(|thread| thread.pid == pid);
                 let known = observed.or_else(|| of_it().next().map(|t| Subject::process(pid, t.process_start_ns)));
@@ -479,7 +479,7 @@ impl Window<'_> {
                     Some(_) => None,
                 }
             }
-            Subject::File { .. } => match self.files.get(&mv.subject) {
+            Subject::File(_) => match self.files.get(&mv.subject) {
                 _ if !self.traits.moves_files => Some("it did not announce that it moves files"),
                 None => Some("not in the window"),
                 Some(file) if file.movable == Some(false) || file.pinned.is_some() => Some("pinned"),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use engine::{Rail, word};
 use linux::interference::Interference;
 use placement::{Move, Plan, Prediction, Reason, Snapshot, Subject, Thread};
-use topology::NodeId;
+use topology::{NodeId, ProcessId, ThreadId};
 
 use super::limits::Limits;
 use super::table::Table;
@@ -35,9 +35,9 @@ impl<'a> Names<'a> {
     /// The subject of a move: a thread, a process or a file.
     pub fn moved(&self, mv: &Move) -> String {
         match &mv.subject {
-            Subject::Thread { tid, .. } => self.thread(*tid),
-            Subject::Process { pid, .. } => process(self.comm(*pid), *pid),
-            Subject::File { file, .. } => format!("file {file}"),
+            Subject::Thread(ThreadId { tid, .. }) => self.thread(*tid),
+            Subject::Process(ProcessId { pid, .. }) => process(self.comm(*pid), *pid),
+            Subject::File(file) => format!("file {file}"),
         }
     }
 }

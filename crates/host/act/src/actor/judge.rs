@@ -1,6 +1,5 @@
 //! Which threads may be moved, and to which nodes.
 
-use linux::threads::as_shown;
 use placement::Thread;
 use topology::{CpuSet, ThreadId};
 
@@ -23,9 +22,6 @@ impl<B: Births> Actor<B> {
     /// moved.
     pub fn complete(&mut self, seen: Seen) -> Thread {
         let Seen { mut thread, mask, asked, kernel_thread } = seen;
-        // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
-        (thread.start_ns, thread.process_start_ns) =
-            (thread.start_ns.map(as_shown), thread.process_start_ns.map(as_shown));
         let online = self.mover.defaults.online();
         // The task's own mask may contain offline CPUs; sched_getaffinity leaves them out.
         let mask = if mask.is_subset(online) {
@@ -45,7 +41,7 @@ impl<B: Births> Actor<B> {
             // It may use every CPU, so its cpuset allows every CPU.
             Leeway::AsSeen
         } else {
-            let key = ThreadId { tid: thread.tid, start_ns: thread.start_ns.unwrap_or(0) };
+            let key = thread.id();
             if asked == Some(false) {
                 self.mover.not_asked(key, mask.clone());
             }

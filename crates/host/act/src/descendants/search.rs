@@ -29,11 +29,12 @@ use engine::{Masks, Undo};
 use linux::affinity;
 use linux::cpuset::group_name;
 use linux::threads::{Stat, Threads, is_gone};
+use placement::Subject;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, ThreadId};
 
 use super::context::MoveContext;
-use crate::mover::{key_of, shown, subject_of};
+use crate::mover::{key_of, shown};
 
 /// Longest chain of parents to follow.
 const GENERATIONS: usize = 64;
@@ -72,7 +73,7 @@ pub fn relation(
     of: u32,
     context: &MoveContext,
 ) -> io::Result<Option<Relation>> {
-    if stat.id.start_ns < context.at {
+    if stat.id.start_ns() < Some(context.at) {
         return Ok(None);
     }
     if pid == of {
@@ -85,7 +86,7 @@ pub fn relation(
     for _ in 0..GENERATIONS {
         let parent = eldest_stat.ppid;
         let Some(parent_stat) = source.stat(parent)? else { break };
-        if parent_stat.id.start_ns < context.at {
+        if parent_stat.id.start_ns() < Some(context.at) {
             elder = Some((parent, parent_stat));
             break;
         }
@@ -144,7 +145,9 @@ pub fn became_first(
         return Ok(None);
     }
     // A later process with this id would have started after the move, at a later tick.
-    let Some(first) = threads.stat(pid)?.filter(|first| first.id.start_ns <= context.at) else { return Ok(None) };
+    let Some(first) = threads.stat(pid)?.filter(|first| first.id.start_ns() <= Some(context.at)) else {
+        return Ok(None);
+    };
     match given(first.id) {
         // It has the value from us, and a record of its own.
         Some(given) if given == masks.ours => return Ok(None),
@@ -252,7 +255,7 @@ fn search(
 
 /// The record of a thread that inherited our value.
 pub(super) fn record_of(key: ThreadId, pid: u32, masks: Masks) -> Undo {
-    Undo { subject: subject_of(key), pid, masks: Some(masks), payload: None }
+    Undo { subject: Subject::Thread(key), pid, masks: Some(masks), payload: None }
 }
 
 /// Reads each thread's facts once, however many records it is compared with.
@@ -294,7 +297,7 @@ mod tests {
         fn stat(&self, tid: u32) -> io::Result<Option<Stat>> {
             let found = self.0.iter().find(|t| t.0 == tid);
             Ok(found.map(|(_, ppid, start, session, _)| Stat {
-                id: ThreadId { tid, start_ns: *start },
+                id: ThreadId::new(tid, *start),
                 ppid: *ppid,
                 session: *session,
                 ..Stat::default()
@@ -329,7 +332,7 @@ mod tests {
         assert_eq!(related(&table, 60), Some(Relation::Descendant));
         assert_eq!(related(&table, 61), Some(Relation::Descendant)); // own session and group: still a grandchild
         assert_eq!(related(&table, 62), None);
-        let id = ThreadId { tid: 51, start_ns: 1001 };
+        let id = ThreadId::new(51, 1001);
         let young = Stat { id, ppid: 40, session: 40, ..Stat::default() };
         let context = MoveContext { at: 1000, session: 40, cgroup: None, first_differs: false };
         assert_eq!(relation(&table, 50, &young, 50, &context).unwrap(), Some(Relation::SameProcess));
@@ -393,7 +396,7 @@ mod tests {
         let context = MoveContext { at: 0, session: 0, cgroup: None, first_differs: false };
         let masks = Masks { before: all.clone(), ours: one.iter().chain([9999]).collect(), unbound: true };
         let gone = Undo {
-            subject: subject_of(ThreadId { tid: u32::MAX, start_ns: 0 }),
+            subject: Subject::Thread(ThreadId::new(u32::MAX, None)),
             pid: std::process::id(),
             masks: Some(masks.clone()),
             payload: context.payload(),

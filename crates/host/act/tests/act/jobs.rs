@@ -135,8 +135,8 @@ fn seen(moves: &mut DataMoves, path: &Path, file: &File) -> FileId {
     inode
 }
 
-fn file_to(id: FileId, generation: Option<u64>) -> Move {
-    let subject = Subject::File { file: id.any_generation(), generation: generation.unwrap_or(0) };
+fn file_to(id: FileId, generation: Option<u32>) -> Move {
+    let subject = Subject::File(FileId { generation: generation.unwrap_or(0), ..id.any_generation() });
     a_move(subject, 0, 0, Reason::OverloadedHome)
 }
 
@@ -164,7 +164,7 @@ fn a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant() -> Tried {
             prepared => assert_eq!(prepared, Ok(Vec::new())),
         }
         // A later file with its inode number.
-        assert_eq!(prepare(&mut moves, &file_to(id, Some(u64::from(id.generation) + 1))), Err("gone"));
+        assert_eq!(prepare(&mut moves, &file_to(id, Some(id.generation + 1))), Err("gone"));
         // Another file takes its place: the one that was read moves, by its inode.
         std::fs::write(dir.path().join("other"), "x").unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();

@@ -20,7 +20,7 @@ use linux::privileges;
 use linux::threads::Threads;
 use testing::world::{Running, all, children, mask, node, tids, topology, wait_for};
 use testing::{Case, Tried, cases, root, skip, two_cpus};
-use topology::{CpuSet, NodeId};
+use topology::{CpuSet, NodeId, ProcessId, ThreadId};
 
 use crate::world::actor;
 
@@ -41,7 +41,7 @@ fn mover() -> Mover {
 }
 
 fn prepare(mover: &mut Mover, pid: u32, to: u32, with_memory: bool) -> Result<ProcessMove, PlaneError> {
-    process::prepare(mover, &topology(), (pid, None), NodeId(to), with_memory)
+    process::prepare(mover, &topology(), ProcessId::new(pid, None), NodeId(to), with_memory)
 }
 
 fn masks(pid: u32) -> BTreeMap<u32, CpuSet> {
@@ -49,7 +49,7 @@ fn masks(pid: u32) -> BTreeMap<u32, CpuSet> {
 }
 
 fn tid_of(undo: &Undo) -> u32 {
-    let Subject::Thread { tid, .. } = undo.subject else { panic!("{undo:?}") };
+    let Subject::Thread(ThreadId { tid, .. }) = undo.subject else { panic!("{undo:?}") };
     tid
 }
 
@@ -302,11 +302,13 @@ fn processes_that_must_not_be_moved_are_refused() -> Tried {
     let start_ns = Threads::new(Path::new("/proc")).started(program.pid()).unwrap();
     let later = Some(start_ns + 10_000_000);
     let error =
-        process::prepare(&mut self::mover(), &topology(), (program.pid(), later), NodeId(1), false).unwrap_err();
+        process::prepare(&mut self::mover(), &topology(), ProcessId::new(program.pid(), later), NodeId(1), false)
+            .unwrap_err();
     assert!(matches!(error, PlaneError::Gone { .. }), "{error}");
     let mut no_memory = topology();
     no_memory.nodes.iter_mut().for_each(|n| n.memory_bytes = 0);
-    let error = process::prepare(&mut self::mover(), &no_memory, (program.pid(), None), NodeId(0), true).unwrap_err();
+    let error = process::prepare(&mut self::mover(), &no_memory, ProcessId::new(program.pid(), None), NodeId(0), true)
+        .unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "no_memory_on_node", .. }), "{error}");
     Ok(())
 }

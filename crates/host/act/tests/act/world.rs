@@ -8,7 +8,7 @@ use engine::{Plane, Undo};
 use linux::threads::Threads;
 use placement::{Move, Reason, Subject};
 use testing::world::topology;
-use topology::NodeId;
+use topology::{NodeId, ThreadId};
 
 /// A move to one node from the other.
 pub fn a_move(subject: Subject, pid: u32, to: u32, reason: Reason) -> Move {
@@ -16,8 +16,8 @@ pub fn a_move(subject: Subject, pid: u32, to: u32, reason: Reason) -> Move {
 }
 
 pub fn move_of(tid: u32, to: u32) -> Move {
-    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.id.start_ns);
-    a_move(Subject::Thread { tid, start }, tid, to, Reason::ReadLocality)
+    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(ThreadId::new(tid, None), |s| s.id);
+    a_move(Subject::Thread(start), tid, to, Reason::ReadLocality)
 }
 
 /// Prepares and makes a move.

@@ -29,7 +29,7 @@ fn children(observer: &Observer) -> Tried<Vec<Descendant>> {
 
 /// A thread as procfs tells.
 fn thread(tid: u32) -> Tried<ThreadId> {
-    Ok(ThreadId { tid, start_ns: Threads::new(Path::new("/proc")).started(tid)? })
+    Ok(ThreadId::new(tid, Threads::new(Path::new("/proc")).started(tid)?))
 }
 
 fn children_of_watched_threads(hooks: Hooks) -> Tried {

@@ -123,7 +123,7 @@ mod tests {
         let (mut files, mut processes) = (Known::default(), Known::default());
         files.put(inode(1), FileFacts::default(), 5);
         files.put(inode(2), FileFacts::default(), 3);
-        let [known, new] = [9, 8].map(|pid| ProcessId { pid, start_ns: 1 });
+        let [known, new] = [9, 8].map(|pid| ProcessId::new(pid, 1));
         processes.put(known, None, 4);
         let order = order(&[inode(1), inode(2), inode(3)], &[known, new], &files, &processes);
         assert_eq!(order, [Look::Process(1), Look::File(2), Look::File(1), Look::Process(0), Look::File(0)]);

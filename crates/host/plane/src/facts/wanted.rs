@@ -51,7 +51,7 @@ impl Wanted {
 
         let mut sums: FxHashMap<ProcessId, (u64, bool)> = FxHashMap::default();
         for thread in threads {
-            let id = ProcessId { pid: thread.pid, start_ns: thread.of_process_since().unwrap_or(0) };
+            let id = thread.process_id();
             let sum = sums.entry(id).or_default();
             *sum = (sum.0.saturating_add(thread.file_bytes()), sum.1 || thread.pinned.is_some());
         }

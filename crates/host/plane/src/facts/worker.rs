@@ -165,7 +165,7 @@ impl Worker {
             match state.processes.get(*id, state.round) {
                 None => missing.unseen += 1,
                 Some((Some(resident), _)) => {
-                    let (pid, start_ns, resident) = (id.pid, Some(id.start_ns), resident.clone());
+                    let (pid, start_ns, resident) = (id.pid, id.start_ns(), resident.clone());
                     processes.push(Process { pid, start_ns, resident, ..Process::default() });
                 }
                 Some((None, _)) => {}

@@ -8,7 +8,7 @@ use linux::affinity;
 use placement::{Move, Reason};
 use testing::world::{Running, all, mask, node, tids, topology, wait_for};
 use testing::{Case, Tried, cases, root, skip, two_cpus};
-use topology::NodeId;
+use topology::{NodeId, ThreadId};
 
 use crate::world::{Scripted, a_move, engine, made, move_of, plane, step};
 
@@ -151,14 +151,15 @@ fn ended_threads_and_reused_ids_are_recognised() -> Tried {
     let mut plane = plane(Some(Scripted::of(&[])));
     let mv = move_of(tid, 1);
     // A later thread with the same id: nothing is set, nothing is undone.
-    let Subject::Thread { start, .. } = mv.subject else { panic!() };
-    let later = Move { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..mv.clone() };
+    let Subject::Thread(id) = mv.subject else { panic!() };
+    let next = ThreadId::new(tid, id.start_ns().unwrap() + 10_000_000);
+    let later = Move { subject: Subject::Thread(next), ..mv.clone() };
     assert!(matches!(plane.prepare(&later), Err(PlaneError::Gone { .. })));
     let undo = plane.prepare(&mv).unwrap();
     let undos = undo;
     let undo = undos[0].clone();
-    let Subject::Thread { tid, start } = undo.subject else { panic!() };
-    let other = Undo { subject: Subject::Thread { tid, start: start + 10_000_000 }, ..undo.clone() };
+    assert_eq!(undo.subject, mv.subject);
+    let other = Undo { subject: Subject::Thread(next), ..undo.clone() };
     // A thread without our value is not asked for its identity.
     assert_eq!(plane.undo(&other).unwrap(), Undone::ChangedByOthers);
     let ours = undo.masks.clone().unwrap().ours;
@@ -249,7 +250,7 @@ pub fn be_nobody(args: &[String]) {
 
 fn moves_of_files_without_a_known_path_are_refused() -> Tried {
     let mut plane = plane(None);
-    let subject = Subject::File { file: placement::testing::file(2), generation: 0 };
+    let subject = Subject::File(placement::testing::file(2));
     let file = a_move(subject, 0, 1, Reason::OverloadedHome);
     let error = plane.prepare(&file).unwrap_err();
     assert!(matches!(error, PlaneError::Refused { reason: "file_unknown", .. }), "{error}");

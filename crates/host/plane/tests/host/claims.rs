@@ -168,7 +168,7 @@ fn exec_after_the_first_thread_was_moved_elsewhere_is_restored_after_a_crash() -
     let mut made = |tid, to| {
         crashed.observe(Duration::ZERO).unwrap();
         // A policy may not know when the thread started.
-        made(&mut crashed, &Move { pid, subject: Subject::Thread { tid, start: 0 }, ..move_of(tid, to) }).remove(0)
+        made(&mut crashed, &Move { pid, subject: Subject::Thread(ThreadId::new(tid, 0)), ..move_of(tid, to) }).remove(0)
     };
     // When the second thread is moved, the first has the same value.
     made(pid, 1);

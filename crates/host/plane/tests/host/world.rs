@@ -40,14 +40,13 @@ impl Observe for Scripted {
                 let thread = Thread {
                     pid: *pid,
                     comm: stat.comm,
-                    start_ns: Some(stat.id.start_ns + 4_321),
+                    start_ns: stat.id.start_ns(),
                     allowed_nodes: (0..2).filter(|n| !mask.intersection(&node(*n)).is_empty()).map(NodeId).collect(),
                     cpu_s: 0.1,
                     ..placement::testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
                 };
                 threads.push(ObservedThread {
                     thread,
-                    ppid: stat.ppid,
                     mask,
                     asked: self.asked,
                     kernel_thread: stat.kernel_thread,
@@ -104,8 +103,8 @@ pub fn a_move(subject: Subject, pid: u32, to: u32, reason: Reason) -> Move {
 }
 
 pub fn move_of(tid: u32, to: u32) -> Move {
-    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(0, |s| s.id.start_ns);
-    a_move(Subject::Thread { tid, start }, tid, to, Reason::ReadLocality)
+    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(ThreadId::new(tid, None), |s| s.id);
+    a_move(Subject::Thread(start), tid, to, Reason::ReadLocality)
 }
 
 /// Prepares and makes a move.

@@ -370,7 +370,7 @@ fn refused_without_room(pid: u32) -> Result<()> {
     std::fs::write(devices.join("node/node1/meminfo"), meminfo)?;
     let mut mover = Mover::new(Path::new("/proc"), sys.path(), Rules::default())?;
     let topology = topology::sysfs::read(Path::new("/sys"))?;
-    match process::prepare(&mut mover, &topology, (pid, None), NodeId(1), true) {
+    match process::prepare(&mut mover, &topology, topology::ProcessId::new(pid, None), NodeId(1), true) {
         Err(PlaneError::Refused { reason: "no_free_memory", .. }) => Ok(()),
         other => bail!("{:?}", other.map(|process| process.id())),
     }

@@ -235,7 +235,7 @@ impl VolumePlane {
             tid,
             pid: caller.watched.pid,
             comm: now.comm,
-            start_ns: Some(caller.watched.start_ns),
+            start_ns: caller.watched.start_ns,
             process_start_ns: caller.watched.process_start_ns,
             node,
             cpu_s: seconds(time.ran_ns, before.ran_ns),
@@ -303,7 +303,7 @@ impl VolumePlane {
                     };
                     idle.push(IdleFile {
                         file: file.any_generation(),
-                        generation: Some(u64::from(file.generation)),
+                        generation: Some(file.generation),
                         ranges: parts.into_iter().filter(is_full).collect(),
                     });
                 }
@@ -355,7 +355,7 @@ impl VolumePlane {
     }
 
     /// The file that a move is of, ready to be copied.
-    fn prepare_file(&self, file: FileId, generation: u64, mv: &Move) -> Result<FileCopy, PlaneError> {
+    fn prepare_file(&self, file: FileId, mv: &Move) -> Result<FileCopy, PlaneError> {
         let to = mv.to;
         let Some(ino) = Ino::from_raw(file.ino).filter(|_| file.dev == self.settings.device) else {
             return Err(PlaneError::refused("not_of_this_volume", format!("file {file} is not on this volume")));
@@ -365,7 +365,7 @@ impl VolumePlane {
             fs::Error::NotFound => PlaneError::Gone { what: format!("file {file}") },
             error => PlaneError::failed("unreadable", format!("file {file} cannot be examined"), error),
         })?;
-        if generation > 0 && generation != u64::from(stat.generation) {
+        if file.generation > 0 && file.generation != stat.generation {
             return Err(PlaneError::Gone { what: format!("file {file}") });
         }
         if !self.volume.usage().regions.iter().any(|region| region.node == Some(to.0)) {
@@ -455,8 +455,8 @@ impl Plane for VolumePlane {
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {
-        let Subject::File { file, generation } = mv.subject else { return self.actor.prepare(mv) };
-        let copy = self.prepare_file(file, generation, mv)?;
+        let Subject::File(file) = mv.subject else { return self.actor.prepare(mv) };
+        let copy = self.prepare_file(file, mv)?;
         self.prepared.insert((mv.subject, mv.to), copy);
         Ok(Vec::new())
     }

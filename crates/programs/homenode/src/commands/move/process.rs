@@ -24,6 +24,7 @@ use serde_json::{Value, json};
 
 use super::{Done, Job, drive};
 use session::undo;
+use topology::{ProcessId, ThreadId};
 
 use crate::commands::plane;
 use crate::exit::{Exit, Failure};
@@ -37,8 +38,8 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
     let cannot_act = |e: std::io::Error| Failure::from_error(Exit::Unsupported, "cannot act on threads", &e);
     let mut mover =
         Mover::new(Path::new(plane::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
-    let mut process =
-        process::prepare(&mut mover, &job.topology, (pid, None), job.to, with_memory).map_err(|e| failure(&e))?;
+    let mut process = process::prepare(&mut mover, &job.topology, ProcessId::new(pid, None), job.to, with_memory)
+        .map_err(|e| failure(&e))?;
     let mut records = Records::open(global)?;
     let bound = process.bind(&mut mover, &job.topology, &mut |undos| records.write(undos));
     let (mut done, whole) = match bound {
@@ -129,7 +130,7 @@ fn describe(done: &mut Done, process: &ProcessMove, whole: bool) {
 fn undo_by(bound: &[Undo]) -> Vec<String> {
     let mut tids: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for undo in bound {
-        if let (Subject::Thread { tid, .. }, Some(_)) = (&undo.subject, &undo.masks) {
+        if let (Subject::Thread(ThreadId { tid, .. }), Some(_)) = (&undo.subject, &undo.masks) {
             tids.entry(undo.before()).or_default().push(tid.to_string());
         }
     }
@@ -230,7 +231,7 @@ mod tests {
     fn threads_with_one_affinity_are_undone_by_one_command() {
         let undo = |tid, before: &str| {
             let masks = Masks { before: before.parse().unwrap(), ours: "2-3".parse().unwrap(), unbound: true };
-            let subject = Subject::Thread { tid, start: 1 };
+            let subject = Subject::Thread(ThreadId::new(tid, 1));
             Undo { subject, pid: 7, masks: Some(masks), payload: None }
         };
         assert_eq!(
