@@ -376,8 +376,8 @@ mod tests {
 
     /// What each listener has after one event: the rail that holds the next move back; entries of
     /// the settled load, threads to bind again; records for the state file, threads that are ours,
-    /// moves of data; watched moves, moves and copies of the rollback; lines of the journal, outcomes
-    /// for the policy.
+    /// moves of data; watched moves, moves and copies of the rollback; lines of the journal,
+    /// outcomes for the policy.
     type Heard = (Option<Rail>, [usize; 2], [usize; 3], (usize, [usize; 2]), [usize; 2]);
 
     fn heard(attempt: &Attempt, event: MoveEvent) -> Heard {

@@ -42,10 +42,11 @@ use crate::jobs::JobId;
 /// all remote (34.6 % of the bandwidth), so that a plan is taken back for a change in the place of
 /// memory, not for a slightly dearer mix of work.
 const MARGIN: f64 = 0.05;
-/// Most plans that are watched at a time: one a window for the longest time that a small plan takes.
+/// Most plans that are watched at a time: one a window for the longest time that a small plan
+/// takes.
 const MOST: usize = 16;
-/// How long the copies of a plan may take before it is not watched any more, in windows: an hour of 1
-/// s.
+/// How long the copies of a plan may take before it is not watched any more, in windows: an hour of
+/// 1 s.
 const PATIENCE: u32 = 3600;
 
 /// Activity of a thread, or of a group of threads, in one window.

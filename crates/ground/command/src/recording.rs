@@ -60,8 +60,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Checks that the file is a recording of ours and cuts off an incomplete last line. Returns the length
-    /// of the rest.
+    /// Checks that the file is a recording of ours and cuts off an incomplete last line. Returns
+    /// the length of the rest.
     fn check(&mut self) -> Result<u64, Failure> {
         let path = self.path.clone();
         let io = |action: &'static str| move |e: io::Error| Failure::io(action, &path, &e);

@@ -84,7 +84,8 @@ impl Running {
     pub fn start(command: &mut Command) -> Self {
         use std::os::unix::process::CommandExt;
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
-        // A process that another test forks has a copy of a program open for writing until it execs.
+        // A process that another test forks has a copy of a program open for writing until it
+        // execs.
         let busy = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ExecutableFileBusy;
         let started = std::iter::repeat_with(|| command.spawn()).find(|started| !started.as_ref().is_err_and(busy));
         let mut process = started.unwrap().unwrap();

@@ -12,8 +12,8 @@
 //! that looks waiting; then another one looks at all others.
 //!
 //! **Invariants.** Whatever takes an entry out of the table calls `forgot`. A worker reads the
-//! version first and the table then, so an old place is found under an old version at most. A thread
-//! that is silent stays so over `watch` and `close`, as the one that asked it still waits.
+//! version first and the table then, so an old place is found under an old version at most. A
+//! thread that is silent stays so over `watch` and `close`, as the one that asked it still waits.
 //!
 //! **Limits.** For up to [`TICK`] after a thread was moved, its accesses count for the node where
 //! it was; those of a new thread count for the node of the server's thread, and so do those of
