@@ -130,7 +130,7 @@ pub(super) fn assemble(
             tid: task.tid,
             pid: task.tgid,
             comm: task.comm(),
-            // In whole ticks, as procfs has it: one name for a thread in snapshots and in undo records.
+            // In whole ticks, as procfs has it: one name for a thread in snapshots and records.
             start_ns: Some(as_shown(task.start_ns)),
             process_start_ns: task.process().start_ns(),
             node,
