@@ -9,6 +9,12 @@
 //! step is one [`MoveEvent`], and `publish` alone passes it on. The JSON forms of an event are made
 //! from it here: [`OutcomeState`] in snapshots, [`Event`] in the journal.
 //!
+//! Their order: held back, refused, gone, not written, applied, queued (then dropped, or one of the
+//! former) or started; a start is followed by progress, then by ended, refused or gone. Unpaid may
+//! come after any that moved something. [`Attempt::undo`] says what the state file has of it; once a
+//! copy runs, that is its job's ([`crate::jobs::Jobs::begin`] empties it), so the end writes
+//! `JobOver` alone.
+//!
 //! **Limits.** The policy hears of the moves of a window in the order of its plan, so `publish`
 //! keeps their events, and [`Engine::step`] tells them at the end of the window.
 

@@ -12,7 +12,11 @@
 //! windows, and each must promise [`STRICTER`] times as much as the one before: moves end, whatever
 //! the model predicts. Another load ([`Detector`]) starts afresh. Later, threads that something
 //! else has taken from the place they had then may return to it, and nothing else moves: threads
-//! that never had to move are not bound, and the kernel may move all of them at once.
+//! that never had to move are not bound, and the kernel may move all of them at once. What a window
+//! is for says [`Stage`].
+//!
+//! Another load forgets counts and plans, not what is stuck: refusals, and files from the request
+//! on, wait until the load would be looked at again, whatever it is by then.
 //!
 //! **Limits.** Whether a plan paid is not measured here: the engine compares the windows before and
 //! after it, and takes it back. Without outcomes, as in a single snapshot, moves count as made.
@@ -24,7 +28,7 @@ use super::demand::{Demand, Demands};
 use super::recent::Recent;
 use crate::load_change::Detector;
 use crate::processes::sane;
-use crate::{Move, OutcomeState, Pace, Snapshot, Subject};
+use crate::{Move, OutcomeState, Pace, Snapshot, Subject, Thread};
 
 /// Windows after a plan's moves before the next plan: the first shows the moves themselves, and two
 /// show their effect.
@@ -77,6 +81,21 @@ pub(super) struct History {
     pub recent: Recent,
 }
 
+/// What is to be done about a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Moves of the last plan are under way.
+    UnderWay,
+    /// They are made, and their effect shows in the next windows.
+    Watched,
+    /// The kernel still spreads threads that have just started, or throughput still changes.
+    Spreading,
+    /// A plan may be made.
+    Open,
+    /// The load has been planned for: threads that something else has displaced may return.
+    Planned,
+}
+
 pub(super) enum Turn {
     /// Request these moves again, and decide nothing.
     Wait(Vec<Move>),
@@ -115,34 +134,44 @@ impl History {
         self.locks.retain(|process, _| pids.contains(&process.pid));
         self.locks.extend(demands.processes.iter().filter(|p| p.lock_s > 0.0).map(|p| (p.id, p.lock_s)));
         let under_way = copies || !again.is_empty();
-        // The engine begins to judge a plan when its copies are done.
-        if under_way {
-            self.without_plan = 0;
-        }
+        let stage = if under_way {
+            Stage::UnderWay
+        } else if self.planned_for() {
+            Stage::Planned
+        } else if self.waits > 0 {
+            Stage::Watched
+        } else if changing && self.windows < SETTLING.min(self.planning()) {
+            Stage::Spreading
+        } else {
+            Stage::Open
+        };
         let back = snapshot.outcomes.iter().any(|o| matches!(o.result, OutcomeState::RolledBack { .. }));
-        if self.windows == 1 || self.planned_for() || under_way || back || self.waits == AFTER_PLAN {
+        let moved = back || self.waits == AFTER_PLAN;
+        if self.windows == 1 || moved || matches!(stage, Stage::UnderWay | Stage::Planned) {
             self.recent.clear();
         }
-        if under_way {
+        if stage == Stage::UnderWay {
+            // The engine begins to judge a plan when its copies are done.
+            self.without_plan = 0;
             return Turn::Wait(again);
         }
-        if !self.planned_for() && self.waits < AFTER_PLAN {
+        if stage != Stage::Planned && self.waits < AFTER_PLAN {
             self.recent.push(snapshot);
         }
         let waits = self.waits;
         self.waits = waits.saturating_sub(1);
         let threads = || demands.threads.iter().map(|d| &snapshot.threads[d.thread]);
-        if self.planned_for() {
-            let displaced =
-                threads().filter(|t| t.pinned.is_none() && self.assigned(t.id()).is_some_and(|node| node != t.node));
-            if waits > 0 || displaced.count() as f64 <= OTHERS * demands.threads.len() as f64 {
-                return Turn::Rest;
+        match stage {
+            Stage::Planned => {
+                let assigned = |t: &&Thread| self.assigned(t.id()).is_some_and(|node| node != t.node);
+                let displaced = threads().filter(|t| t.pinned.is_none()).filter(assigned).count();
+                if waits > 0 || displaced as f64 <= OTHERS * demands.threads.len() as f64 {
+                    return Turn::Rest;
+                }
+                self.waits = AFTER_PLAN;
             }
-            self.waits = AFTER_PLAN;
-        } else if waits > 0 || changing && self.windows < SETTLING.min(self.planning()) {
-            return Turn::Wait(Vec::new());
-        } else {
-            self.assigned = threads().map(|t| (t.id(), t.node)).collect();
+            Stage::Open => self.assigned = threads().map(|t| (t.id(), t.node)).collect(),
+            Stage::UnderWay | Stage::Watched | Stage::Spreading => return Turn::Wait(Vec::new()),
         }
         Turn::Decide { strictness: STRICTER.powi(self.plans) }
     }
