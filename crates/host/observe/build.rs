@@ -42,6 +42,11 @@ fn build() -> Result<(), String> {
     let mut include = OsString::from("-I");
     include.push(variable("DEP_BPF_INCLUDE")?);
     arguments.push(include);
+    // The objects say where their sources are; no path of the machine that built them.
+    let mut map = OsString::from("-ffile-prefix-map=");
+    map.push(variable("CARGO_MANIFEST_DIR")?);
+    map.push("=observe");
+    arguments.push(map);
     interface(&sources.join("intf.h"), &out.join("intf.rs"))?;
     for name in ["observe", "probe_run", "checks", "hotness", "who"] {
         SkeletonBuilder::new()

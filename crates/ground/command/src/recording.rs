@@ -43,8 +43,13 @@ impl Writer {
         let regular = path.metadata().map_or(true, |meta| meta.is_file());
         let mut options = OpenOptions::new();
         // It has the names and paths of everybody.
-        options.append(true).read(regular).create(true).mode(0o600);
-        let out = options.open(path).map_err(io("open"))?;
+        options.append(true).read(regular).mode(0o600);
+        // A new file is ours, whomever its file system says it belongs to.
+        let (out, new) = match options.clone().create_new(true).open(path) {
+            Ok(out) => (out, true),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => (options.open(path).map_err(io("open"))?, false),
+            Err(e) => return Err(io("open")(e)),
+        };
         let mut writer = Self { path: path.to_owned(), out, whole: None };
         if regular {
             match writer.out.try_lock() {
@@ -55,7 +60,7 @@ impl Writer {
                 }
                 Err(TryLockError::Error(e)) => return Err(io("lock")(e)),
             }
-            writer.whole = Some(writer.check()?);
+            writer.whole = Some(if new { 0 } else { writer.check()? });
         }
         Ok(writer)
     }

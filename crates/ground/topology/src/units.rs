@@ -19,9 +19,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 
 /// Reads `200MB/s`, `6.8 GB/s`, `0`, in bytes/s.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
+    let amount = text.trim().strip_suffix("/s").unwrap_or(text);
     match parse(text, "/s")? {
-        rate if rate > 0.0 && !text.contains(|c: char| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E')) => {
-            Err(format!("the unit is missing, as in {}MB/s", text.trim()))
+        rate if rate > 0.0 && !amount.contains(|c: char| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E')) => {
+            Err(format!("the unit is missing, as in {}MB/s", amount.trim()))
         }
         rate => Ok(rate),
     }
@@ -43,6 +44,9 @@ fn parse(text: &str, suffix: &str) -> Result<f64, String> {
     let in_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-');
     let end = text.find(|c| !in_number(c)).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
+    if matches!(unit.trim(), "Kb" | "Mb" | "Gb" | "Tb") {
+        return Err(format!("bits are not meant, but bytes, as in {number}{}B{suffix}", &unit.trim()[..1]));
+    }
     let factor = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
         "k" | "kb" => 1e3,

@@ -86,7 +86,8 @@ impl Allocator {
             let runs = free.get(i).map_or(&[][..], Vec::as_slice);
             let mut count = 0;
             let cut = |part: u64| {
-                let (begin, end) = (from + part * part_len, blocks.end.min(from + (part + 1) * part_len));
+                let (begin, end) =
+                    (from + part * part_len, blocks.end.min(from + (part + 1) * part_len).max(from + part * part_len));
                 let first = runs.partition_point(|(start, len)| start + len <= begin);
                 let own = runs.get(first..).unwrap_or_default().iter().take_while(|(start, _)| *start < end);
                 let own = own.map(|(start, len)| (*start.max(&begin), (start + len).min(end) - start.max(&begin)));

@@ -249,6 +249,12 @@ impl Journal {
         }
     }
 
+    /// The journal of a daemon that may run: its limit is the daemon's to keep, which has the file
+    /// open.
+    pub fn beside(dir: &Path) -> Self {
+        Self { half: u64::MAX, ..Self::open(dir, 0) }
+    }
+
     /// Adds an entry; [`Self::flush`] writes it.
     pub fn add(&mut self, entry: &Entry) {
         let before = self.pending.len();
@@ -279,14 +285,16 @@ impl Journal {
         if self.file.is_none() {
             self.open_file()?;
         }
-        if self.len > 0 && self.len + part.len() as u64 > self.half {
+        if let Some(file) = &self.file {
+            // Another process may have added to it.
+            self.len = file.metadata().map_err(EngineError::io("look at", &self.path))?.len();
+        }
+        if self.len > 0 && self.len.saturating_add(part.len() as u64) > self.half {
             self.file = None;
             std::fs::rename(&self.path, &self.older).map_err(EngineError::io("rotate", &self.path))?;
             self.open_file()?;
         }
         let Some(file) = &mut self.file else { return Ok(()) };
-        // Another process may have added to it.
-        self.len = file.metadata().map_err(EngineError::io("look at", &self.path))?.len();
         if let Err(error) = file.write_all(part) {
             let _ = file.set_len(self.len);
             return Err(EngineError::io("write", &self.path)(error));

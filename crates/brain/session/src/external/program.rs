@@ -130,7 +130,8 @@ impl Program for Here {
             start.uid(uid).gid(gid);
             // Root's variables are none of its business.
             let plain = |name: &str| ["PATH", "LANG", "TZ"].contains(&name) || name.starts_with("LC_");
-            start.env_clear().envs(std::env::vars().filter(|(name, _)| plain(name)));
+            let kept = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(plain));
+            start.env_clear().envs(kept);
         }
         // SAFETY: between fork and exec it makes system calls alone, and allocates nothing.
         unsafe { start.pre_exec(bound) };

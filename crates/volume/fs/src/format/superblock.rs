@@ -181,10 +181,11 @@ impl Superblock {
         if self.has_twins() && self.regions.len() < 2 {
             return Err("to keep the logs twice takes two regions or more");
         }
+        let possible = |region: &Region| {
+            region.blocks <= Block::MAX_IN_REGION && (2..=u64::from(u32::MAX)).contains(&region.inodes)
+        };
         let fits = |(index, region): (usize, &Region)| {
-            region.blocks <= Block::MAX_IN_REGION
-                && (2..=u64::from(u32::MAX)).contains(&region.inodes)
-                && self.data_from_of(index, region) < data_end_of(region.blocks)
+            self.regions.iter().all(possible) && self.data_from_of(index, region) < data_end_of(region.blocks)
         };
         if self.regions.iter().enumerate().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
     }

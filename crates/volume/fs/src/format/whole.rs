@@ -56,7 +56,9 @@ pub fn page(at: Block, says: &mut [u8; BLOCK], twin: &[u8; BLOCK]) {
     };
     let next = |page: &[u8]| {
         let owner = Owner { id: at.raw(), generation: seal.generation };
-        word::unseal(owner, Field::Next, get_u64(page, NEXT as usize)).is_some()
+        let word = get_u64(page, NEXT as usize);
+        // Zeros end a log; behind its tail nothing is lost by going on.
+        word != 0 && word::unseal(owner, Field::Next, word).is_some()
     };
     if !next(says) && next(twin) {
         copy(says, twin, NEXT as usize, NEXT as usize + 8);

@@ -1,5 +1,6 @@
 //! Moves by hand stand in the journal, so that `homenode explain` knows them.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,22 +8,29 @@ use engine::StateDir;
 use engine::journal::{About, Entry, Event, Journal, Kind};
 use observe::inode::Inodes;
 
-use super::Done;
+use super::{Done, Process};
 
 /// Adds what has moved to the journal of this state directory. The move is made: a journal that
 /// cannot be written is a warning.
 pub(super) fn write(state_dir: &Path, done: &[Done]) {
-    let made: Vec<_> = done.iter().filter(|one| one.moved > 0 || one.threads.is_some_and(|n| n > 0)).collect();
+    let made: Vec<_> = done
+        .iter()
+        .filter(|one| one.moved > 0 || one.process.as_ref().is_some_and(|process| process.bound > 0))
+        .collect();
     if made.is_empty() {
         return;
     }
     let result = StateDir::make(state_dir).and_then(|()| {
-        let mut journal = Journal::open(state_dir, engine::Settings::default().journal_bytes);
+        let mut journal = Journal::beside(state_dir);
         made.iter().for_each(|one| journal.add(&entry(one)));
         journal.flush()
     });
     if let Err(error) = result {
-        tracing::warn!(%error, "`homenode explain` will not know of this move");
+        // The directory is root's; others may move files of their own.
+        match rustix::process::geteuid().is_root() {
+            true => tracing::warn!(%error, "`homenode explain` will not know of this move"),
+            false => tracing::debug!(%error, "`homenode explain` will not know of this move"),
+        }
     }
 }
 
@@ -31,7 +39,7 @@ fn entry(one: &Done) -> Entry {
         to: one.to,
         bytes: one.bytes,
         done: one.moved,
-        threads: one.threads,
+        threads: one.process.as_ref().map(|process| process.bound),
         seconds: one.seconds,
         user: rustix::process::getuid().as_raw(),
         why: one.why.clone(),
@@ -41,12 +49,12 @@ fn entry(one: &Done) -> Entry {
 }
 
 fn about(one: &Done) -> Option<About> {
-    let of = |id: u32, comm: String, kind| About { tid: id, pid: id, comm, start_ns: None, kind, file: None };
-    if let Some(path) = one.subject.1.as_str() {
-        let file = Inodes::new().of(Path::new(path)).ok();
-        return Some(About { file, ..of(0, path.to_owned(), Kind::File) });
+    let none = || About { tid: 0, pid: 0, comm: String::new(), start_ns: None, kind: Kind::File, file: None };
+    if let Some(Process { id, comm, .. }) = &one.process {
+        let start_ns = id.start_ns.map(NonZeroU64::get);
+        let (tid, pid, comm) = (id.pid, id.pid, comm.clone());
+        return Some(About { tid, pid, comm, start_ns, kind: Kind::Process, ..none() });
     }
-    let pid = u32::try_from(one.subject.1.as_u64()?).ok()?;
-    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(of(pid, comm.trim_end().to_owned(), Kind::Process))
+    let path = one.subject.1.as_str()?;
+    Some(About { comm: path.to_owned(), file: Inodes::new().of(Path::new(path)).ok(), ..none() })
 }

@@ -18,7 +18,7 @@ use act::copying::Copying;
 use clap::Args;
 use command::args::{Global, pid};
 use serde_json::{Value, json};
-use topology::{NodeId, Topology};
+use topology::{NodeId, ProcessId, Topology};
 
 use super::pace::Pace;
 use crate::config::Config;
@@ -85,6 +85,14 @@ struct Job {
     pub stop: Stop,
 }
 
+/// A process as it was before its move.
+struct Process {
+    pub id: ProcessId,
+    pub comm: String,
+    /// Threads that are bound now.
+    pub bound: usize,
+}
+
 struct Done {
     /// The subject's key in JSON (`path` or `pid`) and its value.
     pub subject: (&'static str, Value),
@@ -99,8 +107,7 @@ struct Done {
     pub there: u64,
     pub seconds: f64,
     pub why: Option<String>,
-    /// Threads of a process that are bound now.
-    pub threads: Option<usize>,
+    pub process: Option<Process>,
     /// Further keys of this kind of subject, for JSON.
     pub more: Vec<(&'static str, Value)>,
 }
@@ -117,7 +124,7 @@ impl Done {
             there: 0,
             seconds: 0.0,
             why: Some(why),
-            threads: None,
+            process: None,
             more: Vec::new(),
         }
     }
@@ -180,7 +187,7 @@ fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn C
         there: after.there,
         seconds: took.as_secs_f64(),
         why: (!whys.is_empty()).then(|| whys.join("; ")),
-        threads: None,
+        process: None,
         more: Vec::new(),
     }
 }

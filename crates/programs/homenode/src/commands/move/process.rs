@@ -22,7 +22,7 @@ use engine::state::records::{Owned, Record};
 use engine::{Plane, PlaneError, StateDir, Subject, Undo};
 use serde_json::{Value, json};
 
-use super::{Done, Job, drive};
+use super::{Done, Job, Process, drive};
 use session::undo;
 use topology::{ProcessId, ThreadId};
 
@@ -40,6 +40,7 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
         Mover::new(Path::new(plane::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
     let mut process = process::prepare(&mut mover, &job.topology, ProcessId::new(pid, None), job.to, with_memory)
         .map_err(|e| failure(&e))?;
+    let comm = std::fs::read_to_string(format!("{}/{pid}/comm", plane::PROC)).unwrap_or_default();
     let mut records = Records::open(global)?;
     let bound = process.bind(&mut mover, &job.topology, &mut |undos| records.write(undos));
     let (mut done, whole) = match bound {
@@ -58,7 +59,9 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
             why.push_str(&format!("; {back}"));
         }
     }
-    describe(&mut done, &process, whole);
+    let bound = if whole { process.bound().len() } else { 0 };
+    done.process = Some(Process { id: process.id(), comm: comm.trim_end().to_owned(), bound });
+    describe(&mut done, &process, bound, whole);
     if !job.json {
         output::print(&text(&name, &done, &process, whole))?;
     }
@@ -116,10 +119,8 @@ impl copying::Copying for Nothing {
     }
 }
 
-fn describe(done: &mut Done, process: &ProcessMove, whole: bool) {
+fn describe(done: &mut Done, process: &ProcessMove, bound: usize, whole: bool) {
     let left: Vec<Value> = process.left().iter().map(|(tid, why)| json!({"tid": tid, "why": why})).collect();
-    let bound = if whole { process.bound().len() } else { 0 };
-    done.threads = Some(bound);
     done.more = vec![("threads", json!(bound)), ("threads_left", json!(left))];
     if whole {
         done.more.push(("undo", json!(undo_by(process.bound()))));
