@@ -45,7 +45,7 @@ fn parse(text: &str, suffix: &str) -> Result<f64, String> {
     let end = text.find(|c| !in_number(c)).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     if matches!(unit.trim(), "Kb" | "Mb" | "Gb" | "Tb") {
-        return Err(format!("bits are not meant, but bytes, as in {number}{}B{suffix}", &unit.trim()[..1]));
+        return Err(format!("bits are not meant, but bytes, as in {number} {}{suffix}", unit.trim().to_uppercase()));
     }
     let factor = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
@@ -165,7 +165,9 @@ mod tests {
         assert_eq!((file("size = 4096").unwrap().size, file("size = 4e3").unwrap().size), (4096, 4000));
         assert_eq!((file("rate = 0").unwrap().rate, file("limit = inf").unwrap().limit), (0.0, f64::INFINITY));
         let why = "the unit is missing, as in 20MB/s";
-        assert_eq!(parse_rate("20"), Err(why.to_owned()));
+        assert_eq!((parse_rate("20"), parse_rate("20/s")), (Err(why.to_owned()), Err(why.to_owned())));
+        let bits = "bits are not meant, but bytes, as in 10 GB/s".to_owned();
+        assert_eq!((parse_rate("10 Gb/s"), parse_rate("10gb/s")), (Err(bits), Ok(1e10)));
         for text in ["rate = 20", "rate = 20.0", "rate = \"20\"", "limit = 20"] {
             assert_eq!(file(text).unwrap_err(), format!("`20`: {why}"), "{text}");
         }

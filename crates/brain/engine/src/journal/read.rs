@@ -107,6 +107,27 @@ mod tests {
         journal.flush().unwrap();
     }
 
+    /// What `homenode move` adds beside a daemon took the file from under it.
+    #[test]
+    fn two_writers_lose_nothing_that_fits() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut daemon = Journal::open(tmp.path(), 1 << 16);
+        let mut tids = 0..;
+        for _ in 0..40 {
+            daemon.add(&entry(1.0, tids.next().unwrap(), "fio", Event::Gone));
+            daemon.flush().unwrap();
+            let mut beside = Journal::beside(tmp.path());
+            (0..20).for_each(|_| beside.add(&entry(1.0, tids.next().unwrap(), "fio", Event::Gone)));
+            beside.flush().unwrap();
+        }
+        let kept: Vec<u32> =
+            read(tmp.path(), &Filter::default()).unwrap().iter().map(|e| e.thread.as_ref().unwrap().tid).collect();
+        // The last ones, without a gap: more than half of the limit.
+        let first = tids.next().unwrap() - kept.len() as u32;
+        assert!(kept.iter().copied().eq(first..first + kept.len() as u32), "{kept:?}");
+        assert!(kept.len() > 300, "{}", kept.len());
+    }
+
     /// They name everybody's threads, and the paths of moved files.
     #[test]
     fn nobody_else_may_read_what_was_moved() {
