@@ -11,8 +11,8 @@
 //!
 //! Their order: held back, refused, gone, not written, applied, queued (then dropped, or one of the
 //! former) or started; a start is followed by progress, then by ended, refused or gone. Unpaid may
-//! come after any that moved something. [`Attempt::undo`] says what the state file has of it; once a
-//! copy runs, that is its job's ([`crate::jobs::Jobs::begin`] empties it), so the end writes
+//! come after any that moved something. [`Attempt::undo`] says what the state file has of it; once
+//! a copy runs, that is its job's ([`crate::jobs::Jobs::begin`] empties it), so the end writes
 //! `JobOver` alone.
 //!
 //! **Limits.** The policy hears of the moves of a window in the order of its plan, so `publish`
