@@ -3,8 +3,9 @@
 //! **Problem.** A thread runs on another node than yesterday, and its owner wants to know why.
 //!
 //! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`])
-//! and only grows at its end; `homenode move` adds to it beside the daemon. A move has its reason and figures, and later its effect
-//! ([`Event::Audited`]). [`read()`] filters entries, [`history()`] joins moves with their effects.
+//! and only grows at its end; `homenode move` adds to it beside the daemon. A move has its reason
+//! and figures, and later its effect ([`Event::Audited`]). [`read()`] filters entries,
+//! [`history()`] joins moves with their effects.
 //!
 //! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and
 //! replaces the previous one, so the two files keep between half and all of the limit. A move that
@@ -231,7 +232,6 @@ pub struct Journal {
     path: PathBuf,
     older: PathBuf,
     file: Option<File>,
-    len: u64,
     half: u64,
     pending: Vec<u8>,
 }
@@ -239,14 +239,7 @@ pub struct Journal {
 impl Journal {
     /// The journal of this state directory; both files together stay within `max_bytes`.
     pub fn open(dir: &Path, max_bytes: u64) -> Self {
-        Self {
-            path: dir.join(JOURNAL),
-            older: dir.join(OLDER),
-            file: None,
-            len: 0,
-            half: max_bytes / 2,
-            pending: Vec::new(),
-        }
+        Self { path: dir.join(JOURNAL), older: dir.join(OLDER), file: None, half: max_bytes / 2, pending: Vec::new() }
     }
 
     /// The journal of a daemon that may run: its limit is the daemon's to keep, which has the file
@@ -285,33 +278,27 @@ impl Journal {
         if self.file.is_none() {
             self.open_file()?;
         }
-        if let Some(file) = &self.file {
-            // Another process may have added to it.
-            self.len = file.metadata().map_err(EngineError::io("look at", &self.path))?.len();
-        }
-        if self.len > 0 && self.len.saturating_add(part.len() as u64) > self.half {
+        let mut len = self.len()?;
+        if len > 0 && len.saturating_add(part.len() as u64) > self.half {
             self.file = None;
             std::fs::rename(&self.path, &self.older).map_err(EngineError::io("rotate", &self.path))?;
             self.open_file()?;
+            len = self.len()?;
         }
         let Some(file) = &mut self.file else { return Ok(()) };
         if let Err(error) = file.write_all(part) {
-            let _ = file.set_len(self.len);
+            let _ = file.set_len(len);
             return Err(EngineError::io("write", &self.path)(error));
         }
-        self.len += part.len() as u64;
         Ok(())
     }
 
     fn open_file(&mut self) -> Result<(), EngineError> {
-        let io = |what| EngineError::io(what, &self.path);
         let private =
             |path: &Path, create: bool| open_private(OpenOptions::new().read(true).append(true).create(create), path);
         // An earlier version let everybody read it.
         let _ = private(&self.older, false);
-        let file = private(&self.path, true).map_err(io("open"))?;
-        self.len = file.metadata().map_err(io("look at"))?.len();
-        self.file = Some(file);
+        self.file = Some(private(&self.path, true).map_err(EngineError::io("open", &self.path))?);
         // A line that a crash has cut short must not swallow the next one.
         if !self.ends_with_newline()? {
             self.write(b"\n")?;
@@ -319,9 +306,15 @@ impl Journal {
         Ok(())
     }
 
+    /// Length of the open file now: another process may have added to it.
+    fn len(&self) -> Result<u64, EngineError> {
+        let Some(file) = &self.file else { return Ok(0) };
+        Ok(file.metadata().map_err(EngineError::io("look at", &self.path))?.len())
+    }
+
     fn ends_with_newline(&self) -> Result<bool, EngineError> {
         use std::os::unix::fs::FileExt;
-        let (Some(file), Some(last)) = (&self.file, self.len.checked_sub(1)) else { return Ok(true) };
+        let (Some(file), Some(last)) = (&self.file, self.len()?.checked_sub(1)) else { return Ok(true) };
         let mut byte = [0];
         file.read_exact_at(&mut byte, last).map_err(EngineError::io("read", &self.path))?;
         Ok(byte == *b"\n")
@@ -341,6 +334,6 @@ fn part_len(bytes: &[u8], most: u64) -> usize {
 }
 
 /// Seconds since 1970-01-01 UTC.
-pub(crate) fn unix_s(time: SystemTime) -> f64 {
+pub fn unix_s(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }

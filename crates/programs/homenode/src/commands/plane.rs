@@ -18,6 +18,11 @@ use crate::machine;
 pub use crate::machine::PROC;
 use crate::options::{ObserveArgs, ScopeArgs};
 
+/// Name of a process; empty if it is gone.
+pub fn name_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("{PROC}/{pid}/comm")).map(|name| name.trim_end().to_owned()).unwrap_or_default()
+}
+
 /// Opens a plane that observes the threads the user chose, or the process tree below `root`.
 /// What the policy wants beside its threads and files is observed, too. `move_back`: moves remember
 /// where data was.

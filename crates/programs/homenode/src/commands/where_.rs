@@ -1,5 +1,5 @@
-//! `homenode where`: shows which node holds each file's cached data, or its blocks if it is on DAX or
-//! on a volume.
+//! `homenode where`: shows which node holds each file's cached data, or its blocks if it is on DAX
+//! or on a volume.
 
 use clap::Args;
 use command::args::Global;

@@ -1,5 +1,5 @@
-//! `homenode hot`: which mapped file data a process uses, and on which node it is; or which ranges of
-//! files are read ([`files`]).
+//! `homenode hot`: which mapped file data a process uses, and on which node it is; or which ranges
+//! of files are read ([`files`]).
 //!
 //! **Problem.** A process can hold the lock of its memory for as long as it likes (a fault that a
 //! FUSE server of its own does not answer). Whatever asks the kernel about that memory then waits.
@@ -94,7 +94,7 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
     let topology = machine::read(Path::new(machine::SYS), &Config::load(global.config.as_deref())?)?;
     let stop = Stop::or_killed()?;
     let seen = watched(global, args, pid, topology, &stop)?;
-    let process = format!("{} (pid {pid})", name_of(pid)).trim_start().to_owned();
+    let process = format!("{} (pid {pid})", plane::name_of(pid)).trim_start().to_owned();
     let told = json!({
         "pid": pid,
         "samples": seen.samples,
@@ -107,10 +107,6 @@ pub fn run(global: &Global, args: &HotArgs) -> Result<Exit, Failure> {
         map::text(&process, &seen.views, seen.samples, seen.took_s, style) + &output::notes(&seen.notes)
     })?;
     Ok(Exit::Done)
-}
-
-fn name_of(pid: u32) -> String {
-    fs::read_to_string(format!("{}/{pid}/comm", plane::PROC)).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
 
 /// Whether a thread of ours waits in the kernel for what no signal but SIGKILL ends, as for a lock.

@@ -1,14 +1,13 @@
 //! Moves by hand stand in the journal, so that `homenode explain` knows them.
 
-use std::num::NonZeroU64;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use engine::StateDir;
-use engine::journal::{About, Entry, Event, Journal, Kind};
+use engine::journal::{About, Entry, Event, Journal, unix_s};
+use engine::{StateDir, Subject};
 use observe::inode::Inodes;
 
-use super::{Done, Process};
+use super::Done;
 
 /// Adds what has moved to the journal of this state directory. The move is made: a journal that
 /// cannot be written is a warning.
@@ -44,17 +43,15 @@ fn entry(one: &Done) -> Entry {
         user: rustix::process::getuid().as_raw(),
         why: one.why.clone(),
     };
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    Entry { time, thread: about(one), event }
+    Entry { time: unix_s(SystemTime::now()), thread: about(one), event }
 }
 
 fn about(one: &Done) -> Option<About> {
-    let none = || About { tid: 0, pid: 0, comm: String::new(), start_ns: None, kind: Kind::File, file: None };
-    if let Some(Process { id, comm, .. }) = &one.process {
-        let start_ns = id.start_ns.map(NonZeroU64::get);
-        let (tid, pid, comm) = (id.pid, id.pid, comm.clone());
-        return Some(About { tid, pid, comm, start_ns, kind: Kind::Process, ..none() });
+    if let Some(process) = &one.process {
+        return Some(About::new(&Subject::Process(process.id), process.id.pid, &process.comm));
     }
     let path = one.subject.1.as_str()?;
-    Some(About { comm: path.to_owned(), file: Inodes::new().of(Path::new(path)).ok(), ..none() })
+    // A file that is gone has its path alone.
+    let file = Inodes::new().of(Path::new(path)).ok();
+    Some(About { file, ..About::new(&Subject::File(file.unwrap_or_default()), 0, path) })
 }

@@ -40,7 +40,7 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
         Mover::new(Path::new(plane::PROC), Path::new(machine::SYS), Rules::default()).map_err(cannot_act)?;
     let mut process = process::prepare(&mut mover, &job.topology, ProcessId::new(pid, None), job.to, with_memory)
         .map_err(|e| failure(&e))?;
-    let comm = std::fs::read_to_string(format!("{}/{pid}/comm", plane::PROC)).unwrap_or_default();
+    let comm = plane::name_of(pid);
     let mut records = Records::open(global)?;
     let bound = process.bind(&mut mover, &job.topology, &mut |undos| records.write(undos));
     let (mut done, whole) = match bound {
@@ -60,7 +60,7 @@ pub(super) fn run(job: &Job, global: &Global, pid: u32, with_memory: bool) -> Re
         }
     }
     let bound = if whole { process.bound().len() } else { 0 };
-    done.process = Some(Process { id: process.id(), comm: comm.trim_end().to_owned(), bound });
+    done.process = Some(Process { id: process.id(), comm, bound });
     describe(&mut done, &process, bound, whole);
     if !job.json {
         output::print(&text(&name, &done, &process, whole))?;

@@ -36,8 +36,8 @@ pub struct TrialArgs {
     /// Seconds at the begin of each period that do not count [default: a quarter of it]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub wash_out: Option<f64>,
-    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period, and once
-    /// before the first
+    /// What counts: `sh -c CMD` prints a number, as the last line, at the end of each period, and
+    /// once before the first
     #[arg(long, value_name = "CMD")]
     pub metric: Option<String>,
     /// A lower number is better
