@@ -1,7 +1,7 @@
 //! Quantiles of the normal and of Student's distribution, for the power of a trial.
 
-/// The `p`-quantile of the normal distribution: Acklam's rational approximation, whose relative error
-/// is below 1.2e-9.
+/// The `p`-quantile of the normal distribution: Acklam's rational approximation, whose relative
+/// error is below 1.2e-9.
 pub fn normal(p: f64) -> f64 {
     const A: [f64; 6] = [
         -3.969_683_028_665_376e1,

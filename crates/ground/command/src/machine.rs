@@ -40,8 +40,9 @@ pub fn read(sys: &Path, config: &Config) -> Result<Topology, Failure> {
 }
 
 impl Machine {
-    /// The machine under `sys`, or one that was saved. The usual file of measured figures counts for this machine only, not
-    /// for one that was captured elsewhere; and if it cannot be used, it is left out.
+    /// The machine under `sys`, or one that was saved. The usual file of measured figures counts
+    /// for this machine only, not for one that was captured elsewhere; and if it cannot be used, it
+    /// is left out.
     ///
     /// # Errors
     ///

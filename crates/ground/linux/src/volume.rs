@@ -4,10 +4,10 @@
 //! the nodes of a file's blocks, or can move them.
 //!
 //! **Approach.** The server answers extended attributes that no file has: [`NODES`], [`MIGRATE`],
-//! [`MIGRATION`] and [`DRAIN`], which any tool for attributes can use, too. None is listed, so that no copy
-//! of a file takes one along. The kernel checks who may: [`NODES`] is for those who may read the
-//! file, `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both sides, and
-//! the asking side.
+//! [`MIGRATION`] and [`DRAIN`], which any tool for attributes can use, too. None is listed, so that
+//! no copy of a file takes one along. The kernel checks who may: [`NODES`] is for those who may
+//! read the file, `trusted.` for those with CAP_SYS_ADMIN. This module has their forms for both
+//! sides, and the asking side.
 //!
 //! **Limits.** A migration that was started goes on in the server when whoever asked for it ends.
 
@@ -170,8 +170,8 @@ impl Migration {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScrubOrder {
-    /// `start`, or `start rate=100000000`: goes on where the last one was stopped, or begins; at most
-    /// so many bytes a second.
+    /// `start`, or `start rate=100000000`: goes on where the last one was stopped, or begins; at
+    /// most so many bytes a second.
     Start(Option<u64>),
     Cancel,
 }

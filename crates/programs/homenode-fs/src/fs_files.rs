@@ -1,5 +1,5 @@
-//! `homenode-fs fs`: a volume's space and files, without mounting it for others. Where a file is, and
-//! moving it, works on a mount, too.
+//! `homenode-fs fs`: a volume's space and files, without mounting it for others. Where a file is,
+//! and moving it, works on a mount, too.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};

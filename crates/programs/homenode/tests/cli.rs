@@ -109,8 +109,8 @@ fn nodes_as_json_has_what_the_table_has() {
     assert_eq!(json["nodes"][1]["memory_free"], 137_438_953_472u64);
 }
 
-/// Figures that `nodes --measure` wrote are used where the configuration says nothing, if they are of
-/// this machine.
+/// Figures that `nodes --measure` wrote are used where the configuration says nothing, if they are
+/// of this machine.
 #[test]
 fn measured_figures_are_used_and_those_of_another_machine_are_not() {
     let dir = tempfile::tempdir().unwrap();

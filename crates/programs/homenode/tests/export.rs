@@ -1,4 +1,5 @@
-//! `homenode export`, run as a user would: what it serves, to whom, and what Prometheus makes of it.
+//! `homenode export`, run as a user would: what it serves, to whom, and what Prometheus makes of
+//! it.
 //!
 //! The daemon's file is made by the daemon's own code from made-up windows, so no root is needed. A
 //! test whose needs are not met is skipped and says why.

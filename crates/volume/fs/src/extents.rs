@@ -2,8 +2,8 @@
 //!
 //! Of a file with many extents, *pieces* may still be on the medium only: pages of its log that
 //! hold 63 of them each. A piece is read before somebody uses its file blocks, or those beside it
-//! ([`Extents::unread`]). What is mapped by then is newer. Using file blocks of a piece that was not
-//! read is a fault of the program, and a panic: it would give another's blocks away, or zeros.
+//! ([`Extents::unread`]). What is mapped by then is newer. Using file blocks of a piece that was
+//! not read is a fault of the program, and a panic: it would give another's blocks away, or zeros.
 
 use std::collections::BTreeMap;
 
@@ -123,8 +123,8 @@ impl Extents {
         self.map(run, &mut Vec::new());
     }
 
-    /// A piece that has to be read before `count` file blocks are used: its first file block and its
-    /// page.
+    /// A piece that has to be read before `count` file blocks are used: its first file block and
+    /// its page.
     pub fn unread(&self, file_block: u64, count: u64) -> Option<(u64, Block)> {
         // With the runs on both sides, of which one goes on, or a new one joins them.
         self.piece_in(file_block.saturating_sub(2), file_block.saturating_add(count).saturating_add(2))

@@ -166,8 +166,8 @@ pub struct Known {
     last: u8,
     /// Runs of `owned` that are allocated only.
     unwritten: Box<[u32]>,
-    /// The runs of `owned` that hold data, if entries of its log are lost, so that it may have given
-    /// them up; and whether an entry behind those says that it has them.
+    /// The runs of `owned` that hold data, if entries of its log are lost, so that it may have
+    /// given them up; and whether an entry behind those says that it has them.
     weak: Box<[(u32, bool)]>,
     /// What is not known of it.
     pub gaps: Option<Box<Gaps>>,

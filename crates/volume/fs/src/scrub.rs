@@ -4,12 +4,12 @@
 //! **Problem.** A bit that flips in a file that nobody reads shows years later. A check that takes
 //! a write under way for damage is turned off.
 //!
-//! **Approach.** [`Volume::scrub`] goes through the inodes by number. Of each it reads its line, its
-//! log and its data again, the data a few blocks at a time, under the lock that readers share: what
-//! is mapped then is committed, and stays as it is. What has a second copy is mended: a superblock
-//! from another one, a line and a log from what memory knows of the inode, or from their twin where
-//! there is one. File data has one copy. The place is kept in memory, and the inode's number on the
-//! medium, so that a scrub that was stopped goes on there, also at the next mount.
+//! **Approach.** [`Volume::scrub`] goes through the inodes by number. Of each it reads its line,
+//! its log and its data again, the data a few blocks at a time, under the lock that readers share:
+//! what is mapped then is committed, and stays as it is. What has a second copy is mended: a
+//! superblock from another one, a line and a log from what memory knows of the inode, or from their
+//! twin where there is one. File data has one copy. The place is kept in memory, and the inode's
+//! number on the medium, so that a scrub that was stopped goes on there, also at the next mount.
 //!
 //! **Limits.** Where the volume has no checksums of data, only memory that cannot be read is found.
 //! What is made while it runs may be left out: it was written just now. Names are not compared with

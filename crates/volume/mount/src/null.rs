@@ -8,8 +8,8 @@
 //! `new` does not exist when it is looked up, so it can be created, asked for and removed by
 //! programs for as long as the kernel remembers it.
 //!
-//! **Limits.** For measurements alone (feature `null`). What is written is lost, and no operation is refused that a
-//! volume refuses.
+//! **Limits.** For measurements alone (feature `null`). What is written is lost, and no operation
+//! is refused that a volume refuses.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -4,10 +4,10 @@
 //! the volume. Nor are `flush` and `opendir`: everything is durable when it is answered, so ENOSYS
 //! tells the kernel to not ask again (it still writes what programs changed in mapped pages). But
 //! `fsync` is: the kernel drops what it cannot write to a server that has ended, and without this
-//! request nobody would tell the program. Nor is `open`, where an answer would say nothing and nobody counts: an inode lives as
-//! long as the kernel remembers it. Nor is where a file has holes: only the kernel knows the pages
-//! that a mapping has changed and that are not written back, and it does not look. It takes all for
-//! data then.
+//! request nobody would tell the program. Nor is `open`, where an answer would say nothing and
+//! nobody counts: an inode lives as long as the kernel remembers it. Nor is where a file has holes:
+//! only the kernel knows the pages that a mapping has changed and that are not written back, and it
+//! does not look. It takes all for data then.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;

@@ -4,10 +4,10 @@
 //! forgotten, in small pieces that lie between others. The C library keeps what is freed: a server
 //! that once knew many files would stay as large for good.
 //!
-//! **Approach.** After every [`MANY`] bytes of forgotten inodes a thread has the C library give back the
-//! free pages within its heaps (malloc_trim(3), the only call that does so for memory between
-//! pieces in use). It does so [`REST`] later, as the kernel forgets in bulk and one look at the
-//! heaps is enough. The thread also tries again to forget what somebody was at when the kernel
+//! **Approach.** After every [`MANY`] bytes of forgotten inodes a thread has the C library give
+//! back the free pages within its heaps (malloc_trim(3), the only call that does so for memory
+//! between pieces in use). It does so [`REST`] later, as the kernel forgets in bulk and one look at
+//! the heaps is enough. The thread also tries again to forget what somebody was at when the kernel
 //! forgot it, such as a policy or another request.
 //!
 //! Where inodes take more memory than they may ([`Volume::bound_memory`]), it has the volume let go

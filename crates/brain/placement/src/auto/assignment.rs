@@ -3,8 +3,8 @@
 //! **Problem.** Whether a thread, its process or its data should move depends on where everything
 //! else is.
 //!
-//! **Approach.** A [`Assignment`] gives the number of threads of each class per node and the node of
-//! their data, the node of each shared group, and the node of each process's memory.
+//! **Approach.** A [`Assignment`] gives the number of threads of each class per node and the node
+//! of their data, the node of each shared group, and the node of each process's memory.
 //! [`Model::value`] turns it into a [`System`] of classes and solves it, which yields bytes/s of
 //! all threads.
 //!

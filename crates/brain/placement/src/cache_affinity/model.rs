@@ -4,8 +4,8 @@
 //! pages of the process's node (Listing A.9) after the task has gone to the other node (A.7), so
 //! source equals target. A process whose memory is copied pays more than that.
 //!
-//! **Approach.** What moving the memory costs follows from the copy: the process stands still for
-//! P / c seconds (c: [`Settings::process_copy_bw`], or what earlier copies have reached) of the F / r
+//! **Approach.** What moving the memory costs follows from the copy: the process stands still for P
+//! / c seconds (c: [`Settings::process_copy_bw`], or what earlier copies have reached) of the F / r
 //! seconds that it goes on reading at rate r. As a share of the run time that is (P / F) × (r / c):
 //! the thesis's form, with R = r / c. The third choice, beside this and staying, is to move the
 //! threads alone. Then nobody copies, but the part of the program's own time that waits for its own

@@ -1,7 +1,7 @@
 //! A program that maps a file, touches pages of it when told to, and counts what it touched.
 //!
-//! `mapped --role load FILE` maps the file and reads commands from stdin, one a line, and answers each
-//! with a line:
+//! `mapped --role load FILE` maps the file and reads commands from stdin, one a line, and answers
+//! each with a line:
 //!
 //! | command | answer |
 //! |---|---|

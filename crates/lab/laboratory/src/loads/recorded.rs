@@ -1,4 +1,5 @@
-//! A window that `homenode record` wrote, as programs of a host: the load of one machine on another.
+//! A window that `homenode record` wrote, as programs of a host: the load of one machine on
+//! another.
 //!
 //! **Approach.** Each thread that read or wrote files becomes a [`Program`]. A call has its mean
 //! bytes; the calls go to its files and nodes in proportion to what it did there. Of the seconds of

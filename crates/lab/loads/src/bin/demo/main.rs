@@ -76,8 +76,8 @@ const ACTS: [&str; 5] = ["volume", "threads", "file", "process", "mapped"];
 
 /// An act may take this long on a machine that is fast …
 const LEAST: Duration = Duration::from_secs(120);
-/// … and so many times as long as `homenode doctor`: a quarter of a second on an idle machine, 5 to 15
-/// s on an emulated one, where an act takes one to four minutes.
+/// … and so many times as long as `homenode doctor`: a quarter of a second on an idle machine, 5 to
+/// 15 s on an emulated one, where an act takes one to four minutes.
 const TIMES: u32 = 60;
 
 /// The outcome of an act.
