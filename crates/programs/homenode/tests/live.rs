@@ -189,8 +189,8 @@ fn top_once_shows_who_reads() {
     let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
     let table = text(&output.stdout);
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
-    // The reader is in our own group, whose name the table has in the place of its threads. A dd that
-    // ended within the window is in no service.
+    // The reader is in our own group, whose name the table has in the place of its threads. A dd
+    // that ended within the window is in no service.
     let group = session::services::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
     let own = |_| {
         let output = homenode(&["top", "--once", "--json", "--by", "service"]);
