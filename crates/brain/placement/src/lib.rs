@@ -14,6 +14,7 @@
 
 pub mod at_home;
 pub mod auto;
+pub mod by_rule;
 pub mod cache_affinity;
 pub mod dragonfly;
 pub mod flow;
@@ -28,6 +29,8 @@ pub mod plan;
 mod processes;
 pub mod promote;
 pub mod ranges;
+pub mod rules;
+pub mod services;
 pub mod snapshot;
 mod subject;
 #[cfg(any(test, feature = "testing"))]

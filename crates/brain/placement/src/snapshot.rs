@@ -186,6 +186,12 @@ pub struct Thread {
     /// moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
+    /// The rule that applies to its process ([`crate::rules`]); absent if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Arc<str>>,
+    /// The rule, or its absence, allows no move of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_observed: bool,
     /// CPU seconds used in the window.
     pub cpu_s: f64,
     /// Seconds of the window in which the thread was ready to run but waited for a CPU; absent if
