@@ -5,6 +5,7 @@
 //! Units: bytes, bytes/s, seconds.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -178,6 +179,10 @@ pub struct Thread {
     /// unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_start_ns: Option<u64>,
+    /// Its control group at the end of the window: the path from the root of the hierarchy
+    /// (version 2), `/` for the root group. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Arc<str>>,
     /// The node that the thread ran on at the end of the window.
     pub node: NodeId,
     /// Nodes where the thread may run (affinity and cpuset).

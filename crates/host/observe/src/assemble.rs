@@ -18,6 +18,7 @@ use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, FileId, NodeId, Topology};
 
+use super::groups::Groups;
 use super::records::intf::{NO_NODE, WEIGHT_ONE};
 use super::records::{Key, Pass, Task, Usage};
 use super::scope::Filter;
@@ -104,6 +105,7 @@ pub(super) fn assemble(
     pass: &Pass,
     mut entries: Vec<(Key, Usage)>,
     filter: &Filter,
+    groups: &mut Groups,
     places: &Places,
     exited_cpu_ns: &[u64],
 ) -> Assembled {
@@ -134,6 +136,7 @@ pub(super) fn assemble(
             // records.
             start_ns: Some(as_shown(task.start_ns)),
             process_start_ns: task.process().start_ns(),
+            group: groups.path(task.cgroup_id),
             node,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
@@ -157,13 +160,7 @@ pub(super) fn assemble(
         }
         let (mask, allowed) = masks.of(pass.mask(task), places);
         thread.allowed_nodes = allowed;
-        out.threads.push(ObservedThread {
-            thread,
-            mask,
-            asked: task.asked(),
-            kernel_thread: task.kernel_thread(),
-            cgroup_id: task.cgroup_id,
-        });
+        out.threads.push(ObservedThread { thread, mask, asked: task.asked(), kernel_thread: task.kernel_thread() });
     }
     out.files = readers
         .into_iter()
@@ -389,7 +386,11 @@ mod tests {
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
-        assemble(pass, entries, &Filter::All, &places(), &[])
+        assemble(pass, entries, &Filter::All, &mut no_groups(), &places(), &[])
+    }
+
+    fn no_groups() -> Groups {
+        Groups::new(Path::new("/nowhere"))
     }
 
     const DEV: u32 = 8 << 20 | 1;
@@ -562,7 +563,7 @@ mod tests {
         let mut exited = [0, 0, 0, 625_000_000];
         // Two windows of 1 s, of which the threads were read 1.25 s apart.
         of_window(&mut pass.tasks, &mut exited, 1.0 / 1.25);
-        let out = assemble(&pass, Vec::new(), &Filter::All, &places(), &exited);
+        let out = assemble(&pass, Vec::new(), &Filter::All, &mut no_groups(), &places(), &exited);
         let threads: Vec<_> = out.threads.iter().map(|t| (t.thread.cpu_s, t.thread.wait_s)).collect();
         assert_eq!(threads, [(1.0, Some(0.2)); 2]);
         assert_eq!(out.node_cpu_s.values().sum::<f64>(), 2.5);
@@ -577,7 +578,8 @@ mod tests {
         let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
         let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
         pass.tasks[0].leader_start_ns = Threads::new(Path::new("/proc")).started(pid).unwrap();
-        let out = assemble(&pass, Vec::new(), &filter, &places(), &[0, 250_000_000, 0, 1_000_000_000]);
+        let out =
+            assemble(&pass, Vec::new(), &filter, &mut no_groups(), &places(), &[0, 250_000_000, 0, 1_000_000_000]);
         assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));
         assert_eq!(out.threads.iter().map(|t| t.thread.tid).collect::<Vec<_>>(), [pid]);
     }

@@ -65,6 +65,7 @@ pub mod choose;
 mod drain;
 mod frames;
 mod grace;
+pub mod groups;
 pub mod hooks;
 pub mod inode;
 pub mod mapped;
@@ -111,6 +112,7 @@ pub use probe::{Capabilities, Fact};
 pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
 
 use assemble::{Assembled, Places};
+use groups::Groups;
 use linux::births::Descendant;
 use linux::clock::{self, ClockId};
 use linux::threads::Threads;
@@ -127,6 +129,7 @@ pub struct Observer {
     capabilities: Capabilities,
     places: Places,
     filter: Filter,
+    groups: Groups,
     settings: Settings,
     /// Of a table.
     entries: u32,
@@ -216,6 +219,7 @@ impl Observer {
             capabilities,
             places,
             filter,
+            groups: Groups::new(&settings.proc_root),
             settings: settings.clone(),
             entries: machine.entries,
             before,
@@ -280,7 +284,8 @@ impl Observer {
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
         self.filter.learn(&pass.tasks);
-        let all = assemble::assemble(&pass, entries, &self.filter, &self.places, &exited);
+        self.groups.window();
+        let all = assemble::assemble(&pass, entries, &self.filter, &mut self.groups, &self.places, &exited);
         let mut notes = self.notes(&sum, &slices, &all);
         if pass.cut {
             notes.push(format!("threads: a pass was ended after {} of them", pass.tasks.len()));
@@ -375,6 +380,7 @@ impl Observer {
 
     fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
+        notes.extend(self.groups.missing().map(str::to_owned));
         if slices.sliced() {
             let part = 100.0 * slices.attached_s / slices.length_s;
             notes.push(format!(

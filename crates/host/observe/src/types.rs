@@ -137,9 +137,6 @@ pub struct ObservedThread {
     /// from. `None` where the kernel does not say (before Linux 6.2).
     pub asked: Option<bool>,
     pub kernel_thread: bool,
-    /// Id of its control group in the v2 hierarchy: the inode number of the directory. 0 if there
-    /// is none.
-    pub cgroup_id: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -45,13 +45,7 @@ impl Observe for Scripted {
                     cpu_s: 0.1,
                     ..placement::testing::thread(tid, u32::from(mask == node(1)), &[(1, 100)], 0)
                 };
-                threads.push(ObservedThread {
-                    thread,
-                    mask,
-                    asked: self.asked,
-                    kernel_thread: stat.kernel_thread,
-                    cgroup_id: 0,
-                });
+                threads.push(ObservedThread { thread, mask, asked: self.asked, kernel_thread: stat.kernel_thread });
             }
         }
         Ok(Observed { time_s: self.clock, window_s: 1.0, threads, births_lost: true, ..Observed::default() })
