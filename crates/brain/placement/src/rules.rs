@@ -12,7 +12,8 @@
 
 use std::sync::Arc;
 
-use glob::{MatchOptions, Pattern};
+use glob::MatchOptions;
+pub use glob::Pattern;
 use topology::ProcessId;
 
 use crate::services;

@@ -7,12 +7,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use placement::rules::{Does, Rules};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use topology::NodeId;
 use topology::config::NodeConfig;
 
 use crate::args::CONFIG_FILE;
 use crate::exit::{Exit, Failure};
+use crate::rules::{self, Drop, Service};
 
 /// The whole file. Every section and key is optional; an unknown one is an error.
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -41,6 +44,8 @@ pub struct Config {
     pub engine: engine::Settings,
     /// `[moves]`: limits on moves that copy.
     pub moves: engine::settings::Moves,
+    /// `[[service]]`: which services may be moved, by which policy; with those of `conf.d`.
+    pub service: Vec<Service>,
 }
 
 impl Config {
@@ -49,11 +54,16 @@ impl Config {
         let path = named.unwrap_or(Path::new(CONFIG_FILE));
         match fs::read_to_string(path) {
             Ok(text) => {
-                let config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
+                let mut config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
+                config.add_drops(path, &text)?;
                 config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
                 Ok(config)
             }
-            Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => {
+                let mut config = Self::default();
+                config.add_drops(path, "")?;
+                Ok(config)
+            }
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 Err(Failure::new(Exit::Usage, path.display().to_string(), "it is not UTF-8 text"))
             }
@@ -100,17 +110,42 @@ impl Config {
     }
 
     pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
-        toml::from_str(text).map_err(|error| {
-            let place = match error.span() {
-                Some(span) => {
-                    let line = 1 + text.as_bytes().iter().take(span.start).filter(|b| **b == b'\n').count();
-                    format!("{}:{line}", path.display())
-                }
-                None => path.display().to_string(),
-            };
-            Failure::new(Exit::Usage, place, error.message().replace("unknown field", "unknown key"))
-        })
+        let mut config: Self = read(text, path)?;
+        rules::settle(&mut config.service, text, text)
+            .map_err(|why| Failure::new(Exit::Usage, path.display().to_string(), why))?;
+        Ok(config)
     }
+
+    /// Adds the rules of `conf.d` beside this file, which has this text.
+    fn add_drops(&mut self, path: &Path, main: &str) -> Result<(), Failure> {
+        for file in rules::drops(path)? {
+            let text = fs::read_to_string(&file).map_err(|e| Failure::io("read", &file, &e))?;
+            let Drop { mut service } = read(&text, &file)?;
+            rules::settle(&mut service, &text, main)
+                .map_err(|why| Failure::new(Exit::Usage, file.display().to_string(), why))?;
+            self.service.append(&mut service);
+        }
+        Ok(())
+    }
+
+    /// What `[[service]]` allows; what no rule matches is observed.
+    pub fn rules(&self) -> Rules {
+        Rules { list: self.service.iter().map(Service::rule).collect(), rest: Does::Observe }
+    }
+}
+
+/// A file of TOML; an error says the line.
+fn read<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
+    toml::from_str(text).map_err(|error| {
+        let place = match error.span() {
+            Some(span) => {
+                let line = 1 + text.as_bytes().iter().take(span.start).filter(|b| **b == b'\n').count();
+                format!("{}:{line}", path.display())
+            }
+            None => path.display().to_string(),
+        };
+        Failure::new(Exit::Usage, place, error.message().replace("unknown field", "unknown key"))
+    })
 }
 
 #[cfg(test)]
@@ -152,6 +187,51 @@ mod tests {
         let all: String = text.lines().map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n").collect();
         let all = Config::parse(&all, Path::new(path)).unwrap();
         assert_eq!(all.node.len(), 2);
+    }
+
+    #[test]
+    fn a_rule_has_its_own_settings_over_those_of_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("homenode.toml");
+        fs::create_dir(dir.path().join("conf.d")).unwrap();
+        fs::write(&file, "[nthread]\ncpu_limit = 0.5\nmin_bytes = \"1 MB\"\n[[service]]\nname = \"db\"\n\
+            unit = [\"postgres*\", \"mysql\"]\npolicy = \"nthread\"\nnthread = { min_bytes = \"2 MB\" }\n").unwrap();
+        let batch = "[[service]]\nuser = [0, \"root\"]\npolicy = \"dragonfly\"\nbytes_per_day = \"1 GB\"\n\
+            [[service]]\ngroup = \"/\"\npolicy = \"ignore\"\n";
+        fs::write(dir.path().join("conf.d/20-batch.toml"), batch).unwrap();
+        fs::write(dir.path().join("conf.d/10-web.toml"), "[[service]]\npod = \"web/*\"\npolicy = \"observe\"\n").unwrap();
+        fs::write(dir.path().join("conf.d/other.txt"), "none of ours").unwrap();
+        let config = Config::load(Some(&file)).unwrap();
+        let rules = config.rules();
+        let all: Vec<_> = rules.list.iter().map(|rule| (rule.name.to_string(), rule.does)).collect();
+        let expected = [("db", Does::Move), ("web/*", Does::Observe), ("user 0", Does::Move), ("/", Does::Ignore)];
+        assert_eq!(all, expected.map(|(name, does)| (name.to_owned(), does)));
+        let nthread = |at: usize| &config.service[at].settings.nthread;
+        assert_eq!((nthread(0).min_bytes, nthread(0).cpu_limit), (2_000_000, 0.5));
+        assert_eq!((nthread(2).min_bytes, config.service[2].bytes_per_day), (1_000_000, 1e9));
+        assert_eq!(config.service[2].settings.auto.min_bytes, 1_000_000);
+        fs::write(dir.path().join("conf.d/10-web.toml"), "[engine]\n").unwrap();
+        let error = Config::load(Some(&file)).unwrap_err().to_string();
+        assert!(error.contains("10-web.toml:1:") && error.contains("unknown key"), "{error}");
+    }
+
+    #[test]
+    fn a_rule_that_cannot_be_is_named_with_its_line() {
+        for (rule, place, why) in [
+            ("unit = \"a\"\npolicy = \"numad\"", "h.toml:3:", "numad: it is none of ignore, observe, nthread"),
+            ("unit = \"a\"", "h.toml:1:", "missing field `policy`"),
+            ("unit = \"***\"\npolicy = \"observe\"", "h.toml:2:", "*** is no pattern"),
+            ("unit = [\"a\", \"\"]\npolicy = \"observe\"", "h.toml:2:", "an empty name"),
+            ("user = \"nobody-here\"\npolicy = \"observe\"", "h.toml:2:", "no user is called nobody-here"),
+            ("user = 1.5\npolicy = \"observe\"", "h.toml:2:", "the name or the id of a user"),
+            ("policy = \"observe\"", "h.toml:", "names no unit"),
+            ("unit = \"a\"\npolicy = \"observe\"\narc = {}", "h.toml:", "arc is set, and policy observe decides"),
+            ("unit = \"a\"\npolicy = \"arc\"\narc = { margins = 1 }", "h.toml:4:", "`margins`"),
+            ("unit = \"a\"\npolicy = \"arc\"\nbytes_per_day = \"x\"", "h.toml:4:", "x"),
+        ] {
+            let error = error(&format!("[[service]]\n{rule}\n"));
+            assert!(error.contains(place) && error.contains(why), "{rule}: {error}");
+        }
     }
 
     #[test]

@@ -18,4 +18,5 @@ pub mod notify;
 pub mod output;
 pub mod pages;
 pub mod recording;
+pub mod rules;
 pub mod signals;

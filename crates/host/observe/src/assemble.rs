@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use linux::threads::as_shown;
+use placement::rules::Does;
 use placement::{FileUse, NodeBytes, ObservedFile, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{CpuSet, FileId, NodeId, Topology};
@@ -21,7 +22,7 @@ use topology::{CpuSet, FileId, NodeId, Topology};
 use super::groups::Groups;
 use super::records::intf::{NO_NODE, WEIGHT_ONE};
 use super::records::{Key, Pass, Task, Usage};
-use super::scope::Filter;
+use super::scope::{Filter, Ruling};
 use super::slices::Slices;
 
 use super::types::{FileSeen, ObservedThread};
@@ -118,9 +119,10 @@ pub(super) fn assemble(
     out.unlisted = unlisted.len();
     let mut readers: BTreeMap<FileId, Touched> = BTreeMap::new();
     let mut masks = Masks::default();
-    let mut tasks: Vec<&Task> = pass.tasks.iter().filter(|task| filter.contains(task)).collect();
-    tasks.sort_unstable_by_key(|task| task.tid);
-    for task in tasks {
+    let mut tasks: Vec<(&Task, Ruling)> = pass.tasks.iter().map(|task| (task, filter.of(task))).collect();
+    tasks.retain(|(_, ruling)| ruling.does != Does::Ignore);
+    tasks.sort_unstable_by_key(|(task, _)| task.tid);
+    for (task, ruling) in tasks {
         // A thread on a CPU that the topology does not know (plugged in since) has no known node.
         let Some(node) = places.node_of(task.cpu) else { continue };
         let own = entries_of(&entries, task);
@@ -137,6 +139,8 @@ pub(super) fn assemble(
             start_ns: Some(as_shown(task.start_ns)),
             process_start_ns: task.process().start_ns(),
             group: groups.path(task.cgroup_id),
+            rule: ruling.rule,
+            only_observed: ruling.does == Does::Observe,
             node,
             cpu_s: task.cpu_ns as f64 / 1e9,
             wait_s: Some(task.wait_ns as f64 / 1e9),
@@ -386,7 +390,11 @@ mod tests {
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
-        assemble(pass, entries, &Filter::All, &mut no_groups(), &places(), &[])
+        assemble(pass, entries, &everything(), &mut no_groups(), &places(), &[])
+    }
+
+    fn everything() -> Filter {
+        Filter::new(&Scope::default(), Path::new("/proc")).unwrap()
     }
 
     fn no_groups() -> Groups {
@@ -563,7 +571,7 @@ mod tests {
         let mut exited = [0, 0, 0, 625_000_000];
         // Two windows of 1 s, of which the threads were read 1.25 s apart.
         of_window(&mut pass.tasks, &mut exited, 1.0 / 1.25);
-        let out = assemble(&pass, Vec::new(), &Filter::All, &mut no_groups(), &places(), &exited);
+        let out = assemble(&pass, Vec::new(), &everything(), &mut no_groups(), &places(), &exited);
         let threads: Vec<_> = out.threads.iter().map(|t| (t.thread.cpu_s, t.thread.wait_s)).collect();
         assert_eq!(threads, [(1.0, Some(0.2)); 2]);
         assert_eq!(out.node_cpu_s.values().sum::<f64>(), 2.5);
@@ -575,9 +583,10 @@ mod tests {
     #[test]
     fn node_cpu_time_includes_threads_that_ended_or_are_out_of_scope() {
         let pid = std::process::id();
-        let filter = Filter::new(&Scope::Pids(vec![pid]), Path::new("/proc")).unwrap();
+        let mut filter = Filter::new(&Scope::of(&[pid], Path::new("/proc")).unwrap(), Path::new("/proc")).unwrap();
         let mut pass = pass(&[(pid, 0, EARLY), (pid + 1, 3, EARLY)]);
         pass.tasks[0].leader_start_ns = Threads::new(Path::new("/proc")).started(pid).unwrap();
+        filter.learn(&pass.tasks, &mut no_groups());
         let out =
             assemble(&pass, Vec::new(), &filter, &mut no_groups(), &places(), &[0, 250_000_000, 0, 1_000_000_000]);
         assert_eq!(out.node_cpu_s, BTreeMap::from([(NodeId(0), 0.75), (NodeId(8), 1.5)]));

@@ -174,6 +174,7 @@ impl Observer {
         let mut capabilities = Capabilities::probe();
         let memory = memory(&mut capabilities, settings, topology);
         let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
+        let mut groups = Groups::new(&settings.proc_root);
         let places = Places::new(topology);
         let machine = Machine {
             possible_cpus: libbpf_rs::num_possible_cpus()
@@ -198,7 +199,7 @@ impl Observer {
             }
         };
         if let Scope::Tree(root) = settings.scope {
-            mark_tree(&mut programs, &mut filter, root)?;
+            mark_tree(&mut programs, &mut filter, &mut groups, root)?;
         }
         let ended = programs.flip();
         let at = Instant::now();
@@ -219,7 +220,7 @@ impl Observer {
             capabilities,
             places,
             filter,
-            groups: Groups::new(&settings.proc_root),
+            groups,
             settings: settings.clone(),
             entries: machine.entries,
             before,
@@ -283,8 +284,8 @@ impl Observer {
         assemble::of_window(&mut pass.tasks, &mut exited, length_s / read_s);
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
-        self.filter.learn(&pass.tasks);
         self.groups.window();
+        self.filter.learn(&pass.tasks, &mut self.groups);
         let all = assemble::assemble(&pass, entries, &self.filter, &mut self.groups, &self.places, &exited);
         let mut notes = self.notes(&sum, &slices, &all);
         if pass.cut {
@@ -297,7 +298,7 @@ impl Observer {
             read.retain(|(key, _)| self.places.knows(key.node.into()) && self.places.knows(key.by.into()));
             // Files that only others use are none of ours: nothing of them may go down. Of one that
             // the scope has used, what others read counts, too.
-            if !matches!(self.filter, Filter::All) {
+            if !self.filter.is_all() {
                 let touched: FxHashSet<FileId> = files.iter().map(|file| file.id).collect();
                 read.retain(|(key, _)| touched.contains(&key.file) || ranges.knows(key.file));
             }
@@ -476,13 +477,18 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 }
 
 /// Marks a process and its present descendants; later descendants inherit the mark.
-fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
+fn mark_tree(
+    programs: &mut Programs,
+    filter: &mut Filter,
+    groups: &mut Groups,
+    root: u32,
+) -> Result<(), ObserveError> {
     programs.mark(ThreadId::new(root, None), MARK_TREE)?;
     // The first pass shows every task; the second shows those that ran since, hence also children
     // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
-        filter.learn(&pass.tasks);
+        filter.learn(&pass.tasks, groups);
         for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree()) {
             programs.mark(ThreadId::new(task.tid, task.start_ns), MARK_TREE)?;
         }

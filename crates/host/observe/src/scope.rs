@@ -1,21 +1,23 @@
 //! Decides which threads are reported.
 
 use std::collections::HashSet;
-use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
-use super::records::Task;
-use super::types::{ObserveError, Scope};
 use linux::threads::{Threads, is_gone};
+use placement::rules::{Does, Facts, Rules};
+use rustc_hash::FxHashMap;
 use topology::ProcessId;
+
+use super::groups::Groups;
+use super::records::intf::{COMM_LEN, task_record};
+use super::records::{Task, text};
+use super::types::{ObserveError, Scope};
 
 /// A scope, and what it has learned.
 #[derive(Debug)]
 pub(super) enum Filter {
-    All,
-    Pids(Processes),
-    Cgroup(Groups),
+    Ruled(Ruled),
     /// Processes known to descend from the root, and the root.
     Tree(Processes),
 }
@@ -23,15 +25,18 @@ pub(super) enum Filter {
 impl Filter {
     pub fn new(scope: &Scope, proc_root: &Path) -> Result<Self, ObserveError> {
         Ok(match scope {
-            Scope::All => Self::All,
-            Scope::Pids(pids) => Self::Pids(Processes::alive(proc_root, pids)?),
-            Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, &[*root])?),
-            Scope::Cgroup(root) => Self::Cgroup(Groups::below(root)?),
+            Scope::Ruled(rules) => Self::Ruled(Ruled::new(rules.clone())),
+            Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, *root)?),
         })
     }
 
-    /// Learns from everything that a pass showed. Comes before [`Filter::contains`].
-    pub fn learn(&mut self, tasks: &[Task]) {
+    /// Whether every thread is in it.
+    pub fn is_all(&self) -> bool {
+        matches!(self, Self::Ruled(ruled) if ruled.rules.list.is_empty() && ruled.rules.rest != Does::Ignore)
+    }
+
+    /// Learns from everything that a pass showed. Comes before [`Filter::of`].
+    pub fn learn(&mut self, tasks: &[Task], groups: &mut Groups) {
         match self {
             Self::Tree(tree) => {
                 // Parents come before their children in most passes, not in all: repeat until
@@ -47,18 +52,102 @@ impl Filter {
                 }
                 tree.forget_ended();
             }
-            Self::Cgroup(groups) => groups.learn(tasks),
-            Self::All | Self::Pids(_) => {}
+            Self::Ruled(ruled) => ruled.learn(tasks, groups),
         }
     }
 
+    /// What is done with a thread.
+    pub fn of(&self, task: &Task) -> Ruling {
+        let (rule, does) = match self {
+            Self::Ruled(ruled) => ruled.of(task),
+            Self::Tree(tree) if task.in_tree() || tree.known.contains(&task.process()) => (None, Does::Move),
+            Self::Tree(_) => (None, Does::Ignore),
+        };
+        Ruling { rule, does }
+    }
+
     pub fn contains(&self, task: &Task) -> bool {
+        self.of(task).does != Does::Ignore
+    }
+
+    /// Whether threads of a process may be moved, as far as a pass has shown it.
+    pub fn allows(&self, pid: u32) -> bool {
         match self {
-            Self::All => true,
-            Self::Pids(pids) => pids.known.contains(&task.process()),
-            Self::Cgroup(groups) => groups.inside.contains(&task.cgroup_id),
-            Self::Tree(tree) => task.in_tree() || tree.known.contains(&task.process()),
+            Self::Ruled(ruled) => ruled.processes.get(&pid).is_none_or(|known| known.does == Does::Move),
+            Self::Tree(_) => true,
         }
+    }
+}
+
+/// What is done with a thread, and the rule that says so.
+#[derive(Debug)]
+pub(super) struct Ruling {
+    pub rule: Option<Arc<str>>,
+    pub does: Does,
+}
+
+/// What a rule is chosen by, and the place of the rule.
+#[derive(Debug)]
+struct Chosen {
+    process: ProcessId,
+    cgroup_id: u64,
+    uid: u32,
+    command: [u8; COMM_LEN as usize],
+    rule: Option<usize>,
+    does: Does,
+    /// The last pass that showed the process.
+    seen: u32,
+}
+
+/// Rules, and which of them applies to each process of the last passes.
+#[derive(Debug)]
+pub(super) struct Ruled {
+    rules: Rules,
+    /// By process id.
+    processes: FxHashMap<u32, Chosen>,
+    pass: u32,
+}
+
+/// Passes after which a process that ran in none of them is forgotten; its rule is then chosen anew.
+const IDLE: u32 = 60;
+
+impl Ruled {
+    fn new(rules: Rules) -> Self {
+        Self { rules, processes: FxHashMap::default(), pass: 0 }
+    }
+
+    fn learn(&mut self, tasks: &[Task], groups: &mut Groups) {
+        if self.rules.list.is_empty() {
+            return;
+        }
+        self.pass = self.pass.wrapping_add(1);
+        let Self { rules, processes, pass } = self;
+        for task in tasks {
+            let process = task.process();
+            if let Some(known) = processes.get_mut(&task.tgid).filter(|known| known.is_of(task)) {
+                known.seen = *pass;
+                continue;
+            }
+            let (command, group) = (text(&task.command), groups.path(task.cgroup_id));
+            let group = group.as_deref().unwrap_or_default();
+            let (rule, does) = rules.of(&Facts { group, pod: None, uid: task.uid, command: &command, process });
+            let &task_record { cgroup_id, uid, command, .. } = &task.record;
+            processes.insert(task.tgid, Chosen { process, cgroup_id, uid, command, rule, does, seen: *pass });
+        }
+        processes.retain(|_, known| pass.wrapping_sub(known.seen) < IDLE);
+    }
+
+    fn of(&self, task: &Task) -> (Option<Arc<str>>, Does) {
+        let Some(known) = self.processes.get(&task.tgid) else { return (None, self.rules.rest) };
+        let rule = known.rule.and_then(|at| self.rules.list.get(at));
+        (rule.map(|rule| rule.name.clone()), known.does)
+    }
+}
+
+impl Chosen {
+    fn is_of(&self, task: &Task) -> bool {
+        let of = (task.process(), task.cgroup_id, task.uid, task.command);
+        (self.process, self.cgroup_id, self.uid, self.command) == of
     }
 }
 
@@ -75,14 +164,11 @@ pub(super) struct Processes {
 const CHECK_AT: usize = 1024;
 
 impl Processes {
-    /// The processes that have these ids now.
-    fn alive(proc_root: &Path, pids: &[u32]) -> Result<Self, ObserveError> {
+    /// The process that has this id now.
+    fn alive(proc_root: &Path, pid: u32) -> Result<Self, ObserveError> {
         let threads = Threads::new(proc_root);
-        let process = |&pid: &u32| match threads.started(pid) {
-            Ok(start_ns) => Ok(ProcessId::new(pid, start_ns)),
-            Err(source) => Err(ObserveError::Io { what: format!("process {pid}"), source }),
-        };
-        let known = pids.iter().map(process).collect::<Result<_, _>>()?;
+        let failed = |source| ObserveError::Io { what: format!("process {pid}"), source };
+        let known = HashSet::from([ProcessId::new(pid, threads.started(pid).map_err(failed)?)]);
         Ok(Self { threads, known, check_at: CHECK_AT })
     }
 
@@ -101,92 +187,11 @@ impl Processes {
     }
 }
 
-/// A control group (v2) and all below it.
-#[derive(Debug)]
-pub(super) struct Groups {
-    root: PathBuf,
-    inside: HashSet<u64>,
-    outside: HashSet<u64>,
-}
-
-/// Number of ids of groups outside that are remembered.
-const OUTSIDE_MOST: usize = 65_536;
-
-impl Groups {
-    fn below(root: &Path) -> Result<Self, ObserveError> {
-        let failed = |source| ObserveError::Io { what: format!("control group {}", root.display()), source };
-        let inside = ids_below(root).map_err(failed)?;
-        Ok(Self { root: root.to_owned(), inside, outside: HashSet::new() })
-    }
-
-    /// A group's place in the hierarchy never changes, so only new ids need a look at the
-    /// directories.
-    fn learn(&mut self, tasks: &[Task]) {
-        let new = |id: u64| !self.inside.contains(&id) && !self.outside.contains(&id);
-        if !tasks.iter().any(|task| new(task.cgroup_id)) {
-            return;
-        }
-        match ids_below(&self.root) {
-            Ok(inside) => self.inside = inside,
-            // The group was removed, so nothing is in it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.inside.clear(),
-            Err(error) => {
-                tracing::warn!(%error, group = %self.root.display(), "cannot look for new control groups");
-                return;
-            }
-        }
-        if self.outside.len() > OUTSIDE_MOST {
-            self.outside.clear();
-        }
-        self.outside.extend(tasks.iter().map(|task| task.cgroup_id).filter(|id| !self.inside.contains(id)));
-    }
-}
-
-/// Ids of a control group and all below it: the inode numbers of the directories.
-fn ids_below(root: &Path) -> io::Result<HashSet<u64>> {
-    let metadata = std::fs::metadata(root)?;
-    if !metadata.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    let mut ids = HashSet::from([metadata.ino()]);
-    let mut left = vec![root.to_owned()];
-    // Groups come and go during the walk.
-    let gone =
-        |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
-    while let Some(directory) = left.pop() {
-        let entries = match std::fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) if gone(&error) => continue,
-            // A group that may not be listed: its own id is known, those below it are not.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && directory != root => continue,
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if gone(&error) => break,
-                Err(error) => return Err(error),
-            };
-            if !entry.file_type()?.is_dir() {
-                continue;
-            }
-            match entry.metadata() {
-                Ok(metadata) => {
-                    ids.insert(metadata.ino());
-                    left.push(entry.path());
-                }
-                Err(error) if gone(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(ids)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::intf::{TASK_IN_TREE, task_record};
+    use crate::records::intf::TASK_IN_TREE;
+    use placement::rules::{Of, Rule};
 
     /// A process started at tick `start`, whose parent started at tick `parent_start`.
     fn task((tgid, start): (u32, u64), (ppid, parent_start): (u32, u64), cgroup_id: u64) -> Task {
@@ -218,22 +223,51 @@ mod tests {
         root
     }
 
+    fn learn(filter: &mut Filter, tasks: &[Task]) {
+        filter.learn(tasks, &mut Groups::new(Path::new("/nowhere")));
+    }
+
     #[test]
     fn a_reused_process_id_is_out_of_scope() {
         let proc_root = procfs(&[(10, 500)]);
-        for scope in [Scope::Pids(vec![10]), Scope::Tree(10)] {
+        let only = Scope::Ruled(Rules::only(vec![process(10, 500).process()]));
+        for scope in [only, Scope::Tree(10)] {
             let mut filter = Filter::new(&scope, proc_root.path()).unwrap();
             let stranger = process(10, 501);
-            filter.learn(&[process(10, 500), stranger.clone(), task((11, 502), (10, 501), 0)]);
+            learn(&mut filter, &[process(10, 500), task((11, 502), (10, 501), 0)]);
             assert!(filter.contains(&process(10, 500)), "{scope:?}");
+            learn(&mut filter, &[stranger.clone()]);
             assert!(!filter.contains(&stranger), "{scope:?}");
             assert!(!filter.contains(&process(11, 502)), "{scope:?}: a child of the stranger");
         }
     }
 
+    /// A service's manager puts a process into its group after it has started, and a program calls
+    /// exec.
+    #[test]
+    fn a_process_that_becomes_another_gets_another_rule() {
+        let commands = vec![glob::Pattern::new("postgres").unwrap()];
+        let rule = |name: &str, of: Of, does| Rule { name: name.into(), of, does };
+        let of = Of { commands, ..Of::default() };
+        let of_user = Of { users: vec![26], ..Of::default() };
+        let list = vec![rule("db", of, Does::Move), rule("user", of_user, Does::Observe)];
+        let mut filter = Filter::new(&Scope::Ruled(Rules { list, rest: Does::Ignore }), Path::new("/proc")).unwrap();
+        let mut one = process(10, 500);
+        let mut seen = |one: &Task| {
+            learn(&mut filter, std::slice::from_ref(one));
+            let Ruling { rule, does } = filter.of(one);
+            (rule.as_deref().map(str::to_owned), does, filter.allows(10))
+        };
+        assert_eq!(seen(&one), (None, Does::Ignore, false));
+        one.uid = 26;
+        assert_eq!(seen(&one), (Some("user".to_owned()), Does::Observe, false));
+        one.command[..8].copy_from_slice(b"postgres");
+        assert_eq!(seen(&one), (Some("db".to_owned()), Does::Move, true));
+    }
+
     #[test]
     fn a_missing_process_is_named() {
-        let error = Filter::new(&Scope::Pids(vec![7]), procfs(&[]).path()).unwrap_err().to_string();
+        let error = Filter::new(&Scope::Tree(7), procfs(&[]).path()).unwrap_err().to_string();
         assert!(error.contains("process 7"), "{error}");
     }
 
@@ -243,7 +277,7 @@ mod tests {
         let mut orphan = process(40, 4);
         orphan.flags = TASK_IN_TREE;
         let child = |pid: u32, ppid: u32| task((pid, u64::from(pid / 10)), (ppid, u64::from(ppid / 10)), 0);
-        filter.learn(&[child(30, 20), task((20, 2), (10, 2), 0), process(5, 0), orphan, child(41, 40)]);
+        learn(&mut filter, &[child(30, 20), task((20, 2), (10, 2), 0), process(5, 0), orphan, child(41, 40)]);
         let contained: Vec<u32> = [(10, 2), (20, 2), (30, 3), (40, 4), (41, 4), (5, 0)]
             .into_iter()
             .filter(|(pid, start)| filter.contains(&process(*pid, *start)))
@@ -258,9 +292,9 @@ mod tests {
         let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
         for first in (1000..20_000).step_by(1000) {
             let children: Vec<Task> = (first..first + 1000).map(|pid| task((pid, 3), (10, 2), 0)).collect();
-            filter.learn(&children);
+            learn(&mut filter, &children);
         }
-        filter.learn(&[task((20, 3), (10, 2), 0)]);
+        learn(&mut filter, &[task((20, 3), (10, 2), 0)]);
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
         assert!(tree.known.len() <= 2 * CHECK_AT, "{} processes are kept", tree.known.len());
         assert!(filter.contains(&process(10, 2)) && filter.contains(&process(20, 3)));
@@ -288,64 +322,12 @@ mod tests {
         let proc_root = procfs(&[(10, 2), (20, 3)]);
         let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
         let child = |pid: u32| task((pid, 3), (10, 2), 0);
-        filter.learn(&[child(20)]);
+        learn(&mut filter, &[child(20)]);
         closed(&proc_root.path().join("20/stat"));
         let gone: Vec<Task> = (1000..1000 + CHECK_AT as u32).map(child).collect();
-        without_privileges(|| filter.learn(&gone));
+        without_privileges(|| learn(&mut filter, &gone));
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
         assert_eq!(tree.known.len(), 2, "those that have ended are forgotten");
         assert!(filter.contains(&process(20, 3)));
-    }
-
-    /// A group that may not be listed hides those below it, and no others.
-    #[test]
-    fn a_control_group_that_may_not_be_listed_is_in_scope_itself() {
-        let directory = tempfile::tempdir().unwrap();
-        let made = |name: &str| {
-            let path = directory.path().join(name);
-            std::fs::create_dir(&path).unwrap();
-            std::fs::metadata(path).unwrap().ino()
-        };
-        let (first, hidden, last) = (made("a"), made("b"), made("c"));
-        closed(&directory.path().join("b"));
-        without_privileges(|| {
-            let groups = Groups::below(directory.path()).unwrap();
-            assert!([first, hidden, last].iter().all(|id| groups.inside.contains(id)), "{groups:?}");
-        });
-    }
-
-    #[test]
-    fn a_cgroup_contains_groups_below_it_even_those_made_later() {
-        let directory = tempfile::tempdir().unwrap();
-        let root = directory.path().join("web");
-        let made = |path: &Path| {
-            std::fs::create_dir(path).unwrap();
-            std::fs::metadata(path).unwrap().ino()
-        };
-        let of = |pid: u32, group: u64| task((pid, 1), (1, 1), group);
-        let web = made(&root);
-        let mut filter = Filter::new(&Scope::Cgroup(root.clone()), Path::new("/proc")).unwrap();
-        let worker = made(&root.join("worker"));
-        let other = made(&directory.path().join("other"));
-        filter.learn(&[of(1, worker), of(2, other)]);
-        assert!(filter.contains(&of(1, worker)) && filter.contains(&of(3, web)));
-        assert!(!filter.contains(&of(2, other)));
-    }
-
-    #[test]
-    fn memory_for_groups_that_come_and_go_is_bounded() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut groups = Groups::below(directory.path()).unwrap();
-        for first in (0..10_000_000u64).step_by(100_000) {
-            let tasks: Vec<Task> = (0..1000).map(|i| task((7, 1), (1, 1), u64::MAX - first - i)).collect();
-            groups.learn(&tasks);
-        }
-        assert!(groups.outside.len() <= OUTSIDE_MOST + 1000 && groups.inside.len() == 1);
-    }
-
-    #[test]
-    fn a_missing_cgroup_is_named() {
-        let error = Filter::new(&Scope::Cgroup("/nowhere/at/all".into()), Path::new("/proc")).unwrap_err().to_string();
-        assert!(error.contains("/nowhere/at/all"), "{error}");
     }
 }

@@ -1,34 +1,50 @@
 //! The types of an observation: settings, what one window showed, errors.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use linux::threads::Threads;
+use placement::rules::Rules;
 use placement::{NodeBytes, ObservedFile, Thread};
 use serde::{Deserialize, Serialize};
-use topology::{CpuSet, FileId, NodeId};
+use topology::{CpuSet, FileId, NodeId, ProcessId};
 
 use crate::records::intf::COUNTED_PER_S;
 
 /// Which threads are reported. Bytes of all others still count in the node totals.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Every thread of the machine.
-    #[default]
-    All,
-    /// The threads of these processes.
-    Pids(Vec<u32>),
-    /// The threads in this control group (v2) and all below it: a directory under the cgroup2
-    /// mount.
-    Cgroup(PathBuf),
+    /// Those that rules do not ignore; without rules, every thread of the machine.
+    Ruled(Rules),
     /// The threads of this process and of all its descendants, including those whose parents have
     /// ended.
     Tree(u32),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+impl Default for Scope {
+    fn default() -> Self {
+        Self::Ruled(Rules::default())
+    }
+}
+
+impl Scope {
+    /// The threads of the processes that have these ids now.
+    ///
+    /// # Errors
+    ///
+    /// There is no such process, or it cannot be looked at.
+    pub fn of(pids: &[u32], proc_root: &Path) -> Result<Self, ObserveError> {
+        let threads = Threads::new(proc_root);
+        let process = |&pid: &u32| match threads.started(pid) {
+            Ok(start_ns) => Ok(ProcessId::new(pid, start_ns)),
+            Err(source) => Err(ObserveError::Io { what: format!("process {pid}"), source }),
+        };
+        pids.iter().map(process).collect::<Result<_, _>>().map(|processes| Self::Ruled(Rules::only(processes)))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Count every event instead of a sample.
     pub exact: bool,
@@ -55,7 +71,7 @@ impl Default for Settings {
         Self {
             exact: false,
             steady: false,
-            scope: Scope::All,
+            scope: Scope::default(),
             proc_root: PathBuf::from("/proc"),
             max_entries: None,
             ranges: false,

@@ -51,7 +51,7 @@ fn observing(hooks: Hooks) -> Tried {
 }
 
 fn plane(hooks: Hooks, reader: &Reader) -> Tried<HostPlane> {
-    let observe = Settings { scope: Scope::Pids(vec![reader.pid()]), hooks, ..Settings::default() };
+    let observe = Settings { scope: Scope::of(&[reader.pid()], Path::new("/proc"))?, hooks, ..Settings::default() };
     Ok(HostPlane::open(HostSettings { observe, ..HostSettings::default() }, topology()?)?)
 }
 

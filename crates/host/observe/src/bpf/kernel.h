@@ -183,6 +183,7 @@ typedef struct {
 } kuid_t;
 struct cred {
 	kuid_t uid;
+	kuid_t euid;
 };
 struct upid {
 	int nr;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -19,6 +20,10 @@ pub const CASES: &[Case] = cases![
     // Scopes are the same with every hook.
     Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope, what_only_others_read_is_not_idle;
 ];
+
+fn only(pid: u32) -> Tried<Scope> {
+    Ok(Scope::of(&[pid], Path::new("/proc"))?)
+}
 
 fn only_the_scope_is_reported(hooks: Hooks) -> Tried {
     let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn();
@@ -43,12 +48,12 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Tried {
             Ok(pids)
         };
         let (root, outside) = (tree.id(), other.id());
-        let only = pids(Scope::Pids(vec![outside]), &[outside])?;
+        let only = pids(only(outside)?, &[outside])?;
         ensure!(only == BTreeSet::from([outside]), "of {outside}: {only:?}");
         let inside = pids(Scope::Tree(root), &[root])?;
         ensure!(inside.contains(&root) && inside.len() >= 2, "the tree of {root}: {inside:?}");
         ensure!(!inside.contains(&outside), "{outside} is not below {root}: {inside:?}");
-        let all = pids(Scope::All, &[root, outside])?;
+        let all = pids(Scope::default(), &[root, outside])?;
         ensure!(all.contains(&root) && all.contains(&outside), "all: {all:?}");
         Ok(())
     })();
@@ -60,11 +65,11 @@ fn only_the_scope_is_reported(hooks: Hooks) -> Tried {
 
 /// Another process gets the id of a process in scope.
 fn a_reused_process_id_is_out_of_scope(hooks: Hooks) -> Tried {
-    let scopes: [fn(u32) -> Scope; 2] = [|pid| Scope::Pids(vec![pid]), Scope::Tree];
+    let scopes: [fn(u32) -> Tried<Scope>; 2] = [only, |pid| Ok(Scope::Tree(pid))];
     for scope in scopes {
         let first = Busy::start(None)?;
         let pid = first.0.as_raw_pid() as u32;
-        let scope = scope(pid);
+        let scope = scope(pid)?;
         let mut scoped = open(&Settings { scope: scope.clone(), ..settings(false, hooks) })?;
         ensure!(shows(&mut scoped, pid)?, "{scope:?}: the process itself is not reported");
         drop(first);
@@ -94,7 +99,7 @@ fn what_only_others_read_is_not_idle(hooks: Hooks) -> Tried {
     let own = cached_file(directory.path(), "own", 4 * MIB, 1 << 16)?;
     let others = cached_file(directory.path(), "others", 4 * MIB, 1 << 16)?;
     let nodes: Vec<_> = topology()?.nodes.iter().map(|node| node.id).collect();
-    for (scope, seen) in [(Scope::All, true), (Scope::Pids(vec![std::process::id()]), false)] {
+    for (scope, seen) in [(Scope::default(), true), (only(std::process::id())?, false)] {
         let said = format!("{scope:?}");
         let mut observer = open(&Settings { scope, ranges: true, ..settings(true, hooks) })?;
         pread_all(&own, 1 << 16)?;

@@ -45,7 +45,7 @@ fn readers_go_home_to_their_files() -> Tried {
     let names = files.each_ref().map(|f| f.to_str().unwrap());
     let readers = Running::role_of_another("readers", &names);
     // Only these readers: no test moves other programs of this machine.
-    let scope = observe::Scope::Pids(vec![readers.pid()]);
+    let scope = observe::Scope::of(&[readers.pid()], Path::new("/proc"))?;
     let observe = observe::Settings { scope, ..observe::Settings::default() };
     // A thread on a CPU of no node is not placed, and where nothing else runs a reader stays on its
     // CPU: each has a node.
