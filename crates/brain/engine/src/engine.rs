@@ -176,6 +176,11 @@ impl<P: Plane> Engine<P> {
         &*self.policy
     }
 
+    /// Lets another policy decide from the next window on.
+    pub fn decide_by(&mut self, policy: Box<dyn Policy>) {
+        self.policy = policy;
+    }
+
     pub fn tally(&self) -> &Tally {
         &self.tally
     }

@@ -57,6 +57,12 @@ pub trait Plane {
         false
     }
 
+    /// Whether rules allow moves of this process's threads. Those that are bound while none does are
+    /// put back.
+    fn allows(&self, _pid: u32) -> bool {
+        true
+    }
+
     /// Names this run of the machine (a host's boot id). Records that were written in another run
     /// are void: their ids mean other threads now.
     fn epoch(&self) -> Option<String> {
@@ -110,6 +116,10 @@ impl<P: Plane + ?Sized> Plane for &mut P {
 
     fn ended(&mut self, undo: &Undo) -> bool {
         (**self).ended(undo)
+    }
+
+    fn allows(&self, pid: u32) -> bool {
+        (**self).allows(pid)
     }
 
     fn epoch(&self) -> Option<String> {

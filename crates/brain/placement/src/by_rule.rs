@@ -178,14 +178,7 @@ impl Policy for ByRule {
 
     fn traits(&self) -> Traits {
         let all = self.parts.iter().map(|running| running.part.policy.traits());
-        all.fold(Traits::default(), |sum, one| Traits {
-            moves_files: sum.moves_files || one.moves_files,
-            moves_processes: sum.moves_processes || one.moves_processes,
-            wants_mapped: sum.wants_mapped.max(one.wants_mapped),
-            wants_ranges: sum.wants_ranges.max(one.wants_ranges),
-            wants_idle: sum.wants_idle || one.wants_idle,
-            without_bandwidth: sum.without_bandwidth.or(one.without_bandwidth),
-        })
+        all.fold(Traits::default(), Traits::union)
     }
 
     fn trouble(&self) -> Option<&str> {

@@ -126,6 +126,34 @@ pub struct Traits {
     pub without_bandwidth: Option<&'static str>,
 }
 
+impl Traits {
+    /// What either of two policies does or needs.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            moves_files: self.moves_files || other.moves_files,
+            moves_processes: self.moves_processes || other.moves_processes,
+            wants_mapped: self.wants_mapped.max(other.wants_mapped),
+            wants_ranges: self.wants_ranges.max(other.wants_ranges),
+            wants_idle: self.wants_idle || other.wants_idle,
+            without_bandwidth: self.without_bandwidth.or(other.without_bandwidth),
+        }
+    }
+
+    /// What it moves or needs that `granted` does not.
+    pub fn beyond(self, granted: Self) -> Option<&'static str> {
+        [
+            (self.moves_files && !granted.moves_files, "moves of files"),
+            (self.moves_processes && !granted.moves_processes, "moves of processes"),
+            (self.wants_mapped > granted.wants_mapped, "a look at mapped files"),
+            (self.wants_ranges > granted.wants_ranges, "a look at ranges of files"),
+            (self.wants_idle && !granted.wants_idle, "a look at ranges that are not read"),
+        ]
+        .into_iter()
+        .find_map(|(lacks, what)| lacks.then_some(what))
+    }
+}
+
 /// The name of each policy, and its line in `--help`.
 pub const POLICIES: &[(&str, &str)] = &[
     ("nthread", "data locality, then memory controllers, then CPUs; keeps threads that share a file together"),

@@ -18,6 +18,7 @@ pub mod policies;
 pub mod published;
 pub mod report;
 pub mod services;
+pub mod status;
 pub mod totals;
 pub mod undo;
 pub mod window;

@@ -7,6 +7,7 @@ use command::args::{PROGRAM, PolicyArgs, SOCKET};
 use command::config::Config;
 use command::exit::{Exit, Failure};
 use placement::Policy;
+use placement::by_rule::{ByRule, Part};
 use topology::{NodeId, Topology};
 
 use crate::external::program::{Behind, Here, Keeper, Program, User};
@@ -65,6 +66,27 @@ pub fn chosen(args: &PolicyArgs, config: &Config, programs: &Programs) -> Result
     let (npolicy, arc, promote) = (config.npolicy.clone(), config.arc.clone(), config.promote.clone());
     placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, promote, auto })
         .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
+}
+
+/// The policies of `[[service]]` in homenode.toml, each for its own services. Rules with the same
+/// policy and settings share one.
+pub fn by_rules(config: &Config) -> Result<ByRule, Failure> {
+    let mut parts: Vec<(Part, &str, &placement::Settings)> = Vec::new();
+    for service in &config.service {
+        let (Some(name), settings, budget) = (service.policy(), &service.settings, service.bytes_per_day) else { continue };
+        let shared = parts.iter_mut().find(|(part, policy, of)| {
+            budget.is_infinite() && part.bytes_per_day.is_infinite() && (*policy, *of) == (name, settings)
+        });
+        match shared {
+            Some((part, ..)) => part.rules.push(Some(service.name())),
+            None => {
+                let policy = placement::policy_with(name, settings)
+                    .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {name}"), "no policy has this name"))?;
+                parts.push((Part { rules: vec![Some(service.name())], policy, bytes_per_day: budget }, name, settings));
+            }
+        }
+    }
+    Ok(ByRule::new(parts.into_iter().map(|(part, ..)| part).collect()))
 }
 
 /// What a policy leaves out because the bandwidth of some nodes is not known.

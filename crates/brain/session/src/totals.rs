@@ -35,6 +35,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::published;
+use crate::status::Status;
 use crate::services::{self, Asks, Groups};
 
 pub const FILE: &str = "totals.json";
@@ -95,6 +96,9 @@ pub struct Told {
     /// within a window, or are out of scope.
     pub unlisted_read_bytes: NodeBytes,
     pub moves: Vec<Moves>,
+    /// What `homenode status` shows beside.
+    #[serde(default)]
+    pub status: Status,
     pub rows: Vec<Row>,
 }
 
@@ -160,6 +164,7 @@ impl Totals {
             pid: std::process::id(),
             boot: boot(),
             policy: policy.to_owned(),
+            status: Status::begun(),
             ..Told::default()
         };
         Self {
@@ -175,11 +180,17 @@ impl Totals {
         }
     }
 
+    /// Its rules and reloads.
+    pub fn status(&mut self) -> &mut Status {
+        &mut self.told.status
+    }
+
     /// Adds a window and writes the file. The daemon goes on without: a failure is only logged.
     pub fn window(&mut self, report: &WindowReport, tally: &Tally) {
         self.add(&report.snapshot);
         self.told.rows = self.rows();
         let told = &mut self.told;
+        told.status.window(report);
         told.bound_threads = report.owned_threads as u64;
         told.stuck_copies = report.stuck as u64;
         if let Some(cost) = report.cost {

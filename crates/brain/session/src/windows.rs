@@ -6,6 +6,7 @@ use command::notify;
 use command::output::limits::Limits;
 use command::output::units::{count, seconds};
 use command::output::{self, escape, words};
+use command::rules::Service;
 use engine::{Engine, Finished, Plane, Tally};
 use linux::interference::Interference;
 use placement::Policy;
@@ -13,10 +14,11 @@ use serde_json::json;
 
 use crate::published::Publisher;
 use crate::report::{self, Lines};
+use crate::status::Status;
 use crate::totals::Totals;
 use crate::window::Window;
 
-/// Runs window after window until it is time to `stop`, the last window was the end (`over`), or
+/// Runs window after window, with `between` after each, until it is time to `stop`, the last window was the end (`over`), or
 /// `most` windows have passed.
 ///
 /// # Errors
@@ -27,6 +29,7 @@ pub fn windows<P: Plane>(
     out: &mut Output,
     stop: &dyn Fn() -> bool,
     over: &mut dyn FnMut() -> bool,
+    between: &mut dyn FnMut(&mut Engine<P>, &mut Output) -> Result<(), Failure>,
     most: Option<u64>,
 ) -> Result<(), Failure> {
     let mut window = 0;
@@ -35,6 +38,7 @@ pub fn windows<P: Plane>(
         window += 1;
         notify::alive();
         out.window(window, &report, engine.tally())?;
+        between(engine, out)?;
         if over() {
             break;
         }
@@ -150,6 +154,42 @@ impl Output {
         }
         if news || !self.quiet {
             output::print(&text)?;
+        }
+        Ok(())
+    }
+
+    /// What everybody sees of rules and reloads.
+    pub fn status(&mut self) -> Option<&mut Status> {
+        self.totals.as_mut().map(Totals::status)
+    }
+
+    /// Rules were read again: what has changed and needs a restart, or why they stay as they were.
+    ///
+    /// # Errors
+    ///
+    /// The reader of the output is gone.
+    pub fn reloaded(&mut self, rules: &[Service], said: Result<Vec<String>, String>) -> Result<(), Failure> {
+        let text = match &said {
+            Ok(later) => {
+                let later = later.iter().map(|what| format!("; {what}"));
+                format!("reloaded: {}{}\n", count(rules.len(), "rule"), later.collect::<String>())
+            }
+            Err(why) => format!("not reloaded: {why}\n"),
+        };
+        match self.json {
+            true => {
+                let (error, later) = (said.as_ref().err(), said.as_ref().ok());
+                let rules = rules.len();
+                let line = json!({ "kind": "reload", "rules": rules, "error": error, "later": later });
+                output::print_json_line(&line)?;
+            }
+            false => output::print(&text)?,
+        }
+        if let Some(status) = self.status() {
+            if said.is_ok() {
+                status.rule(rules);
+            }
+            status.reloaded(said);
         }
         Ok(())
     }

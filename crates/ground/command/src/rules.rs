@@ -93,6 +93,11 @@ impl Service {
         self.name.as_deref().or(first).map_or_else(|| user().into(), Arc::from)
     }
 
+    /// `ignore`, `observe` or the policy.
+    pub fn says(&self) -> &str {
+        &self.policy
+    }
+
     /// The policy that decides, where one does.
     pub fn policy(&self) -> Option<&str> {
         Some(self.policy.as_str()).filter(|policy| ![IGNORE, OBSERVE].contains(policy))

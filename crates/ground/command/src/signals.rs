@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::thread::CapabilitySet;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failure};
@@ -21,34 +21,49 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Stop {
     came: Arc<AtomicUsize>,
     interrupt: Arc<AtomicBool>,
+    reload: Arc<AtomicBool>,
 }
 
 impl Stop {
     /// From now on these signals do not kill the process but are noted here, and unpark the calling
     /// thread (a window that it waits for ends).
     pub fn on_signals() -> Result<Self, Failure> {
-        Self::noting(None)
+        Self::noting(None, false)
+    }
+
+    /// The same, and SIGUSR1 asks for a reload; so does SIGHUP under a service manager, where no
+    /// terminal sends it.
+    pub fn or_reload() -> Result<Self, Failure> {
+        Self::noting(None, true)
     }
 
     /// The same for a command that holds nothing that must be undone: if it still runs [`GRACE`]
     /// after a signal, because it writes to a pipe that nobody reads or waits in the kernel, the
     /// signal kills it.
     pub fn or_killed() -> Result<Self, Failure> {
-        Self::noting(Some(GRACE))
+        Self::noting(Some(GRACE), false)
     }
 
-    fn noting(grace: Option<Duration>) -> Result<Self, Failure> {
+    fn noting(grace: Option<Duration>, reloads: bool) -> Result<Self, Failure> {
         let failure = |e: io::Error| Failure::from_error(Exit::Unsupported, "cannot handle signals", &e);
         let stop = Self::default();
         // nohup(1) has it ignored, and so it stays.
         let hangup = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-        let mut signals = Signals::new([SIGTERM, SIGINT].into_iter().chain(hangup)).map_err(failure)?;
+        let reload = reloads.then_some(SIGUSR1);
+        let hangup_reloads = reloads && std::env::var_os("NOTIFY_SOCKET").is_some();
+        let all = [SIGTERM, SIGINT].into_iter().chain(hangup).chain(reload);
+        let mut signals = Signals::new(all).map_err(failure)?;
         let (noted, waiting) = (stop.clone(), thread::current());
         thread::spawn(move || {
             if let Err(error) = linux::privileges::keep_only(CapabilitySet::empty()) {
                 tracing::warn!("the thread that waits for signals keeps its privileges: {error}");
             }
             for signal in signals.forever() {
+                if signal == SIGUSR1 || signal == SIGHUP && hangup_reloads {
+                    noted.reload.store(true, Ordering::Release);
+                    waiting.unpark();
+                    continue;
+                }
                 if signal == SIGINT {
                     noted.interrupt.store(true, Ordering::Relaxed);
                 }
@@ -63,6 +78,11 @@ impl Stop {
             }
         });
         Ok(stop)
+    }
+
+    /// Whether a reload was asked for since the last call.
+    pub fn take_reload(&self) -> bool {
+        self.reload.swap(false, Ordering::AcqRel)
     }
 
     pub fn requested(&self) -> bool {

@@ -119,7 +119,8 @@ use linux::threads::Threads;
 use programs::{Machine, Programs, Refused};
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use records::{Counters, Record};
-use scope::Filter;
+use placement::rules::Rules;
+use scope::{Filter, Ruled};
 use slices::{Attached, HookCost, Slicer, Slices};
 
 /// Observes until dropped; then nothing stays in the kernel.
@@ -235,6 +236,19 @@ impl Observer {
     pub fn follow(&mut self, topology: &Topology) {
         self.places = Places::new(topology);
         self.programs.know(topology.nodes.iter().map(|n| n.id.0).collect());
+    }
+
+    /// Takes other rules from the next window on, which looks at every thread once.
+    pub fn rule(&mut self, rules: Rules) {
+        if matches!(self.filter, Filter::Ruled(_)) {
+            self.filter = Filter::Ruled(Ruled::new(rules));
+            self.programs.pass_all();
+        }
+    }
+
+    /// Whether rules allow moves of this process's threads, as far as it was seen.
+    pub fn allows(&self, pid: u32) -> bool {
+        self.filter.allows(pid)
     }
 
     /// The attached hooks, and what they do not see.

@@ -226,6 +226,8 @@ pub(super) struct Programs {
     reads: Option<Slicer>,
     nodes: Vec<u32>,
     epoch: u32,
+    /// The next pass shows every thread.
+    all_next: bool,
     grace: Grace,
     drain: drain::Buffer,
 }
@@ -319,7 +321,7 @@ impl Programs {
         ];
         let nodes = machine.nodes.clone();
         let mut programs =
-            Self { skel, pass, descendant_pass, _links: links, reads: None, nodes, epoch: 0, grace, drain };
+            Self { skel, pass, descendant_pass, _links: links, reads: None, nodes, epoch: 0, all_next: false, grace, drain };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
@@ -384,8 +386,17 @@ impl Programs {
         }
     }
 
+    /// The next pass shows every thread.
+    pub fn pass_all(&mut self) {
+        self.all_next = true;
+    }
+
     /// One pass over all tasks: returns those that used CPU time since the last pass.
     pub fn pass(&mut self) -> Result<Pass, ObserveError> {
+        let all_tasks = std::mem::take(&mut self.all_next);
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.pass_all = all_tasks.into();
+        }
         let mut iter = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
         let mut all = Pass::default();
         let ended = pass::read(&mut iter, TASKS, Pass::first, |record| all.take(record))

@@ -112,7 +112,7 @@ pub(super) struct Ruled {
 const IDLE: u32 = 60;
 
 impl Ruled {
-    fn new(rules: Rules) -> Self {
+    pub fn new(rules: Rules) -> Self {
         Self { rules, processes: FxHashMap::default(), pass: 0 }
     }
 

@@ -6,6 +6,7 @@ use act::watched::{Births, Trouble};
 use linux::births::Descendant;
 use observe::{FileSeen, ObserveError, Observed, Observer};
 use placement::ranges::Ranges;
+use placement::rules::Rules;
 use topology::{ThreadId, Topology};
 
 /// What the plane asks of its observer: [`Observer`], or a script in tests.
@@ -26,6 +27,12 @@ pub trait Observe {
     }
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
     fn follow(&mut self, _topology: &Topology) {}
+    /// Takes other rules from the next window on.
+    fn rule(&mut self, _rules: Rules) {}
+    /// Whether rules allow moves of this process's threads.
+    fn allows(&self, _pid: u32) -> bool {
+        true
+    }
     /// Lists the limits of this kernel, which are part of each window's notes.
     fn limits(&self) -> Vec<String> {
         Vec::new()
@@ -59,6 +66,14 @@ impl Observe for Observer {
 
     fn follow(&mut self, topology: &Topology) {
         Observer::follow(self, topology);
+    }
+
+    fn rule(&mut self, rules: Rules) {
+        Observer::rule(self, rules);
+    }
+
+    fn allows(&self, pid: u32) -> bool {
+        Observer::allows(self, pid)
     }
 
     fn limits(&self) -> Vec<String> {

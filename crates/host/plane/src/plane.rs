@@ -24,6 +24,7 @@ use engine::{Copies, Inherited, Plane, PlaneError, Started, Thrift, Undo, Undone
 use observe::mapped::{self, MappedProcess, Watcher};
 use observe::{FileSeen, Observed, ObservedThread, Observer};
 use placement::ranges::Ranges;
+use placement::rules::Rules;
 use placement::{IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Process, Snapshot, Subject, Thread, Wish};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Node, Topology};
@@ -101,6 +102,11 @@ impl HostPlane {
     pub fn limits(&self) -> Vec<String> {
         let limits = self.actor.watcher().map(|observer| observer.limits()).unwrap_or_default();
         limits.into_iter().chain(self.unmapped.clone()).collect()
+    }
+
+    /// Takes other rules from the next window on.
+    pub fn rule(&mut self, rules: Rules) {
+        self.observer().into_iter().for_each(|observer| observer.rule(rules.clone()));
     }
 
     fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
@@ -219,6 +225,17 @@ fn seen(ObservedThread { thread, mask, asked, kernel_thread, .. }: ObservedThrea
     Seen { thread, mask, asked, kernel_thread }
 }
 
+/// Pins a thread that no rule allows to move.
+fn unless_observed(mut thread: Thread) -> Thread {
+    if thread.only_observed {
+        thread.pinned = Some(match &thread.rule {
+            Some(rule) => format!("rule {rule} says observe"),
+            None => "no rule is for it".to_owned(),
+        });
+    }
+    thread
+}
+
 fn add_mapped(processes: &mut Vec<Process>, mapped: Vec<MappedProcess>) {
     for of in mapped {
         match processes.iter_mut().find(|process| process.pid == of.pid) {
@@ -252,7 +269,7 @@ impl Plane for HostPlane {
         let Observed { time_s, window_s, threads, mut files, mut notes, .. } = observed;
         notes.extend(controllers);
 
-        let threads: Vec<Thread> = threads.into_iter().map(|thread| self.actor.complete(seen(thread))).collect();
+        let threads: Vec<Thread> = threads.into_iter().map(|thread| unless_observed(self.actor.complete(seen(thread)))).collect();
         let (mapped, limits) = self.mapped(&threads, window_s);
         let mut processes = self.add_facts(window, &mut files, &threads, &mapped, &mut notes);
         notes.extend(self.actor.take_notes());
@@ -317,6 +334,10 @@ impl Plane for HostPlane {
 
     fn ended(&mut self, undo: &Undo) -> bool {
         self.actor.ended(undo)
+    }
+
+    fn allows(&self, pid: u32) -> bool {
+        self.actor.watcher().is_none_or(|observer| observer.allows(pid))
     }
 
     fn epoch(&self) -> Option<String> {

@@ -317,7 +317,7 @@ impl Decider {
             let interference = interference::detect(Path::new("/proc"), Path::new(machine::SYS), stop);
             self.out.start(self.engine.policy(), &self.settings, nodes, &interference, None)?;
             self.out.recovered(self.engine.recovered())?;
-            windows::windows(&mut self.engine, &mut self.out, stop, &mut || false, None)
+            windows::windows(&mut self.engine, &mut self.out, stop, &mut || false, &mut |_, _| Ok(()), None)
         });
         self.engine.plane().ends();
         let finished = guarded(|| self.out.finished(&self.engine.finish()));

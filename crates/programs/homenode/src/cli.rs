@@ -7,8 +7,8 @@ use command::pages::{self, CompletionsArgs, ManArgs};
 
 use crate::child;
 use crate::commands::{
-    doctor, explain, export, hot, map, r#move, nodes, plan, record, replay, report, restore, run, top, trial, warm,
-    where_,
+    doctor, explain, export, hot, map, r#move, nodes, plan, record, reload, replay, report, restore, run, status, top,
+    trial, warm, where_,
 };
 use crate::exit::{Exit, Failure};
 
@@ -199,7 +199,9 @@ Examples:
     /// restores what a crashed run left behind.
     ///
     /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and
-    /// returns CMD's exit code.
+    /// returns CMD's exit code. With --unit, --pid or --cgroup it manages only what they name. Where
+    /// homenode.toml has rules (`[[service]]`) and no such option is given, it moves only what they
+    /// allow, each service by the policy of its rule, and observes all others.
     ///
     /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with
     /// their memory; their descriptions below say what a host cannot do. Memory and file data stay
@@ -215,12 +217,40 @@ Examples:
 Examples:
   sudo homenode run --dry-run                  # only say which threads would move
   sudo homenode run                            # all processes
-  sudo homenode run --cgroup /sys/fs/cgroup/system.slice/postgresql.service
+  sudo homenode run --unit postgresql --unit mysql
   sudo homenode run --policy nthread-rl -- fio job.fio
   sudo homenode run --policy arc --move-back   # leave memory as it was found
   sudo homenode run --observe-only --quiet     # only count, for `homenode export`
   sudo homenode run --json | jq -c 'select(.kind==\"window\") | [.window, .remote_share]'")]
     Run(run::RunArgs),
+
+    /// Show whether homenode runs, by which rules, and why nothing moves
+    ///
+    /// Shows what `homenode run` publishes after each window: since when it runs, each rule with
+    /// the services that it applies to and the moves that were made for them, the last reload and
+    /// its error, and why threads of the last window stayed. Needs no privileges.
+    #[command(after_help = "\
+Examples:
+  homenode status
+  homenode status --json | jq .status.rules
+
+The exit code is 0 if homenode runs, 1 if it runs and something is wrong (the last reload failed, a
+copy hangs), and 5 if it does not run.")]
+    Status,
+
+    /// Have the running homenode read its rules again
+    ///
+    /// Reads `[[service]]` and the settings of policies from homenode.toml and conf.d/*.toml.
+    /// Threads that no rule allows any more get their affinity back within a window. If a file is
+    /// wrong, all stays as it was; the error names the file and the line. Other settings
+    /// ([engine], [moves], [node]) need a restart, and so does a policy that moves or looks at more
+    /// than those of the start. SIGUSR1 asks for the same, and SIGHUP where a service manager
+    /// started homenode; elsewhere SIGHUP ends it.
+    #[command(after_help = "\
+Examples:
+  sudo homenode reload
+  sudo systemctl reload homenode")]
+    Reload,
 
     /// Serve what a running homenode counts as metrics, for Prometheus
     ///
@@ -269,7 +299,7 @@ Examples:
 Examples:
   sudo homenode trial                                   # nthread, 30 minutes, all processes
   sudo homenode trial --policy auto,nthread --minutes 60
-  sudo homenode trial --cgroup /sys/fs/cgroup/system.slice/postgresql.service --metric ./transactions-per-second
+  sudo homenode trial --unit postgresql --metric ./transactions-per-second
   sudo homenode trial --minutes 10 -- fio job.fio
   sudo homenode trial --json | jq -c 'select(.kind==\"end\") | .results'
 
@@ -295,7 +325,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   sudo homenode record --windows 60 busy.jsonl
-  sudo homenode record --cgroup /sys/fs/cgroup/db busy.jsonl      # until Ctrl-C")]
+  sudo homenode record --unit postgresql busy.jsonl      # until Ctrl-C")]
     Record(record::RecordArgs),
 
     /// Show what a policy would have done during a recording
@@ -388,6 +418,8 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(global, args),
         Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
+        Command::Status => status::run(global),
+        Command::Reload => reload::run(global),
         Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),

@@ -163,6 +163,13 @@ impl StateDir {
 
 /// Whether the kernel says that this process has locked the file. What the file itself says may be
 /// out of date. Unknown counts as no.
+/// The process that has a state directory, as far as that can be seen.
+pub fn holder(path: &Path) -> Option<u32> {
+    let lock = path.join(LOCK);
+    let pid = std::fs::read_to_string(&lock).ok()?.trim().parse().ok()?;
+    has_locked(&lock, pid).then_some(pid)
+}
+
 fn has_locked(path: &Path, pid: u32) -> bool {
     // By its inode alone: on btrfs, the list has another device than the file.
     std::fs::metadata(path)

@@ -108,7 +108,7 @@ static __always_inline bool running(struct task_struct *task)
 	return !bpf_core_field_exists(task->on_cpu) || task->on_cpu;
 }
 
-/* Emits the threads that used CPU time since the last pass, those that run now, and those that the last pass emitted for either
+/* Emits all threads if that is wanted, otherwise the threads that used CPU time since the last pass, those that run now, and those that the last pass emitted for either
  * reason: every thread that touched a file in the window is one of them. What a thread touched after the tables were swapped and
  * before the last pass is in this window, even if it has not run since. */
 SEC("iter/task")
@@ -129,7 +129,7 @@ int task_pass(struct bpf_iter__task *ctx)
 	now.cpu_ns = task->se.sum_exec_runtime;
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
 	now.ran = now.cpu_ns > before->cpu_ns || running(task);
-	if (!now.ran && !before->ran) {
+	if (!now.ran && !before->ran && !pass_all) {
 		pass_tasks++;
 		return 0;
 	}

@@ -77,5 +77,7 @@ u64 own_program = 0;
 
 /* What processes that run this program touch counts for nobody; 0: there is none. */
 volatile u64 ignored_program = 0;
+/* The next pass shows every thread. */
+volatile u32 pass_all = 0;
 
 #endif

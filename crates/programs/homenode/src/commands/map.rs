@@ -56,7 +56,7 @@ pub fn observe(
 ) -> Result<(Report, Limits), Failure> {
     let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
-    let mut plane = plane::open(config, args, None, Traits::default(), false)?;
+    let mut plane = plane::open(config, args, plane::looked_at(&args.scope, config)?, Traits::default(), false)?;
     let unknown = plane.topology().of_unknown_kind();
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use clap::Args;
 use command::args::{Global, PolicyArgs};
+use observe::Scope;
+use placement::Policy;
 use session::policies::{self, Programs};
 
-use crate::commands::plane;
+use crate::commands::{plane, rules};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::options::ObserveArgs;
@@ -25,7 +27,7 @@ pub struct PlanArgs {
     #[command(flatten)]
     pub observe: ObserveArgs,
     /// Decide from this snapshot (`-` for stdin) instead of observing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "cgroup", "touch_own_affinity", "beside_sched_ext"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window", "exact", "steady", "pid", "unit", "not_unit", "cgroup", "touch_own_affinity", "beside_sched_ext"])]
     pub snapshot: Option<PathBuf>,
 }
 
@@ -33,12 +35,20 @@ pub struct PlanArgs {
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let programs = Programs::waited_for(args.policy.policy_user.as_deref());
-    let mut policy = policies::chosen(&args.policy, &config, &programs)?;
+    let by_rules = args.snapshot.is_none() && rules::apply(&config, &args.observe.scope);
+    let mut policy: Box<dyn Policy> = match by_rules {
+        true => Box::new(policies::by_rules(&config)?),
+        false => policies::chosen(&args.policy, &config, &programs)?,
+    };
     let (snapshot, limits) = match &args.snapshot {
         Some(path) => (recording::read_snapshot(path)?, Limits::recorded(global.verbose)),
         None => {
             let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));
-            let mut plane = plane::open(&config, &args.observe, None, policy.traits(), false)?;
+            let scope = match by_rules {
+                true => Scope::Ruled(config.rules()),
+                false => plane::scope(&args.observe.scope, None)?,
+            };
+            let mut plane = plane::open(&config, &args.observe, scope, policy.traits(), false)?;
             (plane::observe(&mut plane, window)?, Limits::of(plane.limits(), global.verbose))
         }
     };

@@ -1,16 +1,21 @@
 //! Opens the host plane, for observing or only for undoing, and gives up privileges.
 
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine::Plane;
 use host::HostPlane;
 use linux::interference::{self, Interference};
 use linux::privileges;
+use linux::threads::{Threads, is_gone};
 use observe::Scope;
+use observe::groups::Groups;
+use placement::rules::{Does, Of, Pattern, Rule, Rules};
 use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
+use topology::ProcessId;
 
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -23,23 +28,15 @@ pub fn name_of(pid: u32) -> String {
     std::fs::read_to_string(format!("{PROC}/{pid}/comm")).map(|name| name.trim_end().to_owned()).unwrap_or_default()
 }
 
-/// Opens a plane that observes the threads the user chose, or the process tree below `root`.
-/// What the policy wants beside its threads and files is observed, too. `move_back`: moves remember
-/// where data was.
+/// Opens a plane that observes the threads in this scope. What the policy wants beside its threads
+/// and files is observed, too. `move_back`: moves remember where data was.
 pub fn open(
     config: &Config,
     args: &ObserveArgs,
-    root: Option<u32>,
+    scope: Scope,
     policy: Traits,
     move_back: bool,
 ) -> Result<HostPlane, Failure> {
-    if let Some(pid) = args.scope.pid.iter().find(|pid| !Path::new(PROC).join(pid.to_string()).exists()) {
-        return Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process"));
-    }
-    if let Some(path) = args.scope.cgroup.as_deref() {
-        control_group(path)?;
-    }
-    let scope = scope(&args.scope, root);
     linux::heap::give_back_freed();
     let topology = machine::read(Path::new(machine::SYS), config)?;
     let ranges = policy.wants_ranges.is_granted(topology.has_slow_memory());
@@ -76,23 +73,78 @@ pub fn open(
     })
 }
 
-/// The threads that the user chose, or the process tree below `root`.
-pub fn scope(args: &ScopeArgs, root: Option<u32>) -> Scope {
-    match (&args.cgroup, root) {
-        (_, Some(pid)) => Scope::Tree(pid),
-        (Some(path), None) => Scope::Cgroup(path.clone()),
-        (None, None) if !args.pid.is_empty() => Scope::Pids(args.pid.clone()),
-        (None, None) => Scope::All,
+/// The threads that options choose, or the process tree below `root`, or all.
+pub fn scope(args: &ScopeArgs, root: Option<u32>) -> Result<Scope, Failure> {
+    match root {
+        Some(pid) => Ok(Scope::Tree(pid)),
+        None => Ok(Scope::Ruled(chosen(args)?.unwrap_or_default())),
     }
 }
 
-/// Refuses what is no control group of version 2: nothing would be found in it.
-fn control_group(path: &Path) -> Result<(), Failure> {
+/// The threads that options choose; without such options all, with the rules of homenode.toml that
+/// apply to them.
+pub fn looked_at(args: &ScopeArgs, config: &Config) -> Result<Scope, Failure> {
+    if let Some(rules) = chosen(args)? {
+        return Ok(Scope::Ruled(rules));
+    }
+    let mut rules = config.rules();
+    if rules.list.is_empty() {
+        return Ok(Scope::default());
+    }
+    // Who looks wants to see all.
+    rules.list.iter_mut().filter(|rule| rule.does == Does::Ignore).for_each(|rule| rule.does = Does::Observe);
+    Ok(Scope::Ruled(rules))
+}
+
+/// Whether options choose threads.
+pub fn is_chosen(args: &ScopeArgs) -> bool {
+    let ScopeArgs { pid, unit, not_unit, cgroup, .. } = args;
+    !(pid.is_empty() && unit.is_empty() && not_unit.is_empty() && cgroup.is_empty())
+}
+
+/// Rules for what options choose, if any do.
+fn chosen(args: &ScopeArgs) -> Result<Option<Rules>, Failure> {
+    if !is_chosen(args) {
+        return Ok(None);
+    }
+    let ScopeArgs { pid, unit, not_unit, cgroup, .. } = args;
+    let threads = Threads::new(Path::new(PROC));
+    let process = |&pid: &u32| match threads.started(pid) {
+        Ok(start_ns) => Ok(ProcessId::new(pid, start_ns)),
+        Err(error) if is_gone(&error) => Err(Failure::new(Exit::Usage, format!("process {pid}"), "no such process")),
+        Err(error) => Err(Failure::io("look at", &Path::new(PROC).join(pid.to_string()), &error)),
+    };
+    let processes = pid.iter().map(process).collect::<Result<Vec<_>, _>>()?;
+    let mut groups = (!cgroup.is_empty()).then(|| Groups::new(Path::new(PROC)));
+    let group = |dir: &PathBuf| {
+        let id = control_group(dir)?;
+        let path = groups.as_mut().and_then(|groups| groups.path(id));
+        let path = path.ok_or_else(|| Failure::new(Exit::Usage, format!("control group {}", dir.display()), "it has ended"))?;
+        Ok(Pattern::new(&Pattern::escape(&path)).unwrap_or_default())
+    };
+    let groups = cgroup.iter().map(group).collect::<Result<Vec<_>, Failure>>()?;
+    let none = Of::default();
+    let all = [
+        ("--not-unit", Of { units: not_unit.clone(), ..none.clone() }, Does::Ignore),
+        ("--pid", Of { processes, ..none.clone() }, Does::Move),
+        ("--unit", Of { units: unit.clone(), ..none.clone() }, Does::Move),
+        ("--cgroup", Of { groups, ..none }, Does::Move),
+    ];
+    let rule = |(name, of, does): (&str, Of, Does)| Rule { name: name.into(), of, does };
+    let list: Vec<Rule> = all.into_iter().map(rule).filter(|rule| !rule.of.is_empty()).collect();
+    let rest = if list.iter().any(|rule| rule.does == Does::Move) { Does::Ignore } else { Does::Move };
+    Ok(Some(Rules { list, rest }))
+}
+
+/// The id of a control group. Refuses what is none of version 2: nothing would be found in it.
+fn control_group(path: &Path) -> Result<u64, Failure> {
     let what = || format!("control group {}", path.display());
-    let kind = rustix::fs::statfs(path)
-        .map_err(|e| Failure::from_error(Exit::Io, what(), &io::Error::from(e)).hint(NAME_GROUP))?;
+    let failed = |e: io::Error| Failure::from_error(Exit::Io, what(), &e).hint(NAME_GROUP);
+    let kind = rustix::fs::statfs(path).map_err(|e| failed(e.into()))?;
     let why = match kind.f_type {
-        libc::CGROUP2_SUPER_MAGIC if path.is_dir() => return Ok(()),
+        libc::CGROUP2_SUPER_MAGIC if path.is_dir() => {
+            return std::fs::metadata(path).map(|dir| dir.ino()).map_err(failed);
+        }
         libc::CGROUP2_SUPER_MAGIC => "a control group is a directory",
         libc::CGROUP_SUPER_MAGIC => "this is a control group of version 1; homenode sees those of version 2",
         _ => "this is no control group",
@@ -101,7 +153,7 @@ fn control_group(path: &Path) -> Result<(), Failure> {
 }
 
 const NAME_GROUP: &str =
-    "name a directory of the cgroup2 file system, below /sys/fs/cgroup, or a service of it as `homenode map` does";
+    "name a directory of the cgroup2 file system, below /sys/fs/cgroup; --unit takes the name of a service";
 
 /// Keeps only the capabilities that the moves of this policy need. Signalling a command that
 /// changed its user needs one more.

@@ -14,6 +14,8 @@ use std::time::Duration;
 use clap::Args;
 use command::args::{Global, PolicyArgs};
 use engine::{Engine, Plane};
+use host::HostPlane;
+use observe::Scope;
 use placement::Policy;
 use session::policies::Programs;
 use session::totals::Totals;
@@ -22,6 +24,7 @@ use session::{policies, undo};
 
 use crate::child::Child;
 use crate::commands::off::Off;
+use crate::commands::rules::{self, Reload};
 use crate::commands::plane::{self, PROC};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -43,6 +46,11 @@ pub struct RunArgs {
     /// Print the moves without making them
     #[arg(long)]
     pub dry_run: bool,
+    /// Move only what `[[service]]` in homenode.toml allows, also if it allows nothing yet. Without
+    /// this option such rules apply, too, where there are any and no option chooses threads
+    #[arg(long, conflicts_with_all = ["observe_only", "policy", "margin", "min_bytes", "pid", "unit", "not_unit",
+        "cgroup", "command"])]
+    pub by_rules: bool,
     /// Move nothing and only count, for `homenode export`
     #[arg(long, conflicts_with_all = ["dry_run", "policy", "margin", "min_bytes", "move_back"])]
     pub observe_only: bool,
@@ -57,7 +65,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: Option<u64>,
     /// Command to start and manage
-    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "unit", "not_unit", "cgroup"])]
     pub command: Vec<OsString>,
 }
 
@@ -70,15 +78,17 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         dry_run: !args.observe_only && (args.dry_run || config.engine.dry_run),
         ..config.engine()
     };
+    let by_rules = args.by_rules || rules::apply(&config, &args.observe.scope) && args.command.is_empty();
     let policy = match args.observe_only {
         true => Box::new(Off) as Box<dyn Policy>,
+        false if by_rules => Box::new(policies::by_rules(&config)?),
         false => {
             let PolicyArgs { policy, policy_user, .. } = &args.policy;
             policies::chosen(&args.policy, &config, &Programs::kept([policy.as_str()], policy_user.as_deref())?)?
         }
     };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
-    let stop = Stop::on_signals()?;
+    let stop = Stop::or_reload()?;
     let mut child = Child::hold(&args.command, global.json)?;
     if args.move_back {
         // Each process that is to go back takes two. The command has begun before, so it keeps the
@@ -89,8 +99,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     // threads that write can give up all privileges as long as this one has them.
     output::detach();
     let plane = {
-        let child = child.as_ref().map(Child::pid);
-        plane::open(&config, &args.observe, child, policy.traits(), args.move_back)?
+        let scope = match by_rules {
+            true => Scope::Ruled(config.rules()),
+            false => plane::scope(&args.observe.scope, child.as_ref().map(Child::pid))?,
+        };
+        plane::open(&config, &args.observe, scope, policy.traits(), args.move_back)?
     };
     let limits = Limits::of(plane.limits(), global.verbose);
     // Undoes what a crashed run left behind, before anything that could take time.
@@ -104,6 +117,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     // In a dry run the state directory is somebody else's.
     let totals = (!settings.dry_run).then(|| Totals::new(&global.state_dir, Path::new(PROC), engine.policy().name()));
     let mut out = Output::of_host(global.json, args.quiet, limits, totals);
+    let granted = engine.policy().traits();
+    let reload = Reload { file: global.config.as_deref(), by_rules, granted, begun: &config };
+    if by_rules && let Some(status) = out.status() {
+        status.rule(&config.service);
+    }
     let topology = engine.plane().topology();
     let less = policies::without_bandwidth(engine.policy(), topology);
     let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
@@ -119,7 +137,11 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     notify::ready(Some(settings.window_s));
     let ran = ran.and_then(|()| {
         let mut ended = || child.as_mut().is_some_and(Child::ended);
-        windows(&mut engine, &mut out, &|| stop.requested(), &mut ended, args.windows)
+        let mut between = |engine: &mut Engine<HostPlane>, out: &mut Output| match stop.take_reload() {
+            true => reload.now(engine, out),
+            false => Ok(()),
+        };
+        windows(&mut engine, &mut out, &|| stop.requested(), &mut ended, &mut between, args.windows)
     });
     notify::stopping();
     plane::hurry();

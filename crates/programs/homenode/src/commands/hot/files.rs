@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use command::args::Global;
 use observe::inode::Inodes;
+use observe::Scope;
 use placement::{RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
 use topology::{FileId, NodeId};
@@ -147,7 +148,7 @@ pub(in crate::commands) fn watch(
     let windows = (seconds / window).ceil().max(1.0) as u64;
     let observe = ObserveArgs { window: Some(window), ..ObserveArgs::default() };
     let wanted = Traits { wants_ranges: Wish::Needed, ..Traits::default() };
-    let mut plane = plane::open(&config, &observe, None, wanted, false)?;
+    let mut plane = plane::open(&config, &observe, Scope::default(), wanted, false)?;
     ready()?;
     let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
     let (mut took_s, mut notes) = (0.0, Vec::new());

@@ -65,7 +65,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
         policies::chosen(&policy, &config, &programs)
     };
     let traits = design.policies.iter().map(|name| Ok(chosen(name)?.traits())).collect::<Result<Vec<_>, Failure>>()?;
-    let traits = traits.into_iter().fold(Traits::default(), union);
+    let traits = traits.into_iter().fold(Traits::default(), Traits::union);
     let state = undo::open_state(&global.state_dir)?;
     let stop = Stop::on_signals()?;
     let mut child = Child::hold(&args.command, global.json)?;
@@ -76,7 +76,8 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     output::detach();
     let mut plane = {
         let child = child.as_ref().map(Child::pid);
-        plane::open(&config, &args.observe, child, traits, moves_data)?
+        let scope = plane::scope(&args.observe.scope, child)?;
+        plane::open(&config, &args.observe, scope, traits, moves_data)?
     };
     let recovered = engine::recover(&mut plane, &state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot restore", &e))?;
@@ -120,18 +121,6 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     ran.and(told).and(ended)?;
     let done = judged.iter().all(Judged::decided) && finished.complete();
     Ok(if done { Exit::Done } else { Exit::Partly })
-}
-
-/// What either of two policies does.
-fn union(a: Traits, b: Traits) -> Traits {
-    Traits {
-        moves_files: a.moves_files || b.moves_files,
-        moves_processes: a.moves_processes || b.moves_processes,
-        wants_mapped: a.wants_mapped.max(b.wants_mapped),
-        wants_ranges: a.wants_ranges.max(b.wants_ranges),
-        wants_idle: a.wants_idle || b.wants_idle,
-        without_bandwidth: a.without_bandwidth.or(b.without_bandwidth),
-    }
 }
 
 /// Makes a policy of this name, which has seen nothing yet.

@@ -1,0 +1,133 @@
+//! What `homenode status` shows: the rules of a daemon, what each applies to, its last reload, and
+//! why nothing moves.
+//!
+//! **Approach.** The daemon adds each window to a [`Status`], which is part of the file that
+//! everybody may read ([`crate::totals`]): it names services and rules, no files and no threads.
+//!
+//! **Limits.** Moves of files count for no rule. Services that a rule ignores are not seen, so
+//! their rule has none.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::SystemTime;
+
+use command::rules::Service;
+use engine::{MoveEvent, WindowReport};
+use placement::{Subject, Thread};
+
+use serde::{Deserialize, Serialize};
+
+use crate::services;
+
+/// Services of a rule that are named.
+const NAMED: usize = 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// When the daemon began, in seconds since 1970.
+    pub since_unix_s: f64,
+    /// Rules in their order; empty: there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleStatus>,
+    /// Threads that the last window left in place or held back, by reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stays: BTreeMap<String, u64>,
+    /// How often rules were read again.
+    #[serde(default)]
+    pub reloads: u64,
+    /// The last time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reload: Option<Reload>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleStatus {
+    pub rule: String,
+    /// `ignore`, `observe` or the policy.
+    pub policy: String,
+    /// Threads of the last window that it applies to.
+    pub threads: u64,
+    /// Services that it applied to lately, the first twenty by name.
+    pub services: Vec<String>,
+    /// Moves of threads and processes that were made since the daemon began.
+    pub moves: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reload {
+    pub unix_s: f64,
+    /// Why the rules stayed as they were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What has changed and needs a restart.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub later: Vec<String>,
+}
+
+fn now_s() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64())
+}
+
+impl Status {
+    pub fn begun() -> Self {
+        Self { since_unix_s: now_s(), ..Self::default() }
+    }
+
+    /// Takes these rules; a rule that was there keeps what it has moved.
+    pub fn rule(&mut self, rules: &[Service]) {
+        let before = std::mem::take(&mut self.rules);
+        let moves = |name: &str| before.iter().find(|rule| rule.rule == name).map_or(0, |rule| rule.moves);
+        let rule = |service: &Service| {
+            let rule = service.name().to_string();
+            RuleStatus { moves: moves(&rule), policy: service.says().to_owned(), rule, ..RuleStatus::default() }
+        };
+        self.rules = rules.iter().map(rule).collect();
+    }
+
+    pub fn reloaded(&mut self, result: Result<Vec<String>, String>) {
+        self.reloads += 1;
+        let (error, later) = result.map_or_else(|error| (Some(error), Vec::new()), |later| (None, later));
+        self.reload = Some(Reload { unix_s: now_s(), error, later });
+    }
+
+    pub(crate) fn window(&mut self, report: &WindowReport) {
+        self.stays.clear();
+        let held = report.outcomes.iter().filter_map(|outcome| match &outcome.result {
+            MoveEvent::HeldBack { rail, .. } => Some(rail.to_string()),
+            MoveEvent::Refused { reason, .. } => Some(reason.clone()),
+            _ => None,
+        });
+        let declined = report.plan.declined.iter().map(|declined| declined.reason.clone());
+        declined.chain(held).for_each(|reason| *self.stays.entry(reason).or_default() += 1);
+        if self.rules.is_empty() {
+            return;
+        }
+        let threads = &report.snapshot.threads;
+        let by_pid: HashMap<u32, &Thread> = threads.iter().map(|thread| (thread.pid, thread)).collect();
+        let mut made: HashMap<&str, u64> = HashMap::new();
+        for outcome in &report.outcomes {
+            let pid = match outcome.mv.subject {
+                Subject::File(_) => continue,
+                _ => outcome.mv.pid,
+            };
+            let rule = by_pid.get(&pid).and_then(|thread| thread.rule.as_deref());
+            if let (Some(rule), MoveEvent::Applied | MoveEvent::Started) = (rule, &outcome.result) {
+                *made.entry(rule).or_default() += 1;
+            }
+        }
+        for rule in &mut self.rules {
+            let of = threads.iter().filter(|thread| thread.rule.as_deref() == Some(&*rule.rule));
+            let mut services: BTreeSet<String> = BTreeSet::new();
+            rule.threads = 0;
+            for thread in of {
+                rule.threads += 1;
+                if services.len() < NAMED {
+                    services.extend(thread.group.as_deref().map(services::name));
+                }
+            }
+            if rule.threads > 0 {
+                rule.services = services.into_iter().collect();
+            }
+            rule.moves += made.get(&*rule.rule).copied().unwrap_or(0);
+        }
+    }
+}
