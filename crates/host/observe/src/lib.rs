@@ -102,7 +102,7 @@ pub fn decode_any(bytes: &[u8]) {
     let pass = all;
     pass.tasks.iter().for_each(|task| _ = (pass.mask(task), task.comm(), task.key(), task.process(), task.parent()));
     _ = (records::pending_entry(bytes), Counters::decode(bytes), records::Watched::decode(bytes));
-    _ = (records::range(bytes, bytes), records::descendant(bytes));
+    _ = (records::range(bytes, bytes), records::descendant(bytes), records::group(bytes));
 }
 
 pub use choose::{Configuration, choose};
@@ -173,7 +173,8 @@ impl Observer {
     pub fn open(settings: &Settings, topology: &Topology) -> Result<Self, ObserveError> {
         let mut capabilities = Capabilities::probe();
         let memory = memory(&mut capabilities, settings, topology);
-        let mut filter = Filter::new(&settings.scope, &settings.proc_root)?;
+        let mut groups = Groups::new(&settings.proc_root);
+        let mut filter = Filter::new(&settings.scope, &settings.proc_root, &mut groups)?;
         let places = Places::new(topology);
         let machine = Machine {
             possible_cpus: libbpf_rs::num_possible_cpus()
@@ -198,7 +199,7 @@ impl Observer {
             }
         };
         if let Scope::Tree(root) = settings.scope {
-            mark_tree(&mut programs, &mut filter, root)?;
+            mark_tree(&mut programs, &mut filter, &mut groups, root)?;
         }
         let ended = programs.flip();
         let at = Instant::now();
@@ -219,7 +220,7 @@ impl Observer {
             capabilities,
             places,
             filter,
-            groups: Groups::new(&settings.proc_root),
+            groups,
             settings: settings.clone(),
             entries: machine.entries,
             before,
@@ -284,7 +285,7 @@ impl Observer {
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
         self.filter.learn(&pass.tasks);
-        self.groups.window();
+        self.groups.window(self.programs.groups());
         let all = assemble::assemble(&pass, entries, &self.filter, &mut self.groups, &self.places, &exited);
         let mut notes = self.notes(&sum, &slices, &all);
         if pass.cut {
@@ -309,6 +310,7 @@ impl Observer {
             time_s: clock::s(ClockId::Boottime),
             window_s: length_s,
             threads: all.threads,
+            ended: all.ended,
             node_cpu_s: all.node_cpu_s,
             node_read: all.node_read,
             node_write: all.node_write,
@@ -380,7 +382,7 @@ impl Observer {
 
     fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
-        notes.extend(self.groups.missing().map(str::to_owned));
+        notes.extend(self.groups.note());
         if slices.sliced() {
             let part = 100.0 * slices.attached_s / slices.length_s;
             notes.push(format!(
@@ -476,14 +478,14 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 }
 
 /// Marks a process and its present descendants; later descendants inherit the mark.
-fn mark_tree(programs: &mut Programs, filter: &mut Filter, root: u32) -> Result<(), ObserveError> {
+fn mark_tree(programs: &mut Programs, filter: &mut Filter, groups: &mut Groups, root: u32) -> Result<(), ObserveError> {
     programs.mark(ThreadId::new(root, None), MARK_TREE)?;
     // The first pass shows every task; the second shows those that ran since, hence also children
     // of parents not yet marked.
     for _ in 0..2 {
         let pass = programs.pass()?;
         filter.learn(&pass.tasks);
-        for task in pass.tasks.iter().filter(|task| filter.contains(task) && !task.in_tree()) {
+        for task in pass.tasks.iter().filter(|task| filter.contains(task, groups) && !task.in_tree()) {
             programs.mark(ThreadId::new(task.tid, task.start_ns), MARK_TREE)?;
         }
     }

@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
+use super::groups::Groups;
 use super::records::Task;
 use super::types::{ObserveError, Scope};
 use linux::threads::{Threads, is_gone};
@@ -15,18 +17,19 @@ use topology::ProcessId;
 pub(super) enum Filter {
     All,
     Pids(Processes),
-    Cgroup(Groups),
+    /// The path of a control group: it and all below it.
+    Cgroup(Arc<str>),
     /// Processes known to descend from the root, and the root.
     Tree(Processes),
 }
 
 impl Filter {
-    pub fn new(scope: &Scope, proc_root: &Path) -> Result<Self, ObserveError> {
+    pub fn new(scope: &Scope, proc_root: &Path, groups: &mut Groups) -> Result<Self, ObserveError> {
         Ok(match scope {
             Scope::All => Self::All,
             Scope::Pids(pids) => Self::Pids(Processes::alive(proc_root, pids)?),
             Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, &[*root])?),
-            Scope::Cgroup(root) => Self::Cgroup(Groups::below(root)?),
+            Scope::Cgroup(root) => Self::Cgroup(group(root, groups)?),
         })
     }
 
@@ -47,17 +50,28 @@ impl Filter {
                 }
                 tree.forget_ended();
             }
-            Self::Cgroup(groups) => groups.learn(tasks),
-            Self::All | Self::Pids(_) => {}
+            Self::All | Self::Pids(_) | Self::Cgroup(_) => {}
         }
     }
 
-    pub fn contains(&self, task: &Task) -> bool {
+    pub fn contains(&self, task: &Task, groups: &mut Groups) -> bool {
         match self {
             Self::All => true,
             Self::Pids(pids) => pids.known.contains(&task.process()),
-            Self::Cgroup(groups) => groups.inside.contains(&task.cgroup_id),
+            Self::Cgroup(_) => groups.path(task.cgroup_id).is_some_and(|group| self.has(&group)),
             Self::Tree(tree) => task.in_tree() || tree.known.contains(&task.process()),
+        }
+    }
+
+    /// Whether all that is in this control group is in scope, also what has ended.
+    pub fn has(&self, group: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Pids(_) | Self::Tree(_) => false,
+            Self::Cgroup(root) => {
+                let below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+                **root == *"/" || group.strip_prefix(&**root).is_some_and(below)
+            }
         }
     }
 }
@@ -101,86 +115,13 @@ impl Processes {
     }
 }
 
-/// A control group (v2) and all below it.
-#[derive(Debug)]
-pub(super) struct Groups {
-    root: PathBuf,
-    inside: HashSet<u64>,
-    outside: HashSet<u64>,
-}
-
-/// Number of ids of groups outside that are remembered.
-const OUTSIDE_MOST: usize = 65_536;
-
-impl Groups {
-    fn below(root: &Path) -> Result<Self, ObserveError> {
-        let failed = |source| ObserveError::Io { what: format!("control group {}", root.display()), source };
-        let inside = ids_below(root).map_err(failed)?;
-        Ok(Self { root: root.to_owned(), inside, outside: HashSet::new() })
-    }
-
-    /// A group's place in the hierarchy never changes, so only new ids need a look at the
-    /// directories.
-    fn learn(&mut self, tasks: &[Task]) {
-        let new = |id: u64| !self.inside.contains(&id) && !self.outside.contains(&id);
-        if !tasks.iter().any(|task| new(task.cgroup_id)) {
-            return;
-        }
-        match ids_below(&self.root) {
-            Ok(inside) => self.inside = inside,
-            // The group was removed, so nothing is in it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.inside.clear(),
-            Err(error) => {
-                tracing::warn!(%error, group = %self.root.display(), "cannot look for new control groups");
-                return;
-            }
-        }
-        if self.outside.len() > OUTSIDE_MOST {
-            self.outside.clear();
-        }
-        self.outside.extend(tasks.iter().map(|task| task.cgroup_id).filter(|id| !self.inside.contains(id)));
-    }
-}
-
-/// Ids of a control group and all below it: the inode numbers of the directories.
-fn ids_below(root: &Path) -> io::Result<HashSet<u64>> {
-    let metadata = std::fs::metadata(root)?;
-    if !metadata.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    let mut ids = HashSet::from([metadata.ino()]);
-    let mut left = vec![root.to_owned()];
-    // Groups come and go during the walk.
-    let gone =
-        |error: &io::Error| error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
-    while let Some(directory) = left.pop() {
-        let entries = match std::fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(error) if gone(&error) => continue,
-            // A group that may not be listed: its own id is known, those below it are not.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && directory != root => continue,
-            Err(error) => return Err(error),
-        };
-        for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) if gone(&error) => break,
-                Err(error) => return Err(error),
-            };
-            if !entry.file_type()?.is_dir() {
-                continue;
-            }
-            match entry.metadata() {
-                Ok(metadata) => {
-                    ids.insert(metadata.ino());
-                    left.push(entry.path());
-                }
-                Err(error) if gone(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-    Ok(ids)
+/// The path of the control group (v2) with this directory.
+fn group(directory: &Path, groups: &mut Groups) -> Result<Arc<str>, ObserveError> {
+    let path = std::fs::metadata(directory).and_then(|metadata| {
+        let path = if metadata.is_dir() { groups.path(metadata.ino()) } else { None };
+        path.ok_or_else(|| io::Error::other("it is no control group of version 2"))
+    });
+    path.map_err(|source| ObserveError::Io { what: format!("control group {}", directory.display()), source })
 }
 
 #[cfg(test)]
@@ -203,6 +144,10 @@ mod tests {
         Task { record, ..Task::default() }
     }
 
+    fn none() -> Groups {
+        Groups::new(Path::new("/nowhere"))
+    }
+
     fn process(pid: u32, start: u64) -> Task {
         task((pid, start), (1, 1), 0)
     }
@@ -222,31 +167,31 @@ mod tests {
     fn a_reused_process_id_is_out_of_scope() {
         let proc_root = procfs(&[(10, 500)]);
         for scope in [Scope::Pids(vec![10]), Scope::Tree(10)] {
-            let mut filter = Filter::new(&scope, proc_root.path()).unwrap();
+            let mut filter = Filter::new(&scope, proc_root.path(), &mut none()).unwrap();
             let stranger = process(10, 501);
             filter.learn(&[process(10, 500), stranger.clone(), task((11, 502), (10, 501), 0)]);
-            assert!(filter.contains(&process(10, 500)), "{scope:?}");
-            assert!(!filter.contains(&stranger), "{scope:?}");
-            assert!(!filter.contains(&process(11, 502)), "{scope:?}: a child of the stranger");
+            assert!(filter.contains(&process(10, 500), &mut none()), "{scope:?}");
+            assert!(!filter.contains(&stranger, &mut none()), "{scope:?}");
+            assert!(!filter.contains(&process(11, 502), &mut none()), "{scope:?}: a child of the stranger");
         }
     }
 
     #[test]
     fn a_missing_process_is_named() {
-        let error = Filter::new(&Scope::Pids(vec![7]), procfs(&[]).path()).unwrap_err().to_string();
+        let error = Filter::new(&Scope::Pids(vec![7]), procfs(&[]).path(), &mut none()).unwrap_err().to_string();
         assert!(error.contains("process 7"), "{error}");
     }
 
     #[test]
     fn a_tree_grows_by_parents_in_any_order_and_by_marks() {
-        let mut filter = Filter::new(&Scope::Tree(10), procfs(&[(10, 2)]).path()).unwrap();
+        let mut filter = Filter::new(&Scope::Tree(10), procfs(&[(10, 2)]).path(), &mut none()).unwrap();
         let mut orphan = process(40, 4);
         orphan.flags = TASK_IN_TREE;
         let child = |pid: u32, ppid: u32| task((pid, u64::from(pid / 10)), (ppid, u64::from(ppid / 10)), 0);
         filter.learn(&[child(30, 20), task((20, 2), (10, 2), 0), process(5, 0), orphan, child(41, 40)]);
         let contained: Vec<u32> = [(10, 2), (20, 2), (30, 3), (40, 4), (41, 4), (5, 0)]
             .into_iter()
-            .filter(|(pid, start)| filter.contains(&process(*pid, *start)))
+            .filter(|(pid, start)| filter.contains(&process(*pid, *start), &mut none()))
             .map(|(pid, _)| pid)
             .collect();
         assert_eq!(contained, [10, 20, 30, 40, 41]);
@@ -255,7 +200,7 @@ mod tests {
     #[test]
     fn a_tree_forgets_processes_that_have_ended() {
         let proc_root = procfs(&[(10, 2), (20, 3)]);
-        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
+        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path(), &mut none()).unwrap();
         for first in (1000..20_000).step_by(1000) {
             let children: Vec<Task> = (first..first + 1000).map(|pid| task((pid, 3), (10, 2), 0)).collect();
             filter.learn(&children);
@@ -263,7 +208,7 @@ mod tests {
         filter.learn(&[task((20, 3), (10, 2), 0)]);
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
         assert!(tree.known.len() <= 2 * CHECK_AT, "{} processes are kept", tree.known.len());
-        assert!(filter.contains(&process(10, 2)) && filter.contains(&process(20, 3)));
+        assert!(filter.contains(&process(10, 2), &mut none()) && filter.contains(&process(20, 3), &mut none()));
     }
 
     /// Runs this in a thread that may do no more than the files' modes say, also if it is root's.
@@ -286,7 +231,7 @@ mod tests {
     #[test]
     fn a_process_that_cannot_be_looked_at_has_not_ended() {
         let proc_root = procfs(&[(10, 2), (20, 3)]);
-        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path()).unwrap();
+        let mut filter = Filter::new(&Scope::Tree(10), proc_root.path(), &mut none()).unwrap();
         let child = |pid: u32| task((pid, 3), (10, 2), 0);
         filter.learn(&[child(20)]);
         closed(&proc_root.path().join("20/stat"));
@@ -294,7 +239,7 @@ mod tests {
         without_privileges(|| filter.learn(&gone));
         let Filter::Tree(tree) = &filter else { panic!("{filter:?}") };
         assert_eq!(tree.known.len(), 2, "those that have ended are forgotten");
-        assert!(filter.contains(&process(20, 3)));
+        assert!(filter.contains(&process(20, 3), &mut none()));
     }
 
     /// A group that may not be listed hides those below it, and no others.
@@ -309,8 +254,8 @@ mod tests {
         let (first, hidden, last) = (made("a"), made("b"), made("c"));
         closed(&directory.path().join("b"));
         without_privileges(|| {
-            let groups = Groups::below(directory.path()).unwrap();
-            assert!([first, hidden, last].iter().all(|id| groups.inside.contains(id)), "{groups:?}");
+            let mut groups = Groups::at(directory.path());
+            assert!([first, hidden, last].iter().all(|id| groups.path(*id).is_some()), "{groups:?}");
         });
     }
 
@@ -324,28 +269,22 @@ mod tests {
         };
         let of = |pid: u32, group: u64| task((pid, 1), (1, 1), group);
         let web = made(&root);
-        let mut filter = Filter::new(&Scope::Cgroup(root.clone()), Path::new("/proc")).unwrap();
+        let mut groups = Groups::at(directory.path());
+        let filter = Filter::new(&Scope::Cgroup(root.clone()), Path::new("/proc"), &mut groups).unwrap();
         let worker = made(&root.join("worker"));
-        let other = made(&directory.path().join("other"));
-        filter.learn(&[of(1, worker), of(2, other)]);
-        assert!(filter.contains(&of(1, worker)) && filter.contains(&of(3, web)));
-        assert!(!filter.contains(&of(2, other)));
-    }
-
-    #[test]
-    fn memory_for_groups_that_come_and_go_is_bounded() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut groups = Groups::below(directory.path()).unwrap();
-        for first in (0..10_000_000u64).step_by(100_000) {
-            let tasks: Vec<Task> = (0..1000).map(|i| task((7, 1), (1, 1), u64::MAX - first - i)).collect();
-            groups.learn(&tasks);
-        }
-        assert!(groups.outside.len() <= OUTSIDE_MOST + 1000 && groups.inside.len() == 1);
+        let other = made(&directory.path().join("website"));
+        let mut groups = Groups::at(directory.path());
+        assert!(filter.contains(&of(1, worker), &mut groups) && filter.contains(&of(3, web), &mut groups));
+        assert!(!filter.contains(&of(2, other), &mut groups) && !filter.has("/"));
+        assert!(filter.has("/web") && filter.has("/web/ended") && !filter.has("/other/web"));
     }
 
     #[test]
     fn a_missing_cgroup_is_named() {
-        let error = Filter::new(&Scope::Cgroup("/nowhere/at/all".into()), Path::new("/proc")).unwrap_err().to_string();
-        assert!(error.contains("/nowhere/at/all"), "{error}");
+        for path in ["/nowhere/at/all", "/proc"] {
+            let error =
+                Filter::new(&Scope::Cgroup(path.into()), Path::new("/proc"), &mut none()).unwrap_err().to_string();
+            assert!(error.contains(path), "{error}");
+        }
     }
 }
