@@ -5,56 +5,31 @@
 //!
 //! **Approach.** [`name`] takes the first part of a group's path that is a unit of systemd. What
 //! follows was made by the unit itself, so it cannot take the name of another one; all that a user
-//! runs under his own service manager stands behind `user@UID.service/`. A path without a unit is
-//! the name itself. [`Groups`] remembers the groups of processes, so that a window asks for few.
+//! runs under his own service manager stands behind `user@UID.service/`. A pod of Kubernetes is
+//! `NAMESPACE/POD`, by the directories of [`PODS`], which the kubelet makes. A path without either
+//! is the name itself.
 //!
-//! **Limits.** A name of more than [`LONGEST`] bytes is cut and ends in a hash of the whole. A
-//! process that has joined another group shows up there some windows later.
+//! **Limits.** A name of more than [`LONGEST`] bytes is cut and ends in a hash of the whole. A pod
+//! whose directory has gone, or that nobody asked for while it was there, has no other name than
+//! its path.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::sync::Arc;
-
-use linux::cpuset;
-use linux::threads::Threads;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Longest name, bytes.
 pub const LONGEST: usize = 120;
 
-/// Processes that are remembered before those that were idle for long are forgotten.
-const MOST: usize = 20_000;
-/// Windows after which an idle process may be forgotten.
-const IDLE: u32 = 60;
-/// Processes that are asked for in a window, at most; one takes some 20 µs.
-#[derive(Clone, Copy, Debug)]
-pub struct Asks {
-    /// For the first time.
-    pub new: usize,
-    /// Again: a service's manager puts them into their group after they have started.
-    pub again: usize,
-}
-
-impl Asks {
-    /// Of a loop of windows, which must not be late.
-    pub const FEW: Self = Self { new: 450, again: 50 };
-    /// Of a command that tells each process's group.
-    pub const ALL: Self = Self { new: usize::MAX, again: 500 };
-}
-
-/// The control group of a process, which started then: `/` for the root group; `None` if it has
-/// ended or cannot be asked.
-pub fn group(threads: &Threads, pid: u32, start_ns: Option<u64>) -> Option<String> {
-    let groups = threads.cgroups(pid).ok().filter(|groups| !groups.is_empty())?;
-    // Another process may have its id by now.
-    if start_ns.is_some_and(|start| threads.started(pid).ok() != Some(start)) {
-        return None;
-    }
-    Some(cpuset::group_name(&groups).unwrap_or_else(|| "/".to_owned()))
-}
+/// Where the kubelet keeps logs: a directory `NAMESPACE_POD_UID` for each pod.
+pub const PODS: &str = "/var/log/pods";
 
 /// What a control group is called: `postgresql.service`, `docker-3f2a.scope`,
-/// `user@1000.service/app-x.scope`, `/kubepods/burstable/pod8c/3f2a`.
+/// `user@1000.service/app-x.scope`, `shop/cart-0`, `/kubepods/burstable/pod8c/3f2a`.
 pub fn name(cgroup: &str) -> String {
+    if let Some((name, _)) = known_pod(cgroup) {
+        return shortened(name);
+    }
     let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
     let mut parts = cgroup.split('/').filter(|part| !part.is_empty());
     // Only slices come before a unit of this machine's manager: what is below another group belongs
@@ -72,8 +47,11 @@ pub fn name(cgroup: &str) -> String {
     shortened(name)
 }
 
-/// The control group of the unit that this group is, or is a part of.
+/// The control group of the unit or pod that this group is, or is a part of.
 pub fn path(cgroup: &str) -> &str {
+    if let Some((_, end)) = known_pod(cgroup) {
+        return cgroup.get(..end).unwrap_or(cgroup);
+    }
     let name = name(cgroup);
     let unit = format!("/{}", name.rsplit('/').next().unwrap_or_default());
     let mut ends = cgroup.match_indices(&unit).map(|(at, _)| at + unit.len());
@@ -94,76 +72,83 @@ fn shortened(name: String) -> String {
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
-    pub name: Arc<str>,
-    pub group: Arc<str>,
+/// The name of the pod that a group is in, and where the path of the pod's own group ends.
+fn known_pod(cgroup: &str) -> Option<(String, usize)> {
+    static KNOWN: LazyLock<Mutex<Pods>> = LazyLock::new(|| Mutex::new(Pods::new(Path::new(PODS))));
+    let (uid, end) = pod(cgroup)?;
+    Some((KNOWN.lock().unwrap_or_else(PoisonError::into_inner).name(&uid)?, end))
 }
 
-/// A service, the window in which it was asked for, and the last one in which it was looked for.
-type Asked = (Option<Service>, u32, u32);
+/// The UID of the pod that a group is in, and where the path of the pod's own group ends. Only root
+/// makes groups of such a name at the top.
+fn pod(cgroup: &str) -> Option<(String, usize)> {
+    let top = cgroup.strip_prefix("/kubepods")?;
+    if !top.starts_with(['/', '.']) {
+        return None;
+    }
+    // `/kubepods/burstable/podUID` or `/kubepods.slice/kubepods-podUID.slice`, its hyphens as `_`.
+    let uid = |part: &str| {
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let uid = part.strip_prefix("pod").or_else(|| part.rsplit_once("-pod").map(|(_, uid)| uid));
+        uid.map(|uid| uid.replace('_', "-"))
+    };
+    let mut end = 0;
+    cgroup.split('/').find_map(|part| {
+        end += part.len() + 1;
+        Some((uid(part)?, end - 1))
+    })
+}
 
-/// The services of processes, as last seen.
+/// The names of pods by UID, as last seen.
 #[derive(Debug)]
-pub struct Groups {
-    threads: Threads,
-    /// By id and start time.
-    processes: HashMap<(u32, u64), Asked>,
-    window: u32,
-    /// Windows until each was asked again.
-    turn: u32,
-    /// Of each window, and left in this one.
-    asks: Asks,
-    left: Asks,
+struct Pods {
+    dir: PathBuf,
+    names: HashMap<String, String>,
+    not_before: Instant,
 }
 
-impl Groups {
-    /// Knows nothing yet. `proc_root` is a proc mount (`/proc`).
-    pub fn new(proc_root: &Path, asks: Asks) -> Self {
-        let threads = Threads::new(proc_root);
-        Self { threads, processes: HashMap::new(), window: 0, turn: 1, asks, left: asks }
+/// The directory is read again after this time at the earliest, if a pod is not known.
+const PODS_EVERY: Duration = Duration::from_secs(1);
+/// Pods that are remembered beside those that are there.
+const PODS_MOST: usize = 10_000;
+
+impl Pods {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), names: HashMap::new(), not_before: Instant::now() }
     }
 
-    pub fn window(&mut self) {
-        let window = self.window;
-        if self.processes.len() > MOST {
-            self.processes.retain(|_, (_, _, seen)| window - *seen < IDLE);
+    fn name(&mut self, uid: &str) -> Option<String> {
+        if !self.names.contains_key(uid) && Instant::now() >= self.not_before {
+            self.not_before = Instant::now() + PODS_EVERY;
+            if self.names.len() > PODS_MOST {
+                self.names.clear();
+            }
+            let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+            self.names.extend(entries.filter_map(|entry| named(entry.file_name().to_str()?)));
         }
-        (self.window, self.left) = (window + 1, self.asks);
-        self.turn = self.processes.len().div_ceil(self.asks.again).max(1) as u32;
+        self.names.get(uid).cloned()
     }
+}
 
-    /// The service of a process, by id and start time. `None` if it had ended before it could be
-    /// asked, or too many others were asked in this window.
-    pub fn service(&mut self, pid: u32, start_ns: Option<u64>) -> Option<Service> {
-        let id = (pid, start_ns.unwrap_or(0));
-        let window = self.window;
-        let named = |group: String| Service { name: Arc::from(name(&group)), group: Arc::from(group) };
-        let known = self.processes.get_mut(&id);
-        let left = if known.is_some() { &mut self.left.again } else { &mut self.left.new };
-        match known {
-            Some((service, asked, seen)) => {
-                *seen = window;
-                // Those that were asked longest ago: all come round.
-                if window - *asked >= self.turn && *left > 0 {
-                    *left -= 1;
-                    *asked = window;
-                    // One that has ended keeps its last.
-                    let now = group(&self.threads, pid, start_ns);
-                    if let Some(now) = now.filter(|now| service.as_ref().is_none_or(|had| *had.group != **now)) {
-                        *service = Some(named(now));
-                    }
-                }
-                service.clone()
-            }
-            None if *left == 0 => None,
-            None => {
-                *left -= 1;
-                let service = group(&self.threads, pid, start_ns).map(named);
-                self.processes.insert(id, (service.clone(), window, window));
-                service
-            }
-        }
+/// `shop_cart-0_8c1f` is pod `shop/cart-0` with the UID `8c1f`. Kubernetes allows no other
+/// characters in names, and no unit of systemd has a `/` and no `@` in its name.
+fn named(directory: &str) -> Option<(String, String)> {
+    let mut parts = directory.split('_');
+    let (namespace, pod, uid) = (parts.next()?, parts.next()?, parts.next()?);
+    let plain = |name: &str| {
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c))
+    };
+    let all = parts.next().is_none() && [namespace, pod, uid].into_iter().all(plain);
+    all.then(|| (uid.to_owned(), format!("{namespace}/{pod}")))
+}
+
+/// The names of groups, each found once in a window at most.
+#[derive(Debug, Default)]
+pub struct Names(HashMap<Arc<str>, Arc<str>>);
+
+impl Names {
+    pub fn of(&mut self, group: &Arc<str>) -> Arc<str> {
+        Arc::clone(self.0.entry(Arc::clone(group)).or_insert_with(|| name(group).into()))
     }
 }
 
@@ -224,46 +209,39 @@ mod tests {
         assert!(of("a") != of("b") && of("a").starts_with("/kubepods/é"), "{}", of("a"));
     }
 
-    const ASKED: usize = 500;
-    const ASKED_AGAIN: usize = 50;
-
-    fn called(groups: &mut Groups, pid: usize) -> Option<String> {
-        groups.service(pid as u32, None).map(|service| service.name.to_string())
-    }
-
     #[test]
-    fn few_processes_are_asked_and_a_move_to_another_group_is_noticed() {
-        let proc_root = tempfile::tempdir().unwrap();
-        let of = |pid: usize, group: &str| {
-            let dir = proc_root.path().join(pid.to_string());
-            std::fs::create_dir_all(&dir).unwrap();
-            std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
-        };
-        let mut groups = Groups::new(proc_root.path(), Asks { new: ASKED - ASKED_AGAIN, again: ASKED_AGAIN });
-        of(1, "/first.service");
-        groups.window();
-        assert_eq!(called(&mut groups, 1).as_deref(), Some("first.service"));
-        of(1, "/second.service");
-        assert_eq!(called(&mut groups, 1).as_deref(), Some("first.service"), "once in a window");
-        groups.window();
-        assert_eq!(called(&mut groups, 1).as_deref(), Some("second.service"));
-        // It has ended.
-        std::fs::remove_dir_all(proc_root.path().join("1")).unwrap();
-        groups.window();
-        assert_eq!(called(&mut groups, 1).as_deref(), Some("second.service"));
-        (2..=ASKED * 2).for_each(|pid| of(pid, "/many.service"));
-        groups.window();
-        let known = |groups: &mut Groups| (2..=ASKED * 2).filter(|p| called(groups, *p).is_some()).count();
-        assert_eq!(known(&mut groups), ASKED - ASKED_AGAIN);
-        groups.window();
-        assert_eq!(known(&mut groups), 2 * (ASKED - ASKED_AGAIN));
-        // Each of them comes round.
-        (2..=ASKED * 2).for_each(|pid| of(pid, "/moved.service"));
-        for _ in 0..4 * ASKED / ASKED_AGAIN {
-            groups.window();
-            known(&mut groups);
+    fn a_pod_is_called_by_its_namespace_and_name() {
+        for (cgroup, uid, own) in [
+            ("/kubepods/burstable/pod8c-1f/3f2a", "8c-1f", "/kubepods/burstable/pod8c-1f"),
+            ("/kubepods/pod8c-1f", "8c-1f", "/kubepods/pod8c-1f"),
+            (
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod8c_1f.slice/cri-containerd-3f.scope",
+                "8c-1f",
+                "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod8c_1f.slice",
+            ),
+            ("/kubepods.slice/kubepods-pod8c_1f.slice", "8c-1f", "/kubepods.slice/kubepods-pod8c_1f.slice"),
+        ] {
+            assert_eq!(pod(cgroup), Some((uid.to_owned(), own.len())));
         }
-        let moved = (2..=ASKED * 2).filter(|p| called(&mut groups, *p).as_deref() == Some("moved.service"));
-        assert_eq!(moved.count(), 2 * ASKED - 1);
+        for cgroup in [
+            "/kubepods",
+            "/kubepods.slice/kubepods-burstable.slice",
+            "/kubepodsx/pod8c",
+            "/user.slice/user-1.slice/user@1.service/kubepods/pod8c",
+            "/system.slice/podman.service",
+        ] {
+            assert_eq!(pod(cgroup), None, "{cgroup}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str| std::fs::create_dir(dir.path().join(name)).unwrap();
+        ["shop_cart-0_8c-1f", "a_b_c_d", "A_b_7", "user@1.service_a.scope_8", "_x_9", "x"].into_iter().for_each(made);
+        let mut pods = Pods::new(dir.path());
+        assert_eq!(pods.name("8c-1f").as_deref(), Some("shop/cart-0"));
+        assert_eq!(pods.names.len(), 1, "{pods:?}");
+        // One that came is found, and one that has gone keeps its name.
+        made("shop_till_9d");
+        std::fs::remove_dir(dir.path().join("shop_cart-0_8c-1f")).unwrap();
+        pods.not_before = Instant::now();
+        assert_eq!(["9d", "8c-1f"].map(|uid| pods.name(uid).unwrap()), ["shop/till", "shop/cart-0"]);
     }
 }
