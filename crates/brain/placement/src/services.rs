@@ -43,7 +43,7 @@ pub fn path(cgroup: &str) -> &str {
 }
 
 /// The name, or its beginning and a hash of it.
-fn shortened(name: String) -> String {
+pub fn shortened(name: String) -> String {
     if name.len() <= LONGEST {
         return name;
     }

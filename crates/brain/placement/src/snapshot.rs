@@ -33,6 +33,11 @@ pub struct Snapshot {
     /// Threads that touched file data in the window.
     #[serde(default)]
     pub threads: Vec<Thread>,
+    /// What threads touched that ended within the window, or that were in another control group
+    /// before: sums by control group and node. Each has a `group`, the `node` of the CPUs that
+    /// counted last, bytes and files; of a thread nothing else is known, and `tid` is 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<Thread>,
     /// Files that threads touched in the window.
     #[serde(default)]
     pub files: Vec<ObservedFile>,
@@ -399,6 +404,12 @@ pub struct MappedMemory {
 }
 
 impl Snapshot {
+    /// Threads that touched file data or handed it on, those that ended included.
+    pub fn touched(&self) -> impl Iterator<Item = &Thread> {
+        let all = self.threads.iter().chain(&self.ended);
+        all.filter(|thread| thread.file_bytes() > 0 || !thread.handed_bytes.is_empty())
+    }
+
     /// Reads a snapshot from JSON and checks its values ([`Snapshot::validate`]).
     ///
     /// # Errors

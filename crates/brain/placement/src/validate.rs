@@ -61,7 +61,9 @@ impl Snapshot {
             return wrong("nodes", "empty: a machine has at least one node");
         }
         let known = nodes(&self.nodes)?;
-        threads(&self.threads, &known)?;
+        threads("threads", &self.threads, &known)?;
+        count("ended", self.ended.len(), MAX_THREADS)?;
+        threads("ended", &self.ended, &known)?;
         files(&self.files, &known)?;
         idle(&self.idle, &known)?;
         processes(&self.processes, &known)?;
@@ -146,11 +148,11 @@ fn nodes(nodes: &[NodeLoad]) -> Result<Known, SnapshotError> {
     Ok(Known(known))
 }
 
-fn threads(threads: &[Thread], known: &Known) -> Checked {
+fn threads(name: &str, threads: &[Thread], known: &Known) -> Checked {
     let mut tids = FxHashSet::default();
     for (i, thread) in threads.iter().enumerate() {
-        let at = format!("threads[{i}] (tid {})", thread.tid);
-        if !tids.insert(thread.tid) {
+        let at = format!("{name}[{i}] (tid {})", thread.tid);
+        if name == "threads" && !tids.insert(thread.tid) {
             wrong(&at, "listed twice")?;
         }
         known.check(format_args!("{at}.node"), thread.node)?;

@@ -8,9 +8,9 @@
 //! wrote) and the node that the bytes came from (or went to): a [`Flow`]. Control groups stand for
 //! services: systemd, containers and pods each have one.
 //!
-//! **Limits.** A thread that ended within a window is in no row: nothing is known of it but its
-//! bytes, which are in `unlisted_read_bytes`, as are those of threads out of scope. Programs that
-//! live for less than a window are found there. The bytes of a window are put down to the node
+//! **Limits.** What threads read that ended within a window counts for their service and its files,
+//! and for no process; where nobody knows their group, and out of scope, it is in
+//! `unlisted_read_bytes`. The bytes of a window are put down to the node
 //! where the thread ran at its end; `remote_bytes` is counted as they are read. At most [`MOST`]
 //! rows of each kind are kept, those with the fewest bytes go first; their bytes still count in the
 //! sums. A group's processes are counted up to [`MOST`].
@@ -22,7 +22,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::Serialize;
 use topology::FileId;
 
-use crate::services::Groups;
+use crate::services;
 
 /// Rows of each kind that are kept between windows.
 pub const MOST: usize = 10_000;
@@ -32,11 +32,12 @@ const NOTES_MAX: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Service {
-    /// Path of the group; empty if its processes ended before they could be asked.
+    /// Path of the group; empty if it is not known.
     pub cgroup: String,
     /// Name of the service ([`crate::services::name`]); empty as the path is.
     pub service: String,
-    /// How many of its processes used file bytes; [`MOST`] stands for that many or more.
+    /// How many of its processes used file bytes, those not counted that ended within a window;
+    /// [`MOST`] stands for that many or more.
     pub processes: usize,
     #[serde(flatten)]
     pub bytes: Flow,
@@ -91,7 +92,8 @@ pub struct Report {
     /// All bytes of the listed threads.
     #[serde(flatten)]
     pub sum: Flow,
-    /// Bytes that others read, by node: threads that ended within a window, or are out of scope.
+    /// Bytes that others read, by node: threads out of scope, and threads that ended within a window
+    /// if nobody knows their service.
     pub unlisted_read_bytes: NodeBytes,
     pub services: Vec<Service>,
     /// The processes with most bytes.
@@ -103,10 +105,9 @@ pub struct Report {
 }
 
 impl Map {
-    /// Adds a window. A process that `groups` does not know keeps its last control group.
-    pub fn add(&mut self, snapshot: &Snapshot, groups: &mut Groups) {
+    /// Adds a window.
+    pub fn add(&mut self, snapshot: &Snapshot) {
         self.windows += 1;
-        groups.window();
         self.seconds += snapshot.window_s;
         for note in &snapshot.notes {
             let kind: String = note.chars().filter(|c| !c.is_ascii_digit()).collect();
@@ -115,33 +116,32 @@ impl Map {
             }
         }
         for node in &snapshot.nodes {
-            let listed = snapshot.threads.iter().map(|thread| thread.read_bytes.get(node.id)).sum();
+            let listed = snapshot.touched().map(|thread| thread.read_bytes.get(node.id)).sum();
             let others = node.read_bytes.saturating_sub(listed);
             if others > 0 {
                 self.unlisted.add(node.id, others);
             }
         }
-        for thread in snapshot.threads.iter().filter(|t| t.file_bytes() > 0 || t.handed_bytes.total() > 0) {
+        for thread in snapshot.touched() {
             self.sum.add_thread(thread);
-            let id = (thread.pid, thread.process_start_ns.unwrap_or(0));
-            let process = self.processes.entry(id).or_insert_with(|| Process {
-                pid: thread.pid,
-                comm: thread.comm.clone(),
-                ..Process::default()
-            });
-            if let Some(service) = groups.service(thread.pid, thread.process_start_ns)
-                && *process.cgroup != *service.group
-            {
-                (process.cgroup, process.service) = (service.group.to_string(), service.name.to_string());
-            }
-            process.bytes.add_thread(thread);
-            let (service, seen) = self.services.entry(process.cgroup.clone()).or_insert_with(|| {
-                let (cgroup, service) = (process.cgroup.clone(), process.service.clone());
-                (Service { cgroup, service, ..Service::default() }, BTreeSet::new())
+            let cgroup = thread.group.as_deref().unwrap_or_default();
+            let (service, seen) = self.services.entry(cgroup.to_owned()).or_insert_with(|| {
+                let service = thread.group.as_deref().map_or_else(String::new, services::name);
+                (Service { cgroup: cgroup.to_owned(), service, ..Service::default() }, BTreeSet::new())
             });
             service.bytes.add_thread(thread);
-            if seen.len() < MOST {
-                seen.insert(id);
+            if thread.tid != 0 {
+                let id = (thread.pid, thread.process_start_ns.unwrap_or(0));
+                let process = self.processes.entry(id).or_insert_with(|| Process {
+                    pid: thread.pid,
+                    comm: thread.comm.clone(),
+                    ..Process::default()
+                });
+                (process.cgroup, process.service) = (service.cgroup.clone(), service.service.clone());
+                process.bytes.add_thread(thread);
+                if seen.len() < MOST {
+                    seen.insert(id);
+                }
             }
             for used in &thread.files {
                 self.files.entry(used.file).or_default().bytes.add_use(thread, used);
@@ -205,24 +205,7 @@ mod tests {
     use placement::{FileUse, NodeLoad, ObservedFile, Thread};
 
     use super::*;
-    use crate::services::Asks;
     use topology::NodeId;
-
-    /// A procfs without processes.
-    fn nobody() -> Groups {
-        Groups::new(std::path::Path::new("/nowhere"), Asks::ALL)
-    }
-
-    /// A procfs in which processes are in these groups.
-    fn processes(in_groups: &[(u32, &str)]) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for (pid, group) in in_groups {
-            let dir = root.path().join(pid.to_string());
-            std::fs::create_dir(&dir).unwrap();
-            std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
-        }
-        root
-    }
 
     fn bytes(of: &[(u32, u64)]) -> NodeBytes {
         of.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect()
@@ -238,6 +221,7 @@ mod tests {
             tid,
             pid,
             comm: format!("p{pid}"),
+            group: Some("/g0".into()),
             node: NodeId(node),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
             read_bytes: bytes(read),
@@ -253,17 +237,15 @@ mod tests {
     #[test]
     fn bytes_are_added_up_by_group_process_file_and_pair_of_nodes() {
         let mut map = Map::default();
-        let root = processes(&[(1, "/g0"), (2, "/g0"), (11, "/g1")]);
-        let mut groups = Groups::new(root.path(), Asks::ALL);
         // Processes 1 and 2 in one group, 11 in another. Of thread 3, nothing.
         let first = vec![
             thread(1, 1, 0, &[(0, 10), (1, 30)]),
             thread(2, 2, 1, &[(1, 5)]),
-            thread(11, 11, 1, &[(0, 7)]),
+            Thread { group: Some("/g1".into()), ..thread(11, 11, 1, &[(0, 7)]) },
             thread(3, 3, 0, &[]),
         ];
-        map.add(&snapshot(first), &mut groups);
-        map.add(&snapshot(vec![thread(1, 1, 1, &[(1, 100)])]), &mut groups);
+        map.add(&snapshot(first));
+        map.add(&snapshot(vec![thread(1, 1, 1, &[(1, 100)])]));
         let report = map.report(2);
         assert_eq!((report.windows, report.seconds, report.sum.read_bytes), (2, 2.0, 152));
         // 30 of thread 1 and 7 of thread 11; at its home, thread 1 would have read 10 remotely.
@@ -278,23 +260,35 @@ mod tests {
         assert_eq!((report.files[0].file.as_str(), report.files[0].bytes.remote_bytes), ("8:1:1", 30));
     }
 
-    /// A shell puts itself into a service's group and then becomes the service.
+    /// A shell puts itself into a service's group and then becomes the service; the window has what
+    /// it read before apart.
     #[test]
-    fn a_process_counts_for_the_group_that_it_is_in_and_for_its_last_once_it_has_ended() {
+    fn what_ended_or_was_in_another_group_counts_for_its_service_and_file() {
         let mut map = Map::default();
-        let root = processes(&[(1, "/")]);
-        let mut groups = Groups::new(root.path(), Asks::ALL);
-        let cgroup = root.path().join("1/cgroup");
-        for then in ["0::/db.service\n", "", ""] {
-            map.add(&snapshot(vec![thread(1, 1, 0, &[(0, 10)])]), &mut groups);
-            std::fs::write(&cgroup, then).unwrap();
-        }
-        let report = map.report(1);
-        let services: Vec<_> = report.services.iter().map(|s| (s.cgroup.as_str(), s.bytes.read_bytes)).collect();
-        assert_eq!(services, [("/db.service", 20), ("/", 10)]);
-        let process = &report.processes[0];
-        assert_eq!((process.cgroup.as_str(), process.service.as_str()), ("/db.service", "db.service"));
-        assert_eq!((report.services[0].service.as_str(), report.services[1].service.as_str()), ("db.service", "/"));
+        let of = |group: &str, thread: Thread| Thread { group: Some(group.into()), ..thread };
+        let gone =
+            |group, node, read: &[(u32, u64)]| of(group, Thread { allowed_nodes: vec![], ..thread(0, 0, node, read) });
+        let db = "/system.slice/db.service";
+        let window = Snapshot {
+            ended: vec![gone("/", 0, &[(0, 5)]), gone(db, 1, &[(0, 2), (1, 4)])],
+            nodes: vec![NodeLoad { id: NodeId(0), read_bytes: 20, ..NodeLoad::default() }],
+            ..snapshot(vec![of(db, thread(1, 1, 0, &[(0, 10)]))])
+        };
+        map.add(&window);
+        let report = map.report(9);
+        let services: Vec<_> =
+            report.services.iter().map(|s| (s.service.as_str(), s.processes, s.bytes.read_bytes)).collect();
+        assert_eq!(services, [("db.service", 1, 16), ("/", 0, 5)]);
+        let pairs: Vec<_> =
+            report.services[0].bytes.pairs.iter().map(|p| (p.cpu_node.0, p.data_node.0, p.read_bytes)).collect();
+        assert_eq!(pairs, [(0, 0, 10), (1, 0, 2), (1, 1, 4)]);
+        assert_eq!((report.sum.read_bytes, report.sum.could_be_local_bytes), (21, 0));
+        assert_eq!(
+            report.processes.iter().map(|p| (p.pid, p.service.as_str())).collect::<Vec<_>>(),
+            [(1, "db.service")]
+        );
+        assert_eq!(report.files.iter().map(|f| f.bytes.read_bytes).collect::<Vec<_>>(), [11, 10]);
+        assert_eq!(report.unlisted_read_bytes, bytes(&[(0, 3)]));
     }
 
     #[test]
@@ -303,7 +297,7 @@ mod tests {
         let node = |id, read_bytes| NodeLoad { id: NodeId(id), read_bytes, ..NodeLoad::default() };
         let window = snapshot(vec![thread(1, 1, 0, &[(0, 10), (1, 30)])]);
         for _ in 0..2 {
-            map.add(&Snapshot { nodes: vec![node(0, 10), node(1, 34)], ..window.clone() }, &mut nobody());
+            map.add(&Snapshot { nodes: vec![node(0, 10), node(1, 34)], ..window.clone() });
         }
         let report = map.report(1);
         assert_eq!((report.sum.read_bytes, report.unlisted_read_bytes), (80, bytes(&[(1, 8)])));
@@ -316,7 +310,7 @@ mod tests {
         let confined = Thread { allowed_nodes: vec![NodeId(0)], ..away.clone() };
         let of = |thread: Thread| {
             let mut map = Map::default();
-            map.add(&snapshot(vec![thread]), &mut nobody());
+            map.add(&snapshot(vec![thread]));
             map.report(1).sum.could_be_local_bytes
         };
         assert_eq!([of(away), of(pinned), of(confined)], [8, 0, 0]);
@@ -335,7 +329,7 @@ mod tests {
             ..snapshot(vec![thread(1, 1, 0, &[(0, 1)])])
         };
         for (path, nodes) in [(Some("/a"), [(0, 5)].as_slice()), (None, &[]), (None, &[(1, 6)])] {
-            map.add(&seen(path, nodes), &mut nobody());
+            map.add(&seen(path, nodes));
         }
         let file = &map.report(1).files[0];
         assert_eq!((file.path.as_deref(), file.nodes.get(NodeId(0)), file.nodes.get(NodeId(1))), (Some("/a"), 0, 6));
@@ -346,7 +340,7 @@ mod tests {
         let mut map = Map::default();
         for window in 0..4u32 {
             let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
-            map.add(&snapshot(threads), &mut nobody());
+            map.add(&snapshot(threads));
         }
         assert!(map.processes.len() <= MOST * 3 / 2 && map.files.len() <= MOST * 3 / 2);
         assert_eq!(map.report(10).sum.read_bytes, 24_000);
@@ -363,7 +357,7 @@ mod tests {
                 format!("process {window}: its memory"),
                 format!("files: file {} cannot be opened", "x".repeat(window)),
             ];
-            map.add(&Snapshot { notes, ..snapshot(vec![]) }, &mut nobody());
+            map.add(&Snapshot { notes, ..snapshot(vec![]) });
         }
         let notes = map.report(1).notes;
         assert!(
@@ -378,9 +372,9 @@ mod tests {
         let mut map = Map::default();
         for window in 0..3u32 {
             let threads = (0..6_000).map(|i| thread(window * 6_000 + i, i, 0, &[(0, 1)])).collect();
-            map.add(&snapshot(threads), &mut nobody());
+            map.add(&snapshot(threads));
         }
         let services = map.report(1).services;
-        assert_eq!((services[0].cgroup.as_str(), services[0].processes), ("", MOST));
+        assert_eq!((services[0].cgroup.as_str(), services[0].processes), ("/g0", MOST));
     }
 }

@@ -92,7 +92,7 @@ impl Status {
     pub(crate) fn window(&mut self, report: &WindowReport) {
         self.stays.clear();
         let held = report.outcomes.iter().filter_map(|outcome| match &outcome.result {
-            MoveEvent::HeldBack { rail, .. } => Some(rail.to_string()),
+            MoveEvent::HeldBack { rail, .. } => Some(format!("{rail:?}")),
             MoveEvent::Refused { reason, .. } => Some(reason.clone()),
             _ => None,
         });

@@ -17,8 +17,8 @@
 //!
 //! **Limits.** A restart of the daemon begins at 0. Rows that were idle for longest are forgotten
 //! beyond [`KEPT`] services; one of them that comes back begins at 0, too. The bytes of a window
-//! are put down to the node where the thread ran at its end. Threads that ended within a window are
-//! in no row, see [`Told::unlisted_read_bytes`].
+//! are put down to the node where the thread ran at its end. What threads read
+//! that ended within a window is in their service's row, too.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read};
@@ -35,8 +35,8 @@ use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::published;
+use crate::services::{self, Names};
 use crate::status::Status;
-use crate::services::{self, Asks, Groups};
 
 pub const FILE: &str = "totals.json";
 
@@ -44,7 +44,7 @@ pub const SHOWN: usize = 100;
 pub const KEPT: usize = 4096;
 /// The row of all other services.
 pub const OTHER: &str = "other";
-/// The row of processes that had ended before they could be asked for their service.
+/// The row of threads whose service is not known.
 pub const UNKNOWN: &str = "unknown";
 
 /// Windows after which the bytes that a service has read count half.
@@ -92,8 +92,8 @@ pub struct Told {
     /// Memory of homenode with its BPF maps, bytes; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observer_memory_bytes: Option<u64>,
-    /// Bytes that others than the listed threads read, by node of the data: threads that ended
-    /// within a window, or are out of scope.
+    /// Bytes that are in no row, by node of the data: of threads out of scope, and of threads that
+    /// ended within a window and whose service is not known.
     pub unlisted_read_bytes: NodeBytes,
     pub moves: Vec<Moves>,
     /// What `homenode status` shows beside.
@@ -144,7 +144,6 @@ impl Service {
 #[derive(Debug)]
 pub struct Totals {
     dir: PathBuf,
-    groups: Groups,
     hierarchies: Hierarchies,
     told: Told,
     services: HashMap<Arc<str>, Service>,
@@ -169,7 +168,6 @@ impl Totals {
         };
         Self {
             dir: dir.to_owned(),
-            groups: Groups::new(proc_root, Asks::FEW),
             hierarchies: Hierarchies::new(proc_root),
             told,
             services: HashMap::new(),
@@ -210,19 +208,20 @@ impl Totals {
 
     fn add(&mut self, snapshot: &Snapshot) {
         self.change_hands();
-        self.groups.window();
         let told = &mut self.told;
         told.windows += 1;
         told.window_s = snapshot.window_s;
         told.threads = 0;
         let window = told.windows;
         let mut listed = NodeBytes::default();
-        for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
-            told.threads += 1;
+        let mut names = Names::default();
+        for thread in snapshot.touched().filter(|thread| thread.file_bytes() > 0) {
+            told.threads += u64::from(thread.tid != 0);
             thread.read_bytes.iter().for_each(|(node, bytes)| listed.add(node, bytes));
-            let row = match self.groups.service(thread.pid, thread.process_start_ns) {
+            let row = match &thread.group {
                 None => &mut self.unknown,
-                Some(services::Service { name, group }) => {
+                Some(group) => {
+                    let name = names.of(group);
                     let service = self.services.entry(name.clone()).or_default();
                     if !service.shown && self.shown < SHOWN {
                         service.shown = true;
@@ -236,7 +235,7 @@ impl Totals {
                     service.recent = service.recent(window) + thread.file_bytes() as f64;
                     service.window = window;
                     // A service may go on in another group.
-                    service.group = Some(group);
+                    service.group = Some(group.clone());
                     if service.shown { &mut service.bytes } else { &mut self.other }
                 }
             };
@@ -385,24 +384,15 @@ mod tests {
         of.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect()
     }
 
+    /// Process N is in `/uN.service`; of 1, it is not known.
     fn thread(pid: u32, node: u32, read: &[(u32, u64)]) -> Thread {
         let files = vec![FileUse { file: FileId::default(), read_bytes: bytes(read), ..FileUse::default() }];
-        Thread { tid: pid, pid, node: NodeId(node), read_bytes: bytes(read), files, ..Thread::default() }
+        let group = (pid > 1).then(|| format!("/u{pid}.service").into());
+        Thread { tid: pid, pid, group, node: NodeId(node), read_bytes: bytes(read), files, ..Thread::default() }
     }
 
     fn snapshot(threads: Vec<Thread>) -> Snapshot {
         Snapshot { version: 1, window_s: 1.0, threads, ..Snapshot::default() }
-    }
-
-    /// A procfs in which process N is in `/uN.service`, but for 1, which has ended.
-    fn processes(upto: u32) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for pid in 2..=upto {
-            let dir = root.path().join(pid.to_string());
-            std::fs::create_dir(&dir).unwrap();
-            std::fs::write(dir.join("cgroup"), format!("0::/u{pid}.service\n")).unwrap();
-        }
-        root
     }
 
     fn pairs(totals: &Totals, service: &str) -> Vec<(u32, u32, u64)> {
@@ -414,25 +404,26 @@ mod tests {
 
     #[test]
     fn bytes_go_to_their_service_and_pair_of_nodes() {
-        let root = processes(3);
+        let root = tempfile::tempdir().unwrap();
         let mut totals = Totals::new(root.path(), root.path(), "nthread");
         for _ in 0..2 {
             let node = |id, read_bytes| NodeLoad { id: NodeId(id), read_bytes, ..NodeLoad::default() };
             let threads = vec![thread(1, 0, &[(0, 1)]), thread(2, 0, &[(0, 10), (1, 30)]), thread(3, 1, &[(1, 5)])];
-            totals.add(&Snapshot { nodes: vec![node(0, 11), node(1, 40)], ..snapshot(threads) });
+            let ended = vec![Thread { tid: 0, pid: 0, ..thread(3, 0, &[(1, 4)]) }];
+            totals.add(&Snapshot { nodes: vec![node(0, 11), node(1, 40)], ended, ..snapshot(threads) });
         }
         assert_eq!(pairs(&totals, "u2.service"), [(0, 0, 20), (0, 1, 60)]);
-        assert_eq!(pairs(&totals, "u3.service"), [(1, 1, 10)]);
+        assert_eq!(pairs(&totals, "u3.service"), [(0, 1, 8), (1, 1, 10)]);
         assert_eq!(pairs(&totals, UNKNOWN), [(0, 0, 2)]);
         assert_eq!((totals.told.windows, totals.told.threads, totals.told.services), (2, 3, 2));
-        assert_eq!(totals.told.unlisted_read_bytes, bytes(&[(0, 0), (1, 10)]));
+        assert_eq!(totals.told.unlisted_read_bytes, bytes(&[(0, 0), (1, 2)]));
     }
 
     /// Rows come and go with what services read; no counter goes down, and no byte is lost.
     #[test]
     fn no_counter_goes_down_when_a_service_loses_its_row() {
         let last = SHOWN as u32 + 11;
-        let root = processes(last);
+        let root = tempfile::tempdir().unwrap();
         let mut totals = Totals::new(root.path(), root.path(), "nthread");
         let mut before: HashMap<String, u64> = HashMap::new();
         let mut read = 0;
@@ -461,7 +452,7 @@ mod tests {
     #[test]
     fn services_that_have_ended_give_their_rows_back_first() {
         let last = SHOWN as u32 + 1;
-        let root = processes(last + 2);
+        let root = tempfile::tempdir().unwrap();
         let groups = root.path().join("cg");
         std::fs::create_dir(root.path().join("self")).unwrap();
         let mounts = format!("30 23 0:28 / {} rw - cgroup2 cgroup2 rw\n", groups.display());
@@ -494,7 +485,7 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         let last = KEPT as u32 * 2;
-        let root = processes(last);
+        let root = tempfile::tempdir().unwrap();
         let mut totals = Totals::new(root.path(), root.path(), "nthread");
         for first in (2..=last).step_by(400) {
             totals.add(&snapshot((first..first + 400).map(|pid| thread(pid, 0, &[(0, 10)])).collect()));
@@ -505,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_daemon_that_has_ended_or_hangs_is_told_from_one_that_runs() {
-        let root = processes(2);
+        let root = tempfile::tempdir().unwrap();
         let why = |dir: &Path| match read(dir).unwrap() {
             Found::Now(_) => "runs".to_owned(),
             Found::Stale(why, _) => why,
@@ -539,7 +530,7 @@ mod tests {
     /// Paths, ids and names of threads have no place in what everybody may read.
     #[test]
     fn the_file_has_no_paths_no_ids_and_no_names_of_threads() {
-        let root = processes(2);
+        let root = tempfile::tempdir().unwrap();
         let mut totals = Totals::new(root.path(), root.path(), "nthread");
         let secret = |text: &str| format!("secret-{text}");
         let mut reader = Thread { comm: secret("comm"), pinned: Some(secret("why")), ..thread(2, 0, &[(1, 9)]) };

@@ -12,7 +12,7 @@ use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-use crate::services::Groups;
+use crate::services::Names;
 
 /// Files of a volume that are shown, at most.
 const MOST_FILES: usize = 20;
@@ -91,7 +91,7 @@ pub struct ThreadRow {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServiceRow {
-    /// Its name ([`crate::services::name`]); empty for processes that could not be asked.
+    /// Its name ([`crate::services::name`]); empty if it is not known.
     pub service: String,
     pub processes: usize,
     pub threads: usize,
@@ -105,23 +105,22 @@ pub struct ServiceRow {
     pub cpu: f64,
 }
 
-/// The services of a window. `groups` is asked for the processes of threads that touched file data.
-pub fn service_rows(snapshot: &Snapshot, groups: &mut Groups) -> Vec<ServiceRow> {
-    groups.window();
+/// The services of a window.
+pub fn service_rows(snapshot: &Snapshot) -> Vec<ServiceRow> {
+    let mut names = Names::default();
     let mut services: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
-    for thread in snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0) {
-        let service = groups.service(thread.pid, thread.process_start_ns);
-        services.entry(service.map(|service| service.name)).or_default().push(thread);
+    for thread in snapshot.touched().filter(|thread| thread.file_bytes() > 0) {
+        services.entry(thread.group.as_ref().map(|group| names.of(group))).or_default().push(thread);
     }
     let row = |(service, threads): (Option<Arc<str>>, Vec<&Thread>)| {
         let mut sums = Sums::default();
         threads.iter().for_each(|thread| sums.add(Sums::of_thread(thread)));
-        let distinct = |of: fn(&Thread) -> u32| threads.iter().map(|thread| of(thread)).collect::<BTreeSet<u32>>();
+        let listed = || threads.iter().filter(|thread| thread.tid != 0);
         ServiceRow {
             service: service.map_or_else(String::new, |service| service.to_string()),
-            processes: distinct(|thread| thread.pid).len(),
-            threads: threads.len(),
-            nodes: distinct(|thread| thread.node.0).into_iter().map(NodeId).collect(),
+            processes: listed().map(|thread| thread.pid).collect::<BTreeSet<u32>>().len(),
+            threads: listed().count(),
+            nodes: threads.iter().map(|thread| thread.node).collect::<BTreeSet<NodeId>>().into_iter().collect(),
             rates: Rates::of(&sums, snapshot.window_s),
             could_be_local_share: sums.could_be_local_share(),
             cpu: match snapshot.window_s {
@@ -341,21 +340,16 @@ impl Mounted {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::Asks;
 
     #[test]
     fn threads_are_added_up_by_the_service_of_their_process() {
-        let proc_root = tempfile::tempdir().unwrap();
-        for (pid, group) in [(1, "/system.slice/db.service"), (2, "/system.slice/db.service/worker"), (3, "/other")] {
-            let dir = proc_root.path().join(pid.to_string());
-            std::fs::create_dir(&dir).unwrap();
-            std::fs::write(dir.join("cgroup"), format!("0::{group}\n")).unwrap();
-        }
+        let groups = [None, Some("/system.slice/db.service"), Some("/system.slice/db.service/worker"), Some("/other")];
         let thread = |pid: u32, node: u32, read: &[(u32, u64)]| Thread {
             tid: 10 * pid,
             pid,
             node: NodeId(node),
             cpu_s: 0.5,
+            group: groups.get(pid as usize).copied().flatten().map(Into::into),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
             read_bytes: read.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect(),
             ..Thread::default()
@@ -367,14 +361,16 @@ mod tests {
             thread(3, 0, &[]),
             thread(4, 0, &[(0, 7)]),
         ];
-        let snapshot = Snapshot { window_s: 2.0, threads, ..Snapshot::default() };
+        let gone = Thread { tid: 0, pid: 0, cpu_s: 0.0, ..thread(3, 1, &[(1, 9)]) };
+        let snapshot = Snapshot { window_s: 2.0, threads, ended: vec![gone], ..Snapshot::default() };
         // Services that were asked for are there, even without a row.
         let json = |services| serde_json::to_string(&Window { services, ..Window::default() }).unwrap();
         assert!(json(Some(Vec::new())).contains("\"services\":[]") && !json(None).contains("services"));
-        let rows = service_rows(&snapshot, &mut Groups::new(proc_root.path(), Asks::FEW));
-        // Process 4 has ended; process 3 touched nothing.
-        assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "db.service"]);
-        let db = &rows[1];
+        let rows = service_rows(&snapshot);
+        // Of process 4 nobody knows the group; process 3 touched nothing, others of its group have.
+        assert_eq!(rows.iter().map(|row| row.service.as_str()).collect::<Vec<_>>(), ["", "/other", "db.service"]);
+        let (other, db) = (&rows[1], &rows[2]);
+        assert_eq!((other.processes, other.threads, other.rates.read_bytes_per_s), (0, 0, 4.5));
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));
         assert_eq!((db.rates.read_bytes_per_s, db.rates.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));
         assert_eq!((db.rates.remote_share, db.could_be_local_share), (Some(500.0 / 800.0), Some(400.0 / 800.0)));

@@ -27,6 +27,7 @@ pub mod mounts;
 mod named;
 pub mod pages;
 pub mod patient;
+pub mod pods;
 pub mod privileges;
 pub mod processor;
 pub mod quota;

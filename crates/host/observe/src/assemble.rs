@@ -8,8 +8,9 @@
 //! listed.
 //!
 //! **Limits.** Of more than [`MOST_FILES`] files, those with the fewest bytes are not listed; their
-//! bytes count for threads and nodes. A thread that ended within the window is in the totals but
-//! not in the list: it cannot be moved.
+//! bytes count for threads and nodes. A thread that ended within the window is not listed: it
+//! cannot be moved. What it touched is, by its control group and node, as is what a listed thread
+//! touched before it was moved to another group.
 
 use std::collections::BTreeMap;
 
@@ -86,6 +87,7 @@ impl Touched {
 #[derive(Debug, Default)]
 pub(super) struct Assembled {
     pub threads: Vec<ObservedThread>,
+    pub ended: Vec<Thread>,
     pub files: Vec<FileSeen>,
     pub node_cpu_s: BTreeMap<NodeId, f64>,
     pub node_read: NodeBytes,
@@ -122,6 +124,7 @@ pub(super) fn assemble(
     let mut tasks: Vec<(&Task, Ruling)> = pass.tasks.iter().map(|task| (task, filter.of(task))).collect();
     tasks.retain(|(_, ruling)| ruling.does != Does::Ignore);
     tasks.sort_unstable_by_key(|(task, _)| task.tid);
+    let mut listed = FxHashSet::default();
     for (task, ruling) in tasks {
         // A thread on a CPU that the topology does not know (plugged in since) has no known node.
         let Some(node) = places.node_of(task.cpu) else { continue };
@@ -162,10 +165,13 @@ pub(super) fn assemble(
                 readers.entry(id).or_default().add(task.tid, file);
             }
         }
+        listed.insert(task.owner());
         let (mask, allowed) = masks.of(pass.mask(task), places);
         thread.allowed_nodes = allowed;
         out.threads.push(ObservedThread { thread, mask, asked: task.asked(), kernel_thread: task.kernel_thread() });
     }
+    entries.retain(|(key, usage)| key.tid != 0 && !listed.contains(&key.owner()) && places.knows(usage.here));
+    out.ended = ended(entries, filter, groups, &unlisted);
     out.files = readers
         .into_iter()
         .map(|(id, touched)| FileSeen {
@@ -180,6 +186,35 @@ pub(super) fn assemble(
         })
         .collect();
     out
+}
+
+/// What is of no listed thread, by the control group and node where it was counted.
+fn ended(
+    mut entries: Vec<(Key, Usage)>,
+    filter: &Filter,
+    groups: &mut Groups,
+    unlisted: &FxHashSet<FileId>,
+) -> Vec<Thread> {
+    let place = |(key, usage): &(Key, Usage)| (key.group, usage.here);
+    entries.sort_unstable_by_key(|entry| (place(entry), entry.0.dev, entry.0.ino));
+    let mut all = Vec::new();
+    for entries in entries.chunk_by(|a, b| place(a) == place(b)) {
+        let Some((key, usage)) = entries.first() else { continue };
+        let Some(group) = groups.path(key.group).filter(|group| filter.has(group)) else { continue };
+        let mut thread = Thread { group: Some(group), node: NodeId(usage.here), ..Thread::default() };
+        thread.remote_read_bytes = Some(0);
+        for file in entries.chunk_by(|a, b| a.0.file() == b.0.file()) {
+            let mut used = add_bytes(&mut thread, file);
+            used.file = file.first().map_or(NO_FILE, |(key, _)| key.file());
+            if used.file != NO_FILE && used.file_bytes() > 0 && !unlisted.contains(&used.file) {
+                thread.files.push(used);
+            }
+        }
+        if thread.file_bytes() > 0 || !thread.handed_bytes.is_empty() {
+            all.push(thread);
+        }
+    }
+    all
 }
 
 /// CPU times are read some time after the end of a window, and how long after differs: on a busy
@@ -265,12 +300,12 @@ fn cpu_totals(pass: &Pass, places: &Places, exited_cpu_ns: &[u64], out: &mut Ass
     }
 }
 
-/// The entries of one thread, without those of an earlier thread with its id.
+/// The entries of one thread in its control group, without those of an earlier thread with its id.
 fn entries_of<'a>(entries: &'a [(Key, Usage)], task: &Task) -> &'a [(Key, Usage)] {
-    let thread = task.key();
-    let from = entries.partition_point(|(key, _)| key.thread() < thread);
+    let owner = task.owner();
+    let from = entries.partition_point(|(key, _)| key.owner() < owner);
     let rest = entries.get(from..).unwrap_or_default();
-    let len = rest.iter().take_while(|(key, _)| key.thread() == thread).count();
+    let len = rest.iter().take_while(|(key, _)| key.owner() == owner).count();
     rest.get(..len).unwrap_or_default()
 }
 
@@ -357,6 +392,7 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
+    use placement::rules::{Of, Pattern, Rule, Rules};
     use crate::records::intf::task_record;
     use std::path::Path;
 
@@ -386,11 +422,17 @@ mod tests {
     fn entry(tid: u32, start_ns: u64, ino: u64, node: u32, read: i64, written: i64) -> (Key, Usage) {
         let start_lo = (start_ns >> 16) as u32;
         let remote = if node == 8 { read } else { 0 };
-        (Key { tid, start_lo, dev: DEV, ino, node }, Usage { read, remote, written, ..Usage::default() })
+        (Key { tid, start_lo, dev: DEV, ino, node, group: 0 }, Usage { read, remote, written, ..Usage::default() })
     }
 
     fn all(pass: &Pass, entries: Vec<(Key, Usage)>) -> Assembled {
         assemble(pass, entries, &everything(), &mut no_groups(), &places(), &[])
+    }
+
+    fn below(group: &str) -> Filter {
+        let of = Of { groups: vec![Pattern::new(group).unwrap()], ..Of::default() };
+        let rules = Rules { list: vec![Rule { name: group.into(), of, does: Does::Move }], rest: Does::Ignore };
+        Filter::new(&Scope::Ruled(rules), Path::new("/proc")).unwrap()
     }
 
     fn everything() -> Filter {
@@ -430,6 +472,44 @@ mod tests {
         let out = all(&pass(&[(7, 0, LATE)]), vec![entry(7, EARLY, 1, 0, 100, 0), entry(7, LATE, 2, 0, 5, 0)]);
         assert_eq!(out.threads[0].thread.read_bytes.total(), 5);
         assert_eq!(out.node_read.total(), 105);
+    }
+
+    /// Thread 7 is in group 2 at the end of the window, and was in group 1 before; 9 and 10 have
+    /// ended, 11 is of a group that nobody knows.
+    #[test]
+    fn what_is_of_no_listed_thread_counts_by_group_and_node() {
+        let of = |tid, group, here, (key, usage): (Key, Usage)| (Key { tid, group, ..key }, Usage { here, ..usage });
+        let read = |node, bytes| entry(7, EARLY, 1, node, bytes, 0);
+        let entries = || {
+            vec![
+                of(7, 1, 0, read(0, 1)),
+                of(7, 2, 0, read(0, 20)),
+                of(9, 2, 0, read(8, 300)),
+                of(10, 2, 0, entry(10, EARLY, 2, 0, 4000, 50)),
+                of(10, 2, 8, read(8, 60_000)),
+                of(11, 3, 0, read(0, 700_000)),
+                of(0, 0, 0, read(0, 8_000_000)),
+            ]
+        };
+        let mut pass = pass(&[(7, 0, EARLY)]);
+        pass.tasks[0].cgroup_id = 2;
+        let of_scope = |filter: Filter| {
+            let mut groups = no_groups();
+            groups.window(Ok((vec![(1, Some("/a".to_owned())), (2, Some("/a/b".to_owned()))], false)));
+            let out = assemble(&pass, entries(), &filter, &mut groups, &places(), &[]);
+            let thread = &out.threads[0].thread;
+            assert_eq!((thread.group.as_deref(), thread.read_bytes.total()), (Some("/a/b"), 20));
+            let ended = out.ended.iter().map(|of| {
+                let files: Vec<u64> = of.files.iter().map(FileUse::file_bytes).collect();
+                (of.group.clone().unwrap().to_string(), of.node.0, of.read_bytes.total(), of.remote_bytes(), files)
+            });
+            ended.collect::<Vec<_>>()
+        };
+        let before = ("/a".to_owned(), 0, 1, 0, vec![1]);
+        let there = ("/a/b".to_owned(), 0, 4300, 300, vec![300, 4050]);
+        let away = ("/a/b".to_owned(), 8, 60_000, 60_000, vec![60_000]);
+        assert_eq!(of_scope(everything()), [before, there.clone(), away.clone()]);
+        assert_eq!(of_scope(below("/a/b")), [there, away]);
     }
 
     #[test]

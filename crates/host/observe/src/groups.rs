@@ -4,12 +4,14 @@
 //! the hierarchy, also when homenode runs in a control-group namespace, and after the group has
 //! gone.
 //!
-//! **Approach.** One walk of a mount of the hierarchy at the start. An id that is not known, and
-//! has no directory there any more, is remembered as such. Groups that have gone keep their path
-//! for [`KEPT`] windows.
+//! **Approach.** One walk of a mount of the hierarchy at the start; from then on the kernel tells
+//! which groups come, with their paths, and which go. Where it does not, or some of that was lost,
+//! an id that is not known makes it walk again. Groups that have gone keep their path for [`KEPT`]
+//! windows. They cannot be renamed (only those of version 1 can).
 //!
-//! **Limits.** Version 2 only: a machine without it has no paths, and a note says so. A mount that
-//! shows a part of the hierarchy gives the paths below that part.
+//! **Limits.** Version 2 only: without it nobody has a path, and a note says so. Of a mount in a
+//! container that does not show the root of the hierarchy, nor say which part it shows, only groups
+//! that came later are known.
 
 use std::io;
 use std::os::unix::fs::{DirEntryExt, MetadataExt};
@@ -27,6 +29,9 @@ const SHARE: u32 = 50;
 /// Number of the directory of the root group: the first of a kernfs.
 const ROOT: u64 = 1;
 
+/// A group's id and path; `None`: it has gone.
+pub(super) type Event = (u64, Option<String>);
+
 #[derive(Debug)]
 struct Known {
     /// `None`: nobody knows.
@@ -39,6 +44,8 @@ struct Known {
 pub struct Groups {
     /// Where the hierarchy is mounted, and the path of what is visible there.
     mount: Option<(PathBuf, String)>,
+    /// Why groups that come and go within a window are not known.
+    unseen: Option<String>,
     known: FxHashMap<u64, Known>,
     window: u32,
     /// Since the last window began, and the time before which there is none.
@@ -52,37 +59,65 @@ impl Groups {
         let table = std::fs::read(proc_root.join("self/mountinfo")).unwrap_or_default();
         let mounts = mounts::list(&table).filter(|mount| mount.fs_type == "cgroup2");
         let base = |mount: Mount| {
-            let ino = std::fs::metadata(&mount.point).ok()?.ino();
-            let root = linux::shown(mount.root.as_os_str());
-            // In a control-group namespace, the table has the path from the namespace's root.
-            let base = if ino == ROOT || root.starts_with("/..") { String::new() } else { root };
-            Some((ino != ROOT, mount.point, base.trim_end_matches('/').to_owned()))
+            let whole = std::fs::metadata(&mount.point).is_ok_and(|directory| directory.ino() == ROOT);
+            let base = if whole { String::new() } else { linux::shown(mount.root.as_os_str()) };
+            // In a control-group namespace the table has the path from the root of the namespace.
+            let known = whole || (base != "/" && !base.starts_with("/.."));
+            known.then_some((!whole, mount.point, base))
         };
-        let mount = mounts.filter_map(base).min().map(|(_, point, base)| (point, base));
-        let known = FxHashMap::default();
-        let mut groups = Self { mount, known, window: 0, walked: false, not_before: Instant::now() };
+        Self::of(mounts.filter_map(base).min().map(|(_, point, base)| (point, base)))
+    }
+
+    fn of(mount: Option<(PathBuf, String)>) -> Self {
+        let (known, not_before) = (FxHashMap::default(), Instant::now());
+        let mut groups = Self { mount, unseen: None, known, window: 0, walked: false, not_before };
         groups.walk();
         groups
     }
 
-    /// Why no group has a path.
-    pub fn missing(&self) -> Option<&'static str> {
-        self.mount
-            .is_none()
-            .then_some("services: no control groups of version 2 are mounted here, so no thread has one")
+    /// A directory and those below it, for tests.
+    #[cfg(test)]
+    pub(super) fn at(point: &Path) -> Self {
+        Self::of(Some((point.to_owned(), String::new())))
     }
 
-    /// A window begins.
-    pub fn window(&mut self) {
+    /// What is not known.
+    pub fn note(&self) -> Option<String> {
+        match (&self.mount, &self.unseen) {
+            (None, _) => {
+                Some("services: the control groups of version 2 are not mounted here: most have no name".into())
+            }
+            (_, Some(cause)) => {
+                Some(format!("services: groups that came and went within a window have no name: {cause}"))
+            }
+            _ => None,
+        }
+    }
+
+    /// A window ends in which these came and went, as far as the kernel told; `true`: some are
+    /// missing.
+    pub(super) fn window(&mut self, events: Result<(Vec<Event>, bool), &str>) {
         self.window += 1;
         self.walked = false;
         let window = self.window;
         self.known.retain(|_, known| known.gone.is_none_or(|gone| window - gone <= KEPT));
+        self.unseen = events.as_ref().err().map(|cause| (*cause).to_owned());
+        let (events, missing) = events.unwrap_or_default();
+        if missing {
+            self.not_before = Instant::now();
+        }
+        for (id, path) in events {
+            let known = self.known.entry(id).or_insert(Known { path: None, gone: None });
+            match path {
+                Some(path) => *known = Known { path: Some(path.into()), gone: None },
+                None => known.gone = Some(window),
+            }
+        }
     }
 
     /// The path of a group from the root of the hierarchy, `/` for the root group.
     pub fn path(&mut self, id: u64) -> Option<Arc<str>> {
-        if id == 0 || self.mount.is_none() {
+        if id == 0 {
             return None;
         }
         if !self.known.contains_key(&id) && !self.walked && Instant::now() >= self.not_before {
@@ -131,6 +166,8 @@ fn below(point: &Path, base: &str) -> Vec<(u64, Arc<str>)> {
 mod tests {
     use super::*;
 
+    const NONE: Result<(Vec<Event>, bool), &str> = Err("not attached");
+
     /// A directory as the mount of these control groups, of which `root` is visible.
     fn hierarchy(root: &str, groups: &[&str]) -> (tempfile::TempDir, Groups) {
         let dir = tempfile::tempdir().unwrap();
@@ -156,43 +193,73 @@ mod tests {
 
     #[test]
     fn a_group_has_its_path_from_the_root() {
-        for (root, top) in [("/", ""), ("/docker/3f2a", "/docker/3f2a")] {
-            let (dir, mut groups) = hierarchy(root, &["a.slice/b.service"]);
-            let service = id(&dir, "a.slice/b.service");
-            assert_eq!(path(&mut groups, service), Some(format!("{top}/a.slice/b.service")));
-            assert_eq!(path(&mut groups, id(&dir, "")).as_deref(), Some(if top.is_empty() { "/" } else { top }));
-            assert_eq!((path(&mut groups, 0), groups.missing()), (None, None));
+        let (dir, mut groups) = hierarchy("/docker/3f2a", &["a.slice/b.service"]);
+        let (service, top) = (id(&dir, "a.slice/b.service"), id(&dir, ""));
+        assert_eq!(path(&mut groups, service).as_deref(), Some("/docker/3f2a/a.slice/b.service"));
+        assert_eq!(path(&mut groups, top).as_deref(), Some("/docker/3f2a"));
+        assert_eq!((path(&mut groups, 0), groups.note()), (None, None));
+        let mut whole = Groups::at(&dir.path().join("cg"));
+        assert_eq!(path(&mut whole, service).as_deref(), Some("/a.slice/b.service"));
+        assert_eq!(path(&mut whole, top).as_deref(), Some("/"));
+    }
+
+    /// A container's own mount shows a part of the hierarchy as if it were all.
+    #[test]
+    fn a_path_that_would_be_wrong_is_not_known() {
+        for root in ["/", "/..", "/../../x"] {
+            let (dir, mut groups) = hierarchy(root, &["b.service"]);
+            assert!(path(&mut groups, id(&dir, "b.service")).is_none() && groups.note().is_some(), "{root}");
+            groups.window(Ok((vec![(7, Some("/c.scope".to_owned()))], false)));
+            assert_eq!(path(&mut groups, 7).as_deref(), Some("/c.scope"));
         }
-        let mut none = Groups::new(Path::new("/nowhere"));
-        assert!(path(&mut none, 1).is_none() && none.missing().is_some());
+    }
+
+    #[test]
+    fn the_kernel_tells_which_groups_come_and_go() {
+        let (dir, mut groups) = hierarchy("/d", &["a"]);
+        let (first, second, a) = (1 << 40, 1 << 41, id(&dir, "a"));
+        let made = |id, path: &str| (id, Some(path.to_owned()));
+        groups.window(Ok((vec![made(first, "/x/1"), (first, None), made(second, "/x/2"), (a, None)], false)));
+        for window in 0..=KEPT {
+            let paths = [first, second, a].map(|id| path(&mut groups, id));
+            assert_eq!(paths, ["/x/1", "/x/2", "/d/a"].map(|path| Some(path.to_owned())), "{window}");
+            groups.window(Ok((vec![], false)));
+        }
+        assert_eq!([first, second].map(|id| path(&mut groups, id)), [None, Some("/x/2".to_owned())]);
+        // Some were lost: it looks again, however lately it did.
+        std::fs::create_dir(dir.path().join("cg/b")).unwrap();
+        groups.not_before += Duration::from_secs(3600);
+        groups.window(Ok((vec![], true)));
+        assert_eq!(path(&mut groups, id(&dir, "b")).as_deref(), Some("/d/b"));
     }
 
     #[test]
     fn a_group_that_came_is_found_and_one_that_went_keeps_its_path_for_a_while() {
-        let (dir, mut groups) = hierarchy("/", &["a"]);
+        let (dir, mut groups) = hierarchy("/d", &["a"]);
         let a = id(&dir, "a");
         std::fs::create_dir(dir.path().join("cg/b")).unwrap();
         let b = id(&dir, "b");
         groups.not_before = Instant::now();
-        groups.window();
-        assert_eq!(path(&mut groups, b).as_deref(), Some("/b"));
+        groups.window(NONE);
+        assert_eq!(path(&mut groups, b).as_deref(), Some("/d/b"));
         std::fs::remove_dir(dir.path().join("cg/a")).unwrap();
         for window in 0..=KEPT {
-            groups.window();
+            groups.window(NONE);
             groups.not_before = Instant::now();
             // An id that nobody has makes it look.
             assert_eq!(path(&mut groups, u64::MAX), None);
-            assert_eq!(path(&mut groups, a).as_deref(), Some("/a"), "{window}");
+            assert_eq!(path(&mut groups, a).as_deref(), Some("/d/a"), "{window}");
         }
-        groups.window();
-        assert_eq!((path(&mut groups, a), path(&mut groups, b).as_deref()), (None, Some("/b")));
+        groups.window(NONE);
+        assert_eq!((path(&mut groups, a), path(&mut groups, b).as_deref()), (None, Some("/d/b")));
+        assert!(groups.note().is_some_and(|note| note.contains("not attached")));
     }
 
     #[test]
     fn memory_for_groups_that_come_and_go_is_bounded() {
-        let (_dir, mut groups) = hierarchy("/", &["a"]);
+        let (_dir, mut groups) = hierarchy("/d", &["a"]);
         for window in 0..100u64 {
-            groups.window();
+            groups.window(NONE);
             (0..1_000).for_each(|i| assert_eq!(path(&mut groups, u64::MAX - 1_000 * window - i), None));
         }
         assert!(groups.known.len() <= 1_000 * (KEPT as usize + 2), "{}", groups.known.len());

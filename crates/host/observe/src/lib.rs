@@ -102,7 +102,7 @@ pub fn decode_any(bytes: &[u8]) {
     let pass = all;
     pass.tasks.iter().for_each(|task| _ = (pass.mask(task), task.comm(), task.key(), task.process(), task.parent()));
     _ = (records::pending_entry(bytes), Counters::decode(bytes), records::Watched::decode(bytes));
-    _ = (records::range(bytes, bytes), records::descendant(bytes));
+    _ = (records::range(bytes, bytes), records::descendant(bytes), records::group(bytes));
 }
 
 pub use choose::{Configuration, choose};
@@ -298,7 +298,7 @@ impl Observer {
         assemble::of_window(&mut pass.tasks, &mut exited, length_s / read_s);
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
-        self.groups.window();
+        self.groups.window(self.programs.groups());
         self.filter.learn(&pass.tasks, &mut self.groups);
         let all = assemble::assemble(&pass, entries, &self.filter, &mut self.groups, &self.places, &exited);
         let mut notes = self.notes(&sum, &slices, &all);
@@ -324,6 +324,7 @@ impl Observer {
             time_s: clock::s(ClockId::Boottime),
             window_s: length_s,
             threads: all.threads,
+            ended: all.ended,
             node_cpu_s: all.node_cpu_s,
             node_read: all.node_read,
             node_write: all.node_write,
@@ -395,7 +396,7 @@ impl Observer {
 
     fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
-        notes.extend(self.groups.missing().map(str::to_owned));
+        notes.extend(self.groups.note());
         if slices.sliced() {
             let part = 100.0 * slices.attached_s / slices.length_s;
             notes.push(format!(
@@ -491,12 +492,7 @@ fn generic_pos_advanced(capabilities: &Capabilities) -> bool {
 }
 
 /// Marks a process and its present descendants; later descendants inherit the mark.
-fn mark_tree(
-    programs: &mut Programs,
-    filter: &mut Filter,
-    groups: &mut Groups,
-    root: u32,
-) -> Result<(), ObserveError> {
+fn mark_tree(programs: &mut Programs, filter: &mut Filter, groups: &mut Groups, root: u32) -> Result<(), ObserveError> {
     programs.mark(ThreadId::new(root, None), MARK_TREE)?;
     // The first pass shows every task; the second shows those that ran since, hence also children
     // of parents not yet marked.

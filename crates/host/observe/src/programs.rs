@@ -12,15 +12,17 @@
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Once;
+use std::sync::{Once, mpsc};
 use std::time::Duration;
 
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenMapMut, OpenObject, PrintLevel, ProgramMut};
+use libbpf_rs::{RingBuffer, RingBufferBuilder};
 
 use super::choose::Configuration;
 use super::frames;
 use super::grace::Grace;
+use super::groups;
 use super::hooks::Hook;
 use super::records::intf::MARK_OWN;
 use super::records::{self, Counters, Key, Pass, Record, Usage, Watched, fresh_sampler, range_key};
@@ -224,12 +226,38 @@ pub(super) struct Programs {
     _links: Vec<Link>,
     /// The hook on the read path.
     reads: Option<Slicer>,
+    /// Control groups that come and go; or why they are not seen.
+    groups: Result<GroupEvents, String>,
     nodes: Vec<u32>,
     epoch: u32,
     /// The next pass shows every thread.
     all_next: bool,
     grace: Grace,
     drain: drain::Buffer,
+}
+
+/// The events of control groups.
+struct GroupEvents {
+    ring: RingBuffer<'static>,
+    taken: mpsc::Receiver<groups::Event>,
+    _links: [Link; 2],
+    lost: u64,
+}
+
+impl GroupEvents {
+    fn start(skel: &ObserveSkel<'static>) -> Result<Self, libbpf_rs::Error> {
+        let (taker, taken) = mpsc::channel();
+        let take = move |bytes: &[u8]| {
+            if let Some(event) = records::group(bytes) {
+                _ = taker.send(event);
+            }
+            0
+        };
+        let mut ring = RingBufferBuilder::new();
+        ring.add(&skel.maps.group_events, take)?;
+        let _links = [skel.progs.group_made.attach()?, skel.progs.group_gone.attach()?];
+        Ok(Self { ring: ring.build()?, taken, _links, lost: 0 })
+    }
 }
 
 impl Programs {
@@ -320,8 +348,9 @@ impl Programs {
             skel.progs.on_exit.attach().map_err(bpf("attaching tp_btf/sched_process_exit"))?,
         ];
         let nodes = machine.nodes.clone();
+        let groups = GroupEvents::start(&skel).map_err(|error| cause::of_bpf(&error));
         let mut programs =
-            Self { skel, pass, descendant_pass, _links: links, reads: None, nodes, epoch: 0, all_next: false, grace, drain };
+            Self { skel, pass, descendant_pass, _links: links, reads: None, groups, nodes, epoch: 0, all_next: false, grace, drain };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;
@@ -447,6 +476,16 @@ impl Programs {
         drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 
+    /// The control groups that came and went since the last call, in their order, and whether some
+    /// are missing. An error: none is ever seen.
+    pub fn groups(&mut self) -> Result<(Vec<groups::Event>, bool), &str> {
+        let lost = self.skel.maps.bss_data.as_ref().map_or(0, |bss| bss.groups_lost);
+        let events = self.groups.as_mut().map_err(|cause| cause.as_str())?;
+        let failed = events.ring.consume_raw() < 0;
+        let more = std::mem::replace(&mut events.lost, lost) != lost;
+        Ok((events.taken.try_iter().collect(), failed || more))
+    }
+
     /// Takes the pending entry of each CPU for an ended epoch.
     fn pending(&self, epoch: u32) -> Result<Vec<(Key, Usage)>, libbpf_rs::Error> {
         let map = &self.skel.maps.pending;
@@ -529,6 +568,7 @@ impl Programs {
             maps.thread_faults.as_fd(),
             maps.over_budget.as_fd(),
             maps.arc_calls.as_fd(),
+            maps.group_events.as_fd(),
             maps.rodata.as_fd(),
             maps.bss.as_fd(),
         ];

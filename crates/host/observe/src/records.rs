@@ -7,7 +7,9 @@
 //!
 //! **Limits.** Host byte order only. A structure may have no gaps between its fields.
 
+use std::ffi::OsStr;
 use std::ops::{Deref, DerefMut, Range};
+use std::os::unix::ffi::OsStrExt;
 
 use linux::births::{Descendant, Origin};
 use linux::threads::as_shown;
@@ -116,7 +118,7 @@ pub(super) mod intf {
 }
 use intf::{
     NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
-    descendant_record, pending, sampler, task_record,
+    descendant_record, group_record, pending, sampler, task_record,
 };
 pub(super) use intf::{counters as Counters, range_key, usage as Usage, usage_key as Key, watched as Watched};
 
@@ -154,14 +156,20 @@ pub(super) struct Pass {
 }
 
 impl Key {
-    /// Where it comes in a list: the entries of a thread, and of these a file's, are together.
+    /// Where it comes in a list: the entries of a thread are together, of these those of a control
+    /// group, and of these a file's.
     pub fn order(&self) -> impl Ord + use<> {
-        (self.thread(), self.dev, self.ino, self.node)
+        (self.owner(), self.dev, self.ino, self.node)
     }
 
     /// The thread: its id, and a part of its start time.
     pub fn thread(&self) -> (u32, u32) {
         (self.tid, self.start_lo)
+    }
+
+    /// The thread and its control group.
+    pub fn owner(&self) -> (u32, u32, u64) {
+        (self.tid, self.start_lo, self.group)
     }
 
     /// The file, of any generation.
@@ -197,8 +205,8 @@ impl Usage {
 
     /// Adds another entry of the same key.
     pub fn add(&mut self, other: Self) {
-        let (opens, generation) = (other.fewer_opens(self.opens), other.generation);
-        *self = Self { opens, generation, ..self.combined(other, u64::wrapping_add) };
+        let (opens, generation, here) = (other.fewer_opens(self.opens), other.generation, other.here);
+        *self = Self { opens, generation, here, ..self.combined(other, u64::wrapping_add) };
     }
 
     /// Adds what slices stand for, times `scale`, to what was read.
@@ -255,6 +263,14 @@ pub(super) fn descendant(bytes: &[u8]) -> Option<Descendant> {
         _ => Origin::Exec,
     };
     Some(Descendant { tid, pid, parent_tid, start_ns, origin, own: own != 0 })
+}
+
+/// The id of a control group and its path; `None`: it has gone.
+pub(super) fn group(mut bytes: &[u8]) -> Option<(u64, Option<String>)> {
+    let group_record { id, gone } = Record::take(&mut bytes)?;
+    let end = bytes.iter().position(|byte| *byte == 0)?;
+    let path = linux::shown(OsStr::from_bytes(bytes.get(..end)?));
+    Some((id, (gone == 0).then_some(path)))
 }
 
 /// A sampler that counts the next event and has no open request.
@@ -320,6 +336,11 @@ impl Task {
         (self.tid, (self.start_ns >> START_SHIFT) as u32)
     }
 
+    /// It and its control group, as keys hold them.
+    pub fn owner(&self) -> (u32, u32, u64) {
+        (self.tid, (self.start_ns >> START_SHIFT) as u32, self.cgroup_id)
+    }
+
     pub fn process(&self) -> ProcessId {
         ProcessId::new(self.tgid, as_shown(self.leader_start_ns))
     }
@@ -336,9 +357,9 @@ mod tests {
     #[test]
     fn a_record_is_read_as_written_and_not_if_it_is_short() {
         let key = Key::unattributed(3);
-        assert_eq!((key.len(), key[20]), (24, 3));
+        assert_eq!((key.len(), key[20]), (32, 3));
         assert_eq!(Key::decode(&key), Some(Key { node: 3, ..Key::default() }));
-        assert!((0..24).all(|cut| Key::decode(&key[..cut]).is_none()));
+        assert!((0..32).all(|cut| Key::decode(&key[..cut]).is_none()));
     }
 
     #[test]

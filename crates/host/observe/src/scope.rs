@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use linux::pods;
 use linux::threads::{Threads, is_gone};
 use placement::rules::{Does, Facts, Rules};
 use rustc_hash::FxHashMap;
@@ -70,6 +71,14 @@ impl Filter {
         self.of(task).does != Does::Ignore
     }
 
+    /// Whether what has ended in this control group is in scope, as far as its group alone tells.
+    pub fn has(&self, group: &str) -> bool {
+        match self {
+            Self::Ruled(ruled) => ruled.of_group(group) != Does::Ignore,
+            Self::Tree(_) => false,
+        }
+    }
+
     /// Whether threads of a process may be moved, as far as a pass has shown it.
     pub fn allows(&self, pid: u32) -> bool {
         match self {
@@ -130,11 +139,18 @@ impl Ruled {
             }
             let (command, group) = (text(&task.command), groups.path(task.cgroup_id));
             let group = group.as_deref().unwrap_or_default();
-            let (rule, does) = rules.of(&Facts { group, pod: None, uid: task.uid, command: &command, process });
+            let pod = pods::known(group).map(|(name, _)| name);
+            let (rule, does) = rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
             let &task_record { cgroup_id, uid, command, .. } = &task.record;
             processes.insert(task.tgid, Chosen { process, cgroup_id, uid, command, rule, does, seen: *pass });
         }
         processes.retain(|_, known| pass.wrapping_sub(known.seen) < IDLE);
+    }
+
+    fn of_group(&self, group: &str) -> Does {
+        let pod = pods::known(group).map(|(name, _)| name);
+        let process = ProcessId::new(0, None);
+        self.rules.of(&Facts { group, pod: pod.as_deref(), uid: u32::MAX, command: "", process }).1
     }
 
     fn of(&self, task: &Task) -> (Option<Arc<str>>, Does) {

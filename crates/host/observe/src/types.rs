@@ -116,6 +116,9 @@ pub struct Observed {
     pub window_s: f64,
     /// Threads in scope that touched file data or used CPU time, by ascending tid.
     pub threads: Vec<ObservedThread>,
+    /// What threads in scope touched that ended within the window, or left their control group: see
+    /// [`placement::Snapshot::ended`].
+    pub ended: Vec<Thread>,
     /// CPU seconds used on each node's CPUs by all threads of the machine, including those not
     /// listed.
     pub node_cpu_s: BTreeMap<NodeId, f64>,

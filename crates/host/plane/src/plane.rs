@@ -266,7 +266,7 @@ impl Plane for HostPlane {
         let Some(observed) = observed else { return self.actor.observe(window) };
         self.spent.window(&observed, self.actor.moves().jobs.cpu_s());
         let (nodes, controllers) = self.nodes(&observed);
-        let Observed { time_s, window_s, threads, mut files, mut notes, .. } = observed;
+        let Observed { time_s, window_s, threads, ended, mut files, mut notes, .. } = observed;
         notes.extend(controllers);
 
         let threads: Vec<Thread> = threads.into_iter().map(|thread| unless_observed(self.actor.complete(seen(thread)))).collect();
@@ -290,7 +290,19 @@ impl Plane for HostPlane {
         let idle = idle.collect();
         let files = files.into_iter().map(|file| self.identified(file)).collect();
         let version = placement::snapshot::VERSION;
-        Ok(Snapshot { version, time_s, window_s, nodes, threads, files, idle, processes, notes, ..Snapshot::default() })
+        Ok(Snapshot {
+            version,
+            time_s,
+            window_s,
+            nodes,
+            threads,
+            ended,
+            files,
+            idle,
+            processes,
+            notes,
+            ..Snapshot::default()
+        })
     }
 
     fn prepare(&mut self, mv: &Move) -> Result<Vec<Undo>, PlaneError> {

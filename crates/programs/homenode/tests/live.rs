@@ -189,13 +189,13 @@ fn top_once_shows_who_reads() {
     let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
     let table = text(&output.stdout);
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");
-    // The reader is in our own group, whose name the table has in the place of its threads. A dd
-    // that ended within the window is in no service.
-    let group = session::services::group(&Threads::new(Path::new("/proc")), reader.0.0.id(), None).unwrap();
+    // The reader is in our own group, whose name the table has in the place of its threads.
+    let cgroups = Threads::new(Path::new("/proc")).cgroups(reader.0.0.id()).unwrap();
+    let group = cgroups.lines().find_map(|line| line.strip_prefix("0::")).unwrap();
     let own = |_| {
         let output = homenode(&["top", "--once", "--json", "--by", "service"]);
         let services = json(&output.stdout)["services"].as_array().unwrap().clone();
-        services.into_iter().find(|row| row["service"] == session::services::name(&group))
+        services.into_iter().find(|row| row["service"] == session::services::name(group))
     };
     let own = (0..50).find_map(own).unwrap();
     assert!(own["read_bytes_per_s"].as_f64().unwrap() > 0.0 && own["threads"].as_u64().unwrap() > 0, "{own}");

@@ -22,7 +22,8 @@ struct usage_table usage_b SEC(".maps");
 
 /* One access to a file; filled once per event. */
 struct access {
-	struct usage_key key; /* node is set per folio */
+	struct usage_key key; /* node is set per folio, group when an entry begins */
+	u64 groups;           /* as in struct pending */
 	u32 here;             /* this CPU's node */
 	bool write;
 	bool handed;          /* a read whose bytes the caller hands on */
@@ -53,6 +54,21 @@ static __always_inline u32 fewer_opens(u32 a, u32 b)
 	return !a || (b && b < a) ? b : a;
 }
 
+/* One load, and one comparison, tell whether a thread is still in the group that the event before it was in: a thread that was moved
+ * has another css_set. */
+static __always_inline u64 groups_of(struct task_struct *task)
+{
+	return word_at((u64)task + bpf_core_field_offset(struct task_struct, cgroups));
+}
+
+/* The id of the group in the v2 hierarchy. */
+static __always_inline u64 group_of(u64 groups)
+{
+	u64 group = word_at(groups + bpf_core_field_offset(struct css_set, dfl_cgrp));
+
+	return word_at(word_at(group + bpf_core_field_offset(struct cgroup, kn)) + bpf_core_field_offset(struct kernfs_node, id));
+}
+
 /* Sets what the file does not say. */
 static __always_inline void access_begin(struct access *w, bool write, s64 weight)
 {
@@ -61,6 +77,8 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->key.tid = task->pid;
 	w->key.start_lo = task->start_boottime >> START_SHIFT;
 	w->key.node = 0;
+	w->key.group = 0;
+	w->groups = groups_of(task);
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
 	w->handed = false;
@@ -146,6 +164,7 @@ static __always_inline void usage_add(struct usage *u, struct access *w, u32 nod
 	}
 	u->opens = fewer_opens(u->opens, w->opens);
 	u->generation = w->generation;
+	u->here = w->here;
 }
 
 /* Several CPUs may merge into one entry at once. */
@@ -170,6 +189,7 @@ static __always_inline void usage_merge(struct usage *to, struct usage *from)
 	to->opens = fewer_opens(to->opens, from->opens);
 	/* Any of the latest will do. */
 	to->generation = from->generation;
+	to->here = from->here;
 }
 
 /* Moves a pending entry into the table. Key and value are passed by their place in the map: before 6.3, maps refuse pointers
@@ -212,6 +232,7 @@ static __always_inline void usage_to(void *table, struct pending *last, u32 whic
 		last->key.start_lo = 0;
 		last->key.dev = 0;
 		last->key.ino = 0;
+		last->key.group = 0;
 		to = bpf_map_lookup_elem(table, &last->key);
 	}
 	if (to)
@@ -286,7 +307,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 	w->key.node = node;
 	last->busy = 1;
 	barrier();
-	if (!same_key(&last->key, &w->key)) {
+	if (!same_key(&last->key, &w->key) || last->groups != w->groups) {
 		/* No such thread has an entry. */
 		if (ignored()) {
 			last->busy = 0;
@@ -298,6 +319,8 @@ __noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 			usage_to(&usage_a, last, 0);
 		task = current_task();
 		last->key = w->key;
+		last->key.group = group_of(w->groups);
+		last->groups = w->groups;
 		last->process = place_of(task->tgid, PROCESS_BITS);
 		last->user = place_of(task->real_cred->uid.val, USER_BITS);
 		__builtin_memset(&last->usage, 0, sizeof(last->usage));

@@ -28,7 +28,7 @@ typedef long long s64;
 #define ENTRY_PROTNONE (1ULL << 8) /* only if not present: AutoNUMA waits for an access, and the bits of the frame are inverted */
 #define ENTRY_ADDRESS 0x000ffffffffff000ULL
 
-/* Hash key: one thread, one file, one node. Without the file (dev, ino): a thread's bytes of all files for which there was no room.
+/* Hash key: one thread in one control group, one file, one node. Without the file (dev, ino): a thread's bytes of all files for which there was no room.
  * With all fields 0 except the node: bytes of threads for which there was none either. */
 struct usage_key {
 	u32 tid;
@@ -36,6 +36,7 @@ struct usage_key {
 	u64 ino;
 	u32 start_lo; /* start_boottime >> START_SHIFT, low bits: distinguishes reused tids */
 	u32 node;
+	u64 group;    /* id in the v2 hierarchy, at the time */
 };
 #define START_SHIFT 16
 /* A DAX file on a device whose node is not known here: user space knows it of a device-mapper device on one node. */
@@ -57,6 +58,8 @@ struct usage {
 	s64 handed;    /* not in `read`: handed on by sendfile or splice, no CPU of the caller's touches it */
 	u32 opens;     /* times that the file was open when it was last counted; 0: not known */
 	u32 generation; /* of the inode */
+	u32 here;      /* node of the CPU that counted last */
+	u32 unused;
 };
 
 /* Hash key: one range of a file, the node of its data, and that of the CPU that read it. */
@@ -76,6 +79,7 @@ struct range_key {
 /* Per CPU and table: the latest entry, not yet in the table. */
 struct pending {
 	struct usage_key key; /* without a thread: nothing is pending */
+	u64 groups;           /* address of the thread's css_set: another one once it is in another group */
 	u64 busy;             /* a program uses it; a program that interrupts it must not */
 	u32 process, user;    /* places of the key's process and user in the counts of entries */
 	struct usage usage;
@@ -147,6 +151,13 @@ struct task_record {
 #define TASK_IN_TREE 2
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
 #define TASK_NOT_ASKED 8   /* none was; neither flag: the kernel does not say */
+
+/* A control group (v2) was made, or has gone. */
+struct group_record {
+	u64 id;
+	u64 gone;
+	/* followed by its path from the root of the hierarchy, with a 0 at its end; empty if it has gone */
+};
 
 /* Who a thread is, as /proc/TID/stat has it. */
 struct who {

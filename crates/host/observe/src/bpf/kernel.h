@@ -154,8 +154,12 @@ struct vm_fault {
 struct kernfs_node {
 	u64 id;
 };
+struct cgroup_root {
+	int hierarchy_id;
+};
 struct cgroup {
 	struct kernfs_node *kn;
+	struct cgroup_root *root;
 };
 struct css_set {
 	struct cgroup *dfl_cgrp;

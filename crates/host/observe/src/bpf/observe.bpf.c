@@ -14,5 +14,6 @@
 #include "memory_fs.h"
 #include "arc.h"
 #include "tasks.h"
+#include "groups.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

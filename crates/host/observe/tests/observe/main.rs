@@ -10,6 +10,7 @@ mod accuracy;
 mod calls;
 mod common;
 mod descendants;
+mod groups;
 mod paths;
 mod programs;
 mod scopes;
@@ -88,6 +89,7 @@ fn main() {
             calls::CASES,
             threads::CASES,
             scopes::CASES,
+            groups::CASES,
             accuracy::FIO,
             accuracy::CASES,
             descendants::CASES,

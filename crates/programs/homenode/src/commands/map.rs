@@ -10,10 +10,9 @@ use engine::Plane;
 use placement::Traits;
 use placement::flow::Flow;
 use session::map::{Map, Report};
-use session::services::{Asks, Groups};
 use topology::{NodeId, sysfs};
 
-use crate::commands::plane::{self, PROC};
+use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::SYS;
@@ -60,7 +59,6 @@ pub fn observe(
     let unknown = plane.topology().of_unknown_kind();
     plane::observe_only()?;
     let limits = Limits::of(plane.limits(), global.verbose);
-    let mut groups = Groups::new(Path::new(PROC), Asks::ALL);
     let mut map = Map::default();
     let bar = progress::bar(global.json, windows, "observing {wide_bar} window {pos} of {len}");
     for done in 0..windows {
@@ -68,7 +66,7 @@ pub fn observe(
             break;
         }
         bar.set_position(done);
-        map.add(&plane::observe(&mut plane, window)?, &mut groups);
+        map.add(&plane::observe(&mut plane, window)?);
     }
     bar.finish_and_clear();
     let mut report = map.report(top);
@@ -80,7 +78,7 @@ pub fn observe(
 }
 
 fn name(service: &str) -> String {
-    if service.is_empty() { "(ended)".to_owned() } else { service.to_owned() }
+    if service.is_empty() { "(unknown)".to_owned() } else { service.to_owned() }
 }
 
 fn share(part: u64, all: u64) -> String {
@@ -108,7 +106,7 @@ pub fn text(report: &Report, limits: &Limits) -> String {
     let unlisted = report.unlisted_read_bytes.total();
     if unlisted > 0 {
         text.push_str(&format!(
-            "{} more were read by threads that ended within a window, or are out of scope\n",
+            "{} more were read by threads out of scope, or that ended within a window and had no service\n",
             bytes(unlisted)
         ));
     }

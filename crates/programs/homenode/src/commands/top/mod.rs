@@ -32,7 +32,6 @@ use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
-use session::services::{Asks, Groups};
 use session::window::{self, Window};
 
 use crate::commands::plane;
@@ -106,7 +105,6 @@ struct Source {
     /// Knows the load of nodes.
     policy: Box<dyn Policy>,
     moves: LastMoves,
-    groups: Groups,
     volumes: Volumes,
     limits: Limits,
 }
@@ -121,7 +119,6 @@ impl Source {
             policy: placement::policy("nthread", &config.nthread)
                 .ok_or_else(|| Failure::new(Exit::Usage, "policy nthread", "there is none of this name"))?,
             moves: LastMoves::new(state_dir),
-            groups: Groups::new(Path::new(plane::PROC), Asks::FEW),
             volumes: Volumes::new(state_dir),
         })
     }
@@ -132,7 +129,7 @@ impl Source {
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
         let volumes = self.volumes.now();
-        let services = services().then(|| window::service_rows(&snapshot, &mut self.groups));
+        let services = services().then(|| window::service_rows(&snapshot));
         let mut window = Window { volumes, services, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
         Ok(window)
