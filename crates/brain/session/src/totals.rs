@@ -188,6 +188,7 @@ impl Totals {
         self.add(&report.snapshot);
         self.told.rows = self.rows();
         let told = &mut self.told;
+        told.policy.clone_from(&report.plan.policy);
         told.status.window(report);
         told.bound_threads = report.owned_threads as u64;
         told.stuck_copies = report.stuck as u64;

@@ -186,7 +186,7 @@ mod tests {
         // What is commented out (values that have no default) must parse too.
         let all: String = text.lines().map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n").collect();
         let all = Config::parse(&all, Path::new(path)).unwrap();
-        assert_eq!(all.node.len(), 2);
+        assert_eq!((all.node.len(), all.service.len()), (2, 2));
     }
 
     #[test]

@@ -104,6 +104,7 @@ pub struct End {
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum Line {
     Start {},
+    Reload {},
     Recovered(End),
     Window(Box<Window>),
     End(End),
@@ -152,7 +153,7 @@ impl Daemon {
             match self.line()? {
                 Some(Line::Window(window)) => return Ok(*window),
                 Some(Line::Recovered(end)) => self.recovered = Some(end),
-                Some(Line::Start {}) => {}
+                Some(Line::Start {} | Line::Reload {}) => {}
                 Some(Line::End(_)) | None => bail!("homenode ended: {}", self.child.wait()?),
             }
         }

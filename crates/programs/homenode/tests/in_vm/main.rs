@@ -21,6 +21,7 @@ mod policies;
 mod process;
 mod programs;
 mod promote;
+mod rules;
 mod trial;
 mod two_nodes;
 mod warm;
@@ -53,6 +54,7 @@ fn main() {
     let all = [
         two_nodes::CASES,
         masks::CASES,
+        rules::CASES,
         kills::CASES,
         cpus::CASES,
         files::CASES,

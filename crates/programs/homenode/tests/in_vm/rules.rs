@@ -1,0 +1,120 @@
+//! Rules of homenode.toml: nothing is moved that none allows, and a reload takes effect while
+//! programs run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::daemon::{Daemon, Window};
+use rustix::process::Signal;
+use testing::{Case, cases};
+
+use crate::lab_bench::{Bench, Outcome, home_of, homenode, masks, windows, windows_until};
+use crate::nodes;
+
+pub const CASES: &[Case] = cases![[nodes([2])] nothing_moves_that_no_rule_allows_and_a_reload_puts_back];
+
+const NAME: &str = "homenode-test-rules";
+
+/// A control group, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Result<Self> {
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let Some(mount) = mounts.into_iter().find(|dir| dir.join("cgroup.procs").exists()) else {
+            bail!("no control groups of version 2 are mounted")
+        };
+        let dir = mount.join(NAME);
+        std::fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Self(dir))
+    }
+
+    fn take(dir: &Path, pid: u32) -> Result<()> {
+        std::fs::write(dir.join("cgroup.procs"), pid.to_string()).with_context(|| dir.display().to_string())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+fn rule(policy: &str) -> String {
+    let settings = if policy == "nthread" {
+        "nthread = { min_bytes = \"1 MB\", locality_margin = \"2 MB/s\" }"
+    } else {
+        ""
+    };
+    format!("[[service]]\ngroup = \"/{NAME}\"\npolicy = \"{policy}\"\n{settings}\n")
+}
+
+/// Two processes read away from their data, and one of them is allowed to be moved.
+fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
+    let bench = Bench::new()?;
+    let files = [bench.files(0, 2)?, bench.files(1, 2)?].concat();
+    // The group goes after the reader in it.
+    let group = Group::new()?;
+    let others = bench.readers_away(0.2, &files, home_of)?;
+    let ours = bench.readers_away(0.2, &files, home_of)?;
+    Group::take(&group.0, ours.pid())?;
+    let (before, of_others) = (masks(ours.pid()), masks(others.pid()));
+    let config = bench.config(&rule("nthread"))?;
+    let mut daemon = bench.daemon_of(&config, &[], &[])?;
+    let state = bench.state_dir();
+    let told = |what: &str| -> Result<Output> {
+        let mut command = Command::new(homenode());
+        command.arg("--state-dir").arg(&state).arg("--json").arg(what);
+        command.output().context("homenode")
+    };
+    let untouched = |windows: &[Window]| -> Outcome {
+        let other = windows.iter().flat_map(|window| &window.moves).find(|mv| mv.pid != ours.pid());
+        ensure!(other.is_none(), "no rule is for {other:?}");
+        ensure!(masks(others.pid()) == of_others, "before {of_others:?}, now {:?}", masks(others.pid()));
+        Ok(())
+    };
+    let moved = |daemon: &mut Daemon| -> Outcome {
+        let seen = windows_until(daemon, 15, "move", |window| Ok(!window.moves.is_empty()))?;
+        untouched(&seen)?;
+        untouched(&windows(daemon, 3)?)?;
+        ensure!(masks(ours.pid()) != before, "a move changed no affinity: {before:?}");
+        Ok(())
+    };
+    let put_back = |daemon: &mut Daemon, why: &str| -> Outcome {
+        // The next window may have begun before.
+        let seen = windows_until(daemon, 3, why, |_| Ok(masks(ours.pid()) == before))?;
+        untouched(&seen)
+    };
+    moved(&mut daemon)?;
+
+    // A mistake in the file changes nothing, and is named with its line.
+    let line = 1 + std::fs::read_to_string(&config)?.lines().position(|line| line.starts_with("policy")).context("policy")?;
+    bench.config(&rule("nthreads"))?;
+    let bound = masks(ours.pid());
+    let refused = told("reload")?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(2) && said.contains(&format!("homenode.toml:{line}:")), "{refused:?}");
+    untouched(&windows(&mut daemon, 2)?)?;
+    ensure!(masks(ours.pid()) == bound, "a bad file moved something");
+    ensure!(told("status")?.status.code() == Some(1), "{:?}", told("status")?);
+
+    bench.config(&rule("observe"))?;
+    let reloaded = told("reload")?;
+    ensure!(reloaded.status.success(), "{reloaded:?}");
+    put_back(&mut daemon, "restoration after a reload")?;
+    let calm = windows(&mut daemon, 3)?;
+    ensure!(calm.iter().all(|window| window.moves.is_empty()), "{calm:?}");
+    ensure!(told("status")?.status.success(), "{:?}", told("status")?);
+
+    bench.config(&rule("nthread"))?;
+    ensure!(told("reload")?.status.success());
+    moved(&mut daemon)?;
+    // A process that leaves its group leaves the rule.
+    Group::take(group.0.parent().context("the root group")?, ours.pid())?;
+    put_back(&mut daemon, "restoration after a change of groups")?;
+    let (_, status) = daemon.stop(Signal::TERM)?;
+    ensure!(status.success(), "{status}");
+    ensure!(masks(ours.pid()) == before, "{:?}", masks(ours.pid()));
+    Ok(())
+}
