@@ -15,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Cost, Tally, WindowReport};
@@ -74,7 +75,7 @@ fn root() -> PathBuf {
 struct Machine {
     dir: tempfile::TempDir,
     totals: Totals,
-    services: u32,
+    services: Vec<Arc<str>>,
     files: u32,
     threads: u32,
     nodes: u32,
@@ -90,13 +91,7 @@ impl Machine {
     /// Its processes are in these groups, process N + 10 in the Nth.
     fn named(threads: u32, files: u32, groups: impl Iterator<Item = String>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let mut services = 0;
-        for (n, group) in groups.enumerate() {
-            let process = dir.path().join("proc").join((n + 10).to_string());
-            fs::create_dir_all(&process).unwrap();
-            fs::write(process.join("cgroup"), format!("0::{group}\n")).unwrap();
-            services += 1;
-        }
+        let services: Vec<Arc<str>> = groups.map(Into::into).collect();
         let state = dir.path().join("state");
         fs::create_dir(&state).unwrap();
         let totals = Totals::new(&state, &dir.path().join("proc"), "nthread");
@@ -105,12 +100,12 @@ impl Machine {
 
     /// One window: each thread reads 1,000 bytes of its own node and 3,000 of each other one.
     fn window(&mut self) {
-        let nodes = self.nodes;
+        let (nodes, services) = (self.nodes, self.services.len() as u32);
         let read = |node: u32| -> NodeBytes {
             (0..nodes).map(|from| (NodeId(from), if from == node { 1000 } else { 3000 })).collect()
         };
         let thread = |n: u32| {
-            let node = if nodes > 2 { n / self.services % nodes } else { n % 2 };
+            let node = if nodes > 2 { n / services % nodes } else { n % 2 };
             let uses = |k| FileUse {
                 file: testing::file(u64::from((n * 10 + k) % self.files)),
                 read_bytes: read(node),
@@ -119,7 +114,8 @@ impl Machine {
             let files = (0..10).map(uses).collect();
             Thread {
                 tid: 100_000 + n,
-                pid: 10 + n % self.services,
+                pid: 10 + n % services,
+                group: self.services.get((n % services) as usize).cloned(),
                 comm: format!("secret-thread-{n}"),
                 node: NodeId(node),
                 allowed_nodes: vec![NodeId(0), NodeId(1)],

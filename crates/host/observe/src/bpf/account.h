@@ -54,14 +54,7 @@ static __always_inline u32 fewer_opens(u32 a, u32 b)
 	return !a || (b && b < a) ? b : a;
 }
 
-/* One load, and one comparison, tell whether a thread is still in the group that the event before it was in: a thread that was moved
- * has another css_set. */
-static __always_inline u64 groups_of(struct task_struct *task)
-{
-	return word_at((u64)task + bpf_core_field_offset(struct task_struct, cgroups));
-}
-
-/* The id of the group in the v2 hierarchy. */
+/* The id of the group in the v2 hierarchy. An event whose thread has the css_set of the one before needs none of these loads. */
 static __always_inline u64 group_of(u64 groups)
 {
 	u64 group = word_at(groups + bpf_core_field_offset(struct css_set, dfl_cgrp));
@@ -78,7 +71,7 @@ static __always_inline void access_begin(struct access *w, bool write, s64 weigh
 	w->key.start_lo = task->start_boottime >> START_SHIFT;
 	w->key.node = 0;
 	w->key.group = 0;
-	w->groups = groups_of(task);
+	w->groups = (u64)task->cgroups;
 	w->here = bpf_get_numa_node_id();
 	w->write = write;
 	w->handed = false;

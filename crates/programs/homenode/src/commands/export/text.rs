@@ -84,7 +84,10 @@ fn counters(text: &mut Text, told: &Told) {
         }
     }
     let name = "homenode_unlisted_read_bytes_total";
-    text.counter(name, "File bytes read from data_node by threads that ended within a window or are out of scope");
+    text.counter(
+        name,
+        "File bytes read from data_node by threads that are out of scope, or ended with no known service",
+    );
     for (node, bytes) in told.unlisted_read_bytes.iter() {
         text.sample(name, &[("data_node", &node.to_string())], bytes);
     }
