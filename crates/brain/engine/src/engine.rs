@@ -208,6 +208,7 @@ impl<P: Plane> Engine<P> {
         if let Some(looked) = &inherited {
             self.forget_ended(looked.kept);
         }
+        self.put_back_disallowed();
         let unpaid = self.rollback.window(&snapshot);
         self.take_back(unpaid);
         self.add_outcomes(&mut snapshot);

@@ -13,6 +13,7 @@
 //! by the snapshots (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock
 //! time appears only in the journal.
 
+mod allowed;
 mod attempt;
 pub mod audit;
 mod carry;

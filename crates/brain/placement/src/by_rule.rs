@@ -147,13 +147,13 @@ impl Policy for ByRule {
                 plan.notes.push(format!("rule {}: its bytes_per_day are spent", rules.join(", ")));
             }
             // Of threads that nobody decides on, the first part says why they stay.
-            let tells = |tid: u32| threads.get(&tid).is_none_or(|thread| {
-                part.decides(thread) || at == 0 && thread.only_observed
-            });
+            let tells = |tid: u32| {
+                threads.get(&tid).is_none_or(|thread| part.decides(thread) || at == 0 && thread.only_observed)
+            };
             plan.declined.extend(decided.declined.into_iter().filter(|declined| tells(declined.tid)));
-            plan.keeps.extend(decided.keeps.into_iter().filter(|tid| {
-                threads.get(tid).is_some_and(|thread| part.decides(thread))
-            }));
+            plan.keeps.extend(
+                decided.keeps.into_iter().filter(|tid| threads.get(tid).is_some_and(|thread| part.decides(thread))),
+            );
             plan.predicted = decided.predicted.filter(|_| at == 0);
             decided.notes.retain(|note| !plan.notes.contains(note));
             plan.notes.extend(decided.notes);
@@ -183,5 +183,120 @@ impl Policy for ByRule {
 
     fn trouble(&self) -> Option<&str> {
         self.parts.iter().find_map(|running| running.part.policy.trouble())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{Move, NodeLoad, Outcome, Reason};
+    use topology::NodeId;
+
+    /// Moves each thread that it may, and each file, to node 1; notes what it saw.
+    struct All(&'static str, Arc<Mutex<Vec<Snapshot>>>);
+
+    impl Policy for All {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn decide(&mut self, _: &Topology, snapshot: &Snapshot) -> Plan {
+            self.1.lock().unwrap().push(snapshot.clone());
+            let mut plan = Plan::new(self.0);
+            let free = snapshot.threads.iter().filter(|thread| thread.pinned.is_none());
+            plan.moves.extend(free.map(|thread| Move::thread(thread, NodeId(1), Reason::ReadLocality, "x")));
+            let files = snapshot.files.iter().filter(|file| file.movable != Some(false));
+            plan.moves.extend(files.map(|file| Move::file(file, NodeId(0), NodeId(1), "x")));
+            plan
+        }
+
+        fn traits(&self) -> Traits {
+            Traits { moves_files: self.0 == "files", ..Traits::default() }
+        }
+    }
+
+    fn part(name: &'static str, rule: &str, bytes_per_day: f64) -> (Part, Arc<Mutex<Vec<Snapshot>>>) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let policy = Box::new(All(name, Arc::clone(&seen)));
+        (Part { rules: vec![Some(rule.into())], policy, bytes_per_day }, seen)
+    }
+
+    fn thread(tid: u32, rule: Option<&str>) -> Thread {
+        Thread { tid, pid: tid, rule: rule.map(Arc::from), ..Thread::default() }
+    }
+
+    fn file(ino: u64, readers: &[u32]) -> ObservedFile {
+        let file = FileId { dev: 1, ino, generation: 0 };
+        ObservedFile { file, readers: readers.to_vec(), ..ObservedFile::default() }
+    }
+
+    fn window(time_s: f64) -> Snapshot {
+        let observed = Thread { only_observed: true, pinned: Some("no rule is for it".into()), ..thread(3, None) };
+        Snapshot {
+            time_s,
+            window_s: 1.0,
+            nodes: vec![NodeLoad::default()],
+            threads: vec![thread(1, Some("a")), thread(2, Some("b")), observed],
+            files: vec![file(11, &[1]), file(12, &[2]), file(13, &[1, 3]), file(14, &[1, 2])],
+            processes: (1..=3).map(|pid| crate::Process { pid, ..crate::Process::default() }).collect(),
+            ..Snapshot::default()
+        }
+    }
+
+    fn subjects(plan: &Plan) -> Vec<Subject> {
+        plan.moves.iter().map(|mv| mv.subject).collect()
+    }
+
+    #[test]
+    fn each_policy_decides_on_the_services_of_its_rules_alone() {
+        let ((a, saw_a), (b, saw_b)) = (part("threads", "a", f64::INFINITY), part("files", "b", f64::INFINITY));
+        let mut rules = ByRule::new(vec![a, b]);
+        assert_eq!((rules.name(), rules.traits().moves_files), ("rules", true));
+        let snapshot = window(1.0);
+        let plan = rules.decide(&Topology::default(), &snapshot);
+        let of = |at: usize| Subject::thread(&snapshot.threads[at]);
+        let file = |at: usize| Subject::file(&snapshot.files[at]);
+        // Files that somebody else uses, too, stay.
+        assert_eq!(subjects(&plan), [of(0), file(0), of(1), file(1)]);
+        let saw = saw_a.lock().unwrap();
+        let pinned: Vec<bool> = saw[0].threads.iter().map(|thread| thread.pinned.is_some()).collect();
+        let processes: Vec<u32> = saw[0].processes.iter().map(|process| process.pid).collect();
+        assert_eq!((pinned, processes), (vec![false, true, true], vec![1]));
+        assert_eq!(saw[0].nodes, snapshot.nodes, "the load of others counts");
+        // What became of a move concerns those who asked for it.
+        let result = OutcomeState::Done { bytes: 5, failed: 0 };
+        let outcome = Outcome { subject: file(1), from: NodeId(0), to: NodeId(1), result };
+        let next = Snapshot { outcomes: vec![outcome.clone()], ..window(2.0) };
+        drop(saw);
+        rules.decide(&Topology::default(), &next);
+        assert_eq!(saw_a.lock().unwrap()[1].outcomes, []);
+        assert_eq!(saw_b.lock().unwrap()[1].outcomes, [outcome]);
+    }
+
+    #[test]
+    fn a_rule_copies_no_more_than_its_bytes_a_day() {
+        let (a, _) = part("files", "a", 86_400.0);
+        let mut rules = ByRule::new(vec![a]);
+        assert_eq!(rules.name(), "files");
+        let first = window(1.0);
+        let plan = rules.decide(&Topology::default(), &first);
+        assert_eq!(plan.moves.len(), 2);
+        let result = OutcomeState::Done { bytes: 86_410, failed: 0 };
+        let outcome = Outcome { subject: plan.moves[1].subject, from: NodeId(0), to: NodeId(1), result };
+        let spent = rules.decide(&Topology::default(), &Snapshot { outcomes: vec![outcome], ..window(2.0) });
+        assert_eq!(subjects(&spent), [Subject::thread(&first.threads[0])], "threads copy nothing");
+        assert!(spent.notes.iter().any(|note| note.contains("rule a")), "{:?}", spent.notes);
+        // A byte a second comes back.
+        assert_eq!(rules.decide(&Topology::default(), &window(10.0)).moves.len(), 1);
+        assert_eq!(rules.decide(&Topology::default(), &window(14.0)).moves.len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_moved_without_a_part() {
+        let mut rules = ByRule::new(Vec::new());
+        assert_eq!(rules.decide(&Topology::default(), &window(1.0)).moves, []);
+        assert_eq!(rules.traits(), Traits::default());
     }
 }

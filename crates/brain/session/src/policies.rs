@@ -73,7 +73,9 @@ pub fn chosen(args: &PolicyArgs, config: &Config, programs: &Programs) -> Result
 pub fn by_rules(config: &Config) -> Result<ByRule, Failure> {
     let mut parts: Vec<(Part, &str, &placement::Settings)> = Vec::new();
     for service in &config.service {
-        let (Some(name), settings, budget) = (service.policy(), &service.settings, service.bytes_per_day) else { continue };
+        let (Some(name), settings, budget) = (service.policy(), &service.settings, service.bytes_per_day) else {
+            continue;
+        };
         let shared = parts.iter_mut().find(|(part, policy, of)| {
             budget.is_infinite() && part.bytes_per_day.is_infinite() && (*policy, *of) == (name, settings)
         });

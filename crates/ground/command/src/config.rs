@@ -194,12 +194,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("homenode.toml");
         fs::create_dir(dir.path().join("conf.d")).unwrap();
-        fs::write(&file, "[nthread]\ncpu_limit = 0.5\nmin_bytes = \"1 MB\"\n[[service]]\nname = \"db\"\n\
-            unit = [\"postgres*\", \"mysql\"]\npolicy = \"nthread\"\nnthread = { min_bytes = \"2 MB\" }\n").unwrap();
+        fs::write(
+            &file,
+            "[nthread]\ncpu_limit = 0.5\nmin_bytes = \"1 MB\"\n[[service]]\nname = \"db\"\n\
+            unit = [\"postgres*\", \"mysql\"]\npolicy = \"nthread\"\nnthread = { min_bytes = \"2 MB\" }\n",
+        )
+        .unwrap();
         let batch = "[[service]]\nuser = [0, \"root\"]\npolicy = \"dragonfly\"\nbytes_per_day = \"1 GB\"\n\
             [[service]]\ngroup = \"/\"\npolicy = \"ignore\"\n";
         fs::write(dir.path().join("conf.d/20-batch.toml"), batch).unwrap();
-        fs::write(dir.path().join("conf.d/10-web.toml"), "[[service]]\npod = \"web/*\"\npolicy = \"observe\"\n").unwrap();
+        fs::write(dir.path().join("conf.d/10-web.toml"), "[[service]]\npod = \"web/*\"\npolicy = \"observe\"\n")
+            .unwrap();
         fs::write(dir.path().join("conf.d/other.txt"), "none of ours").unwrap();
         let config = Config::load(Some(&file)).unwrap();
         let rules = config.rules();

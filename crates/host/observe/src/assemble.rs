@@ -392,8 +392,8 @@ impl Masks {
 
 #[cfg(test)]
 mod tests {
-    use placement::rules::{Of, Pattern, Rule, Rules};
     use crate::records::intf::task_record;
+    use placement::rules::{Of, Pattern, Rule, Rules};
     use std::path::Path;
 
     use super::*;
@@ -493,9 +493,10 @@ mod tests {
         };
         let mut pass = pass(&[(7, 0, EARLY)]);
         pass.tasks[0].cgroup_id = 2;
-        let of_scope = |filter: Filter| {
+        let of_scope = |mut filter: Filter| {
             let mut groups = no_groups();
             groups.window(Ok((vec![(1, Some("/a".to_owned())), (2, Some("/a/b".to_owned()))], false)));
+            filter.learn(&pass.tasks, &mut groups);
             let out = assemble(&pass, entries(), &filter, &mut groups, &places(), &[]);
             let thread = &out.threads[0].thread;
             assert_eq!((thread.group.as_deref(), thread.read_bytes.total()), (Some("/a/b"), 20));

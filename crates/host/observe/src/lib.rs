@@ -116,10 +116,10 @@ use groups::Groups;
 use linux::births::Descendant;
 use linux::clock::{self, ClockId};
 use linux::threads::Threads;
+use placement::rules::Rules;
 use programs::{Machine, Programs, Refused};
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use records::{Counters, Record};
-use placement::rules::Rules;
 use scope::{Filter, Ruled};
 use slices::{Attached, HookCost, Slicer, Slices};
 

@@ -349,8 +349,19 @@ impl Programs {
         ];
         let nodes = machine.nodes.clone();
         let groups = GroupEvents::start(&skel).map_err(|error| cause::of_bpf(&error));
-        let mut programs =
-            Self { skel, pass, descendant_pass, _links: links, reads: None, groups, nodes, epoch: 0, all_next: false, grace, drain };
+        let mut programs = Self {
+            skel,
+            pass,
+            descendant_pass,
+            _links: links,
+            reads: None,
+            groups,
+            nodes,
+            epoch: 0,
+            all_next: false,
+            grace,
+            drain,
+        };
         programs.fresh_samplers(machine.possible_cpus).map_err(bpf("setting up the samplers"))?;
         for epoch in [0, 1] {
             programs.make_unattributed(epoch).map_err(bpf("setting up the tables"))?;

@@ -140,7 +140,8 @@ impl Ruled {
             let (command, group) = (text(&task.command), groups.path(task.cgroup_id));
             let group = group.as_deref().unwrap_or_default();
             let pod = pods::known(group).map(|(name, _)| name);
-            let (rule, does) = rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
+            let (rule, does) =
+                rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
             let &task_record { cgroup_id, uid, command, .. } = &task.record;
             processes.insert(task.tgid, Chosen { process, cgroup_id, uid, command, rule, does, seen: *pass });
         }

@@ -269,7 +269,8 @@ impl Plane for HostPlane {
         let Observed { time_s, window_s, threads, ended, mut files, mut notes, .. } = observed;
         notes.extend(controllers);
 
-        let threads: Vec<Thread> = threads.into_iter().map(|thread| unless_observed(self.actor.complete(seen(thread)))).collect();
+        let threads: Vec<Thread> =
+            threads.into_iter().map(|thread| unless_observed(self.actor.complete(seen(thread)))).collect();
         let (mapped, limits) = self.mapped(&threads, window_s);
         let mut processes = self.add_facts(window, &mut files, &threads, &mapped, &mut notes);
         notes.extend(self.actor.take_notes());

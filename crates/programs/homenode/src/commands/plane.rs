@@ -119,7 +119,8 @@ fn chosen(args: &ScopeArgs) -> Result<Option<Rules>, Failure> {
     let group = |dir: &PathBuf| {
         let id = control_group(dir)?;
         let path = groups.as_mut().and_then(|groups| groups.path(id));
-        let path = path.ok_or_else(|| Failure::new(Exit::Usage, format!("control group {}", dir.display()), "it has ended"))?;
+        let path =
+            path.ok_or_else(|| Failure::new(Exit::Usage, format!("control group {}", dir.display()), "it has ended"))?;
         Ok(Pattern::new(&Pattern::escape(&path)).unwrap_or_default())
     };
     let groups = cgroup.iter().map(group).collect::<Result<Vec<_>, Failure>>()?;

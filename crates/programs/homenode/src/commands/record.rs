@@ -42,7 +42,8 @@ pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let stop = Stop::or_killed()?;
     // A replay may be by a policy that looks at ranges.
     let wanted = Traits { wants_ranges: Wish::Needed, wants_idle: true, ..Traits::default() };
-    let mut plane = plane::open(&config, &args.observe, plane::looked_at(&args.observe.scope, &config)?, wanted, false)?;
+    let mut plane =
+        plane::open(&config, &args.observe, plane::looked_at(&args.observe.scope, &config)?, wanted, false)?;
     // Where nothing can be observed no file is left behind.
     let mut writer = Writer::open(&args.file)?;
     plane::observe_only()?;

@@ -17,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub fn run(global: &Global) -> Result<Exit, Failure> {
     let before = running(global)?;
     let holder = engine::state::holder(&global.state_dir).and_then(|pid| Pid::from_raw(pid as i32));
-    let pid = holder.ok_or_else(|| Failure::new(Exit::Partly, "not reloaded", "no homenode has the state directory"))?;
+    let pid =
+        holder.ok_or_else(|| Failure::new(Exit::Partly, "not reloaded", "no homenode has the state directory"))?;
     kill_process(pid, Signal::USR1)
         .map_err(|e| Failure::from_error(Exit::Unsupported, format!("process {pid:?}"), &std::io::Error::from(e)))?;
     let end = Instant::now() + PATIENCE.max(Duration::from_secs_f64(2.0 * before.window_s));
@@ -28,7 +29,11 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
             return said(global, &now, reload);
         }
     }
-    Err(Failure::new(Exit::Partly, "not reloaded", "homenode has not answered; `homenode status` shows whether it runs"))
+    Err(Failure::new(
+        Exit::Partly,
+        "not reloaded",
+        "homenode has not answered; `homenode status` shows whether it runs",
+    ))
 }
 
 fn running(global: &Global) -> Result<Told, Failure> {

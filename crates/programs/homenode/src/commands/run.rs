@@ -24,8 +24,8 @@ use session::{policies, undo};
 
 use crate::child::Child;
 use crate::commands::off::Off;
-use crate::commands::rules::{self, Reload};
 use crate::commands::plane::{self, PROC};
+use crate::commands::rules::{self, Reload};
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::notify;

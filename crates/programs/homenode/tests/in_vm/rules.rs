@@ -42,11 +42,8 @@ impl Drop for Group {
 }
 
 fn rule(policy: &str) -> String {
-    let settings = if policy == "nthread" {
-        "nthread = { min_bytes = \"1 MB\", locality_margin = \"2 MB/s\" }"
-    } else {
-        ""
-    };
+    let settings =
+        if policy == "nthread" { "nthread = { min_bytes = \"1 MB\", locality_margin = \"2 MB/s\" }" } else { "" };
     format!("[[service]]\ngroup = \"/{NAME}\"\npolicy = \"{policy}\"\n{settings}\n")
 }
 
@@ -89,7 +86,8 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
     moved(&mut daemon)?;
 
     // A mistake in the file changes nothing, and is named with its line.
-    let line = 1 + std::fs::read_to_string(&config)?.lines().position(|line| line.starts_with("policy")).context("policy")?;
+    let line =
+        1 + std::fs::read_to_string(&config)?.lines().position(|line| line.starts_with("policy")).context("policy")?;
     bench.config(&rule("nthreads"))?;
     let bound = masks(ours.pid());
     let refused = told("reload")?;

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use command::args::Global;
-use observe::inode::Inodes;
 use observe::Scope;
+use observe::inode::Inodes;
 use placement::{RANGE_BYTES, RangeHeat, Snapshot, Traits, Wish};
 use serde_json::{Value, json};
 use topology::{FileId, NodeId};

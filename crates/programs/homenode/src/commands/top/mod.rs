@@ -111,7 +111,13 @@ struct Source {
 
 impl Source {
     fn open(config: &Config, args: &TopArgs, state_dir: &Path, verbose: u8) -> Result<Self, Failure> {
-        let plane = plane::open(config, &args.observe, plane::looked_at(&args.observe.scope, config)?, Traits::default(), false)?;
+        let plane = plane::open(
+            config,
+            &args.observe,
+            plane::looked_at(&args.observe.scope, config)?,
+            Traits::default(),
+            false,
+        )?;
         plane::observe_only()?;
         Ok(Self {
             limits: Limits::of(plane.limits(), verbose),
