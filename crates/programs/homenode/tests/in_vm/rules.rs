@@ -50,11 +50,13 @@ fn rule(policy: &str) -> String {
 /// Two processes read away from their data, and one of them is allowed to be moved.
 fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
     let bench = Bench::new()?;
-    let files = [bench.files(0, 2)?, bench.files(1, 2)?].concat();
+    // Threads that share a file with others stay, so each process has its own.
+    let (first, second) = (bench.files(0, 4)?, bench.files(1, 4)?);
+    let half = |from: usize| [&first[from..from + 2], &second[from..from + 2]].concat();
     // The group goes after the reader in it.
     let group = Group::new()?;
-    let others = bench.readers_away(0.2, &files, home_of)?;
-    let ours = bench.readers_away(0.2, &files, home_of)?;
+    let others = bench.readers_away(0.2, &half(0), home_of)?;
+    let ours = bench.readers_away(0.2, &half(2), home_of)?;
     Group::take(&group.0, ours.pid())?;
     let (before, of_others) = (masks(ours.pid()), masks(others.pid()));
     let config = bench.config(&rule("nthread"))?;
