@@ -134,7 +134,8 @@ fn a_move_to_another_group_divides_what_a_thread_read(hooks: Hooks) -> Tried {
     Ok(())
 }
 
-/// Without a pooler each query has a process of its own. PostgreSQL counts the blocks that it reads.
+/// Without a pooler each query has a process of its own. PostgreSQL counts the blocks that it
+/// reads.
 fn backends_of_postgresql_that_ended_count_for_their_group(hooks: Hooks) -> Tried {
     const QUERIES: usize = 30;
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
