@@ -92,8 +92,8 @@ pub struct Report {
     /// All bytes of the listed threads.
     #[serde(flatten)]
     pub sum: Flow,
-    /// Bytes that others read, by node: threads out of scope, and threads that ended within a window
-    /// if nobody knows their service.
+    /// Bytes that others read, by node: threads out of scope, and threads that ended within a
+    /// window if nobody knows their service.
     pub unlisted_read_bytes: NodeBytes,
     pub services: Vec<Service>,
     /// The processes with most bytes.
