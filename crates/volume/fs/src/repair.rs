@@ -145,7 +145,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     if !words.is_empty() {
         store.commit(&words, &Flushed::nothing().fence(&store)?)?;
     }
-    mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
+    let stuck = !mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
 
     // Damaged, and nameless once those names are gone.
     let nameless =
@@ -162,7 +162,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     let mut volume = {
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = mount::slots(&store, &checkpoint.inodes);
-        let found = Recovered { checkpoint, damage: damage.clone(), ..Recovered::default() };
+        let found = Recovered { checkpoint, damage: damage.clone(), stuck, ..Recovered::default() };
         Volume::new(store, allocator, slots, found, options)
     };
 

@@ -9,9 +9,16 @@ use super::page::{self, NEXT, SLOTS, Seal};
 use super::word::{self, Field, Owner};
 use super::{BLOCK, Block, Ino, LINE, get_u32, get_u64, journal};
 
-/// A journal: all of it.
+/// A journal: all of it. What has ended, and is sealed, is believed before what is under way, and
+/// that before zeros: whatever was under way when one of two copies ended is done.
 pub fn journal(at: Block, says: &mut [u8; BLOCK], twin: &[u8; BLOCK]) {
-    if journal::decode(at, says).is_err() && journal::decode(at, twin).is_ok() {
+    let worth = |block: &[u8; BLOCK]| match journal::decode(at, block) {
+        Err(_) => 0,
+        Ok(_) if get_u64(block, 0) == 0 => 1,
+        Ok(records) if !records.is_empty() => 2,
+        Ok(_) => 3,
+    };
+    if worth(twin) > worth(says) {
         *says = *twin;
     }
 }
