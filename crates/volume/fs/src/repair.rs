@@ -104,8 +104,8 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         return Err(damage.last().cloned().map_or(Error::NoSpace, Error::from));
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
-    twins::mend(&store, twins::pages(&inodes))?;
     let lines = lines::find(&store, &mut inodes)?;
+    twins::mend(&store, twins::pages(&inodes))?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
     // There is no other place for it.
     if let Some(damage @ Damage::Inode { what: UNREADABLE, .. }) = tree.astray.get(&Ino::ROOT) {

@@ -546,8 +546,11 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bo
                 Item::Entry(entry, _) if !is_here(entry) => state.gap(entry.slots()),
                 Item::Entry(entry, time) => state.apply_past(entry, time, kind, &mut Vec::new()),
             })?;
-            if Kind::of_mode(state.attributes.mode).is_none() {
-                return Err(damage.into());
+            match Kind::of_mode(state.attributes.mode) {
+                None => return Err(damage.into()),
+                Some(Kind::Directory) => {}
+                // Damaged attributes in between had made it one.
+                Some(_) => state.dir = None,
             }
             // It is another fault than one of an entry.
             let gaps = state.gaps.get_or_insert_default();

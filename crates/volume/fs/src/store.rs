@@ -109,6 +109,8 @@ pub struct Store {
     in_doubt: AtomicBool,
     frozen: AtomicBool,
     failed: Arc<Failed>,
+    /// Regions that are not there, also where a twin has their metadata.
+    lost: Vec<usize>,
     /// Where a damaged log was met.
     pages: Mutex<Option<Arc<LogPages>>>,
 }
@@ -159,9 +161,10 @@ impl Failed {
 impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
+        let lost = (0..medium.regions()).filter(|region| medium.is_missing(*region)).collect();
         let medium = if superblock.has_twins() { Box::new(Twins::new(medium, &superblock)) } else { medium };
         let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { medium, superblock, in_doubt, frozen, failed: Arc::default(), pages: Mutex::default() }
+        Self { medium, superblock, in_doubt, frozen, lost, failed: Arc::default(), pages: Mutex::default() }
     }
 
     /// Blocks whose memory has failed.
@@ -200,6 +203,11 @@ impl Store {
     /// Gives back the memory for them.
     pub fn forget_log_pages(&self) {
         lock(&self.pages).take();
+    }
+
+    /// Whether a region is not there, whatever a twin has of it.
+    pub fn is_lost(&self, region: usize) -> bool {
+        self.lost.contains(&region)
     }
 
     /// Whether a region is not there at all.

@@ -7,7 +7,7 @@ use super::entry::Entry;
 use super::inode::{self, Inode};
 use super::page::{self, NEXT, SLOTS, Seal};
 use super::word::{self, Field, Owner};
-use super::{BLOCK, Block, Ino, LINE, get_u32, get_u64, journal};
+use super::{BLOCK, Block, Ino, LINE, bytes, get_u32, get_u64, journal};
 
 /// A journal: all of it. What has ended, and is sealed, is believed before what is under way, and
 /// that before zeros: whatever was under way when one of two copies ended is done.
@@ -18,8 +18,15 @@ pub fn journal(at: Block, says: &mut [u8; BLOCK], twin: &[u8; BLOCK]) {
         Ok(records) if !records.is_empty() => 2,
         Ok(_) => 3,
     };
-    if worth(twin) > worth(says) {
-        *says = *twin;
+    let mut words = *says;
+    copy(&mut words, twin, 0, LINE);
+    let mut records = *twin;
+    copy(&mut records, says, 0, LINE);
+    // Neither is whole, perhaps, and each has what the other one lacks.
+    for other in [*twin, words, records] {
+        if worth(&other) > worth(says) {
+            *says = other;
+        }
     }
 }
 
@@ -42,6 +49,19 @@ pub fn inodes(ino: impl Fn(usize) -> Ino, says: &mut [u8; BLOCK], twin: &[u8; BL
         };
         if line != other && worth(other) > worth(line) {
             line.copy_from_slice(other);
+        }
+        if line != other && worth(line) == 0 {
+            // Neither is whole: each may have words that the other one lacks.
+            let own: [u8; LINE] = bytes(line, 0);
+            for which in 1..7 {
+                let mut mixed = own;
+                (0..3)
+                    .filter(|word| which >> word & 1 == 1)
+                    .for_each(|word| copy(&mut mixed, other, word * 8, word * 8 + 8));
+                if worth(&mixed) > worth(line) {
+                    line.copy_from_slice(&mixed);
+                }
+            }
         }
     }
 }
