@@ -208,7 +208,8 @@ impl Allocator {
         purpose: Purpose,
         into: &mut Fresh<'a>,
     ) -> Result<(Block, u64)> {
-        let found = self.first_with(&self.regions, regions, want, from, purpose)?;
+        // Logs have an area of their own, perhaps: it is not for want of a page.
+        let found = self.first_with(&self.regions, regions, want, from, purpose).map_err(|_| Error::Lacks(1))?;
         into.runs.push(found);
         Ok(found)
     }

@@ -152,8 +152,8 @@ impl Volume {
         loop {
             let made = self.room.made.load(Ordering::Acquire);
             let lack = match work() {
-                Err(Error::NoSpace) => 1,
-                Err(Error::Lacks(blocks)) => blocks,
+                Err(Error::NoSpace) => (1, true),
+                Err(Error::Lacks(blocks)) => (blocks, !self.store.superblock().has_twins()),
                 done => return done,
             };
             if !self.make_room(made, lack) {
@@ -163,9 +163,9 @@ impl Volume {
     }
 
     /// Cleans all logs that would lose a page, those that need least room first, unless all of them
-    /// have less than is missing. False: there is no more room than when cleaning had `made` so
-    /// many blocks.
-    fn make_room(&self, made: u64, lack: u64) -> bool {
+    /// have less than is missing, or what is missing is not `of_logs`. False: there is no more room
+    /// than when cleaning had `made` so many blocks.
+    fn make_room(&self, made: u64, (lack, of_logs): (u64, bool)) -> bool {
         if lack > (0..self.slots.len()).map(|region| self.allocator.usage(region).1).sum() {
             return false;
         }
@@ -173,6 +173,9 @@ impl Volume {
         let _alone = lock(&self.room.making);
         if self.room.made.load(Ordering::Acquire) != made {
             return true; // blocks were left, or another thread cleaned meanwhile
+        }
+        if !of_logs {
+            return false;
         }
         // A full volume is full at once where none changed.
         let mut listed = std::mem::take(&mut *lock(&self.room.changed));

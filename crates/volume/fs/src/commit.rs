@@ -104,7 +104,7 @@ impl Volume {
         // before.
         for record in records {
             let (block, offset, _) = place(&self.store, record)?;
-            self.store.load_word(block, offset)?;
+            self.store.can_store(block, offset)?;
         }
         let (own, all) = (self.cpu(), self.journals.len());
         let mut turns = (0..all).filter_map(|i| self.journals.get((own + i) % all));
@@ -138,7 +138,7 @@ pub(crate) fn finish_journal(store: &Store, at: Block, records: &[Record], commi
     store.certain(|| {
         let words = records.iter().map(|record| place(store, record)).collect::<Result<Vec<_>>>()?;
         let stored = store.commit(&words, committed)?;
-        store.commit(&[(at, 0, 0)], &stored)
+        store.end_journal(at, &stored)
     })
 }
 

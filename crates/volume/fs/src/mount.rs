@@ -126,6 +126,8 @@ pub(crate) struct Recovered {
     pub unused: Vec<Damage>,
     /// Inodes without a name that a kernel may know.
     pub orphans: Vec<Ino>,
+    /// Other ones are left, as their lines have failed: no checkpoint is right.
+    pub stuck: bool,
 }
 
 impl Volume {
@@ -259,16 +261,19 @@ impl Volume {
         self.give_back_all();
         // Who frees an inode waits for nothing, and this thread's fence only for what it flushes:
         // one that the medium still has in use would never be used again.
-        let mut freed = Flushed::nothing();
+        let (mut freed, mut all) = (Flushed::nothing(), true);
         for (region, slots) in self.slots.iter().enumerate() {
             for slot in &lock(slots).free {
                 let (block, line) = self.store.inode_at(Ino::new(region, *slot))?;
-                freed = freed.and(self.store.flush_line(block, line)?);
+                match self.store.flush_line(block, line) {
+                    Err(Error::Io(_)) => all = false, // it may be an orphan
+                    flushed => freed = freed.and(flushed?),
+                }
             }
         }
         let checkpoint = self.checkpoint();
         let blocks = checkpoint.places();
-        let known = !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();
+        let known = all && !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();
         let write = blocks.len() == checkpoint.blocks() && known;
         let (durable, state) = match blocks.first().filter(|_| write) {
             None => (freed.fence(&self.store)?, Use::Clean),
@@ -310,12 +315,14 @@ pub(crate) fn is_unreadable(damage: &Damage) -> bool {
     matches!(damage, Damage::Journal { what, .. } if *what == UNREADABLE)
 }
 
-/// Empties journals that are damaged. Those that cannot be read stay: a store there could end the
-/// process.
+/// Empties journals that are damaged. Those that cannot be read stay.
 pub(crate) fn clear_journals(store: &Store, damage: &[Damage]) -> Result<()> {
-    let word = |damage: &Damage| if let Damage::Journal { block, .. } = damage { Some((*block, 0, 0)) } else { None };
-    let words: Vec<_> = damage.iter().filter(|damage| !is_unreadable(damage)).filter_map(word).collect();
-    store.commit(&words, &Flushed::nothing().fence(store)?).map(drop)
+    for damage in damage.iter().filter(|damage| !is_unreadable(damage)) {
+        if let Damage::Journal { block, .. } = damage {
+            store.end_journal(*block, &Flushed::nothing().fence(store)?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads the whole volume, after finishing what a crash interrupted: what an unmount would have
@@ -359,9 +366,7 @@ fn recover(
         blocks = scan::blocks(store, &inodes, &tree.orphans);
     }
     let scan::Blocks { mut free, damage: owners, .. } = blocks;
-    if damage.is_empty() && !tree.names_lost {
-        free_orphans(store, &mut inodes, &tree.orphans)?;
-    }
+    let stuck = damage.is_empty() && !tree.names_lost && !free_orphans(store, &mut inodes, &tree.orphans)?;
     let mut all = damage;
     all.extend(lines.into_keys().map(|ino| Damage::Inode { ino, what: "its line is lost, and its log was found" }));
     all.extend(tree.damage.into_iter().chain(owners));
@@ -393,14 +398,19 @@ fn recover(
     let parents = inodes.into_iter().filter_map(parent).collect();
     let checkpoint = Checkpoint { free, inodes: used, parents, long };
     store.forget_log_pages();
-    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new(), orphans })
+    Ok(Recovered { checkpoint, damage: all, damaged, lost, unused: Vec::new(), orphans, stuck })
 }
 
-/// Frees the inodes that nobody names.
-pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -> Result<()> {
-    let mut words = Vec::new();
+/// Frees the inodes that nobody names: whether all of them, as one whose line has failed stays an
+/// orphan.
+pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -> Result<bool> {
+    let (mut words, mut all) = (Vec::new(), true);
     for ino in orphans {
         if let Some(orphan) = found.remove(ino) {
+            if !scan::can_store(store, *ino) {
+                all = false;
+                continue;
+            }
             let (block, line) = store.inode_at(*ino)?;
             words.push((block, line + inode::STATE, inode::state_word(*ino, false, orphan.generation)));
         }
@@ -408,7 +418,7 @@ pub(crate) fn free_orphans(store: &Store, found: &mut Inodes, orphans: &[Ino]) -
     if !words.is_empty() {
         store.commit(&words, &Flushed::nothing().fence(store)?)?;
     }
-    Ok(())
+    Ok(all)
 }
 
 /// The free slots of each inode table.

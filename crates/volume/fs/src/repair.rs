@@ -104,8 +104,8 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         return Err(damage.last().cloned().map_or(Error::NoSpace, Error::from));
     }
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
-    twins::mend(&store, twins::pages(&inodes))?;
     let lines = lines::find(&store, &mut inodes)?;
+    twins::mend(&store, twins::pages(&inodes))?;
     let (tree, blocks) = settle(&store, &mut inodes, names_lost);
     // There is no other place for it.
     if let Some(damage @ Damage::Inode { what: UNREADABLE, .. }) = tree.astray.get(&Ino::ROOT) {
@@ -145,7 +145,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     if !words.is_empty() {
         store.commit(&words, &Flushed::nothing().fence(&store)?)?;
     }
-    mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
+    let stuck = !mount::free_orphans(&store, &mut inodes, &tree.orphans)?;
 
     // Damaged, and nameless once those names are gone.
     let nameless =
@@ -162,7 +162,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     let mut volume = {
         let allocator = Allocator::new(store.superblock(), options.parts, &checkpoint.free);
         let slots = mount::slots(&store, &checkpoint.inodes);
-        let found = Recovered { checkpoint, damage: damage.clone(), ..Recovered::default() };
+        let found = Recovered { checkpoint, damage: damage.clone(), stuck, ..Recovered::default() };
         Volume::new(store, allocator, slots, found, options)
     };
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
+use crate::commit::place;
 use crate::dir::{Dir, Named};
 use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::extents::Extents;
@@ -275,9 +276,14 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
         match journal::decode(at, block.as_slice()) {
             Ok(records) if records.is_empty() => {}
             Ok(mut records) if known(&records) => {
-                // A store to a line that cannot be read could end the process, and what is there is
-                // lost in any case.
-                records.retain(|record| store.read_inode(record.ino).is_ok());
+                // Nobody waits for what did not end: it has not happened where a line of it can be
+                // stored to in one of two copies only, unless it was under way.
+                let is_half = |r: &journal::Record| store.read_inode(r.ino).is_ok() && !can_store(store, r.ino);
+                if records.iter().any(is_half) && !records.iter().any(|record| is_stored(store, record)) {
+                    records.clear();
+                }
+                // What is in a line that cannot be read is lost in any case.
+                records.retain(|record| can_store(store, record.ino));
                 found.push((at, records));
             }
             Ok(_) => {
@@ -288,6 +294,16 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
         }
     }
     Ok((found, damage))
+}
+
+/// Whether an inode's line can be stored to.
+pub(crate) fn can_store(store: &Store, ino: Ino) -> bool {
+    store.inode_at(ino).is_ok_and(|(block, line)| store.can_store(block, line).is_ok())
+}
+
+/// Whether an inode has the word of a record.
+fn is_stored(store: &Store, record: &journal::Record) -> bool {
+    place(store, record).is_ok_and(|(block, at, word)| store.load_word(block, at).is_ok_and(|now| now == word))
 }
 
 /// Told how many steps of reading inode tables were begun, and of how many; says whether to go on.
@@ -530,8 +546,11 @@ fn replay(store: &Store, whose: (Ino, u32), head: LogPos, tail: LogPos, past: bo
                 Item::Entry(entry, _) if !is_here(entry) => state.gap(entry.slots()),
                 Item::Entry(entry, time) => state.apply_past(entry, time, kind, &mut Vec::new()),
             })?;
-            if Kind::of_mode(state.attributes.mode).is_none() {
-                return Err(damage.into());
+            match Kind::of_mode(state.attributes.mode) {
+                None => return Err(damage.into()),
+                Some(Kind::Directory) => {}
+                // Damaged attributes in between had made it one.
+                Some(_) => state.dir = None,
             }
             // It is another fault than one of an entry.
             let gaps = state.gaps.get_or_insert_default();

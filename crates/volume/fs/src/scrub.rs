@@ -337,7 +337,7 @@ impl Volume {
 
     /// Reads all copies of the superblocks, and copies a good one over those that are not.
     fn scrub_superblocks(&self, found: Found<'_>) -> Result<()> {
-        for region in (0..self.store.superblock().regions.len()).filter(|region| !self.store.is_missing(*region)) {
+        for region in (0..self.store.superblock().regions.len()).filter(|region| !self.store.is_lost(*region)) {
             let blocks = self.store.superblock().regions.get(region).map_or(0, |region| region.blocks);
             let read =
                 copies(blocks).map(|copy| (Block::new(region, copy), self.store.read_block(Block::new(region, copy))));

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::superblock::{SUM, Superblock};
-use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE};
+use crate::format::{BLOCK, BLOCK_BYTES, Block, Ino, LINE, journal};
 use crate::medium::{At, Copies, Medium, Twins};
 use crate::salvage::LogPages;
 use crate::volume::lock;
@@ -109,6 +109,8 @@ pub struct Store {
     in_doubt: AtomicBool,
     frozen: AtomicBool,
     failed: Arc<Failed>,
+    /// Regions that are not there, also where a twin has their metadata.
+    lost: Vec<usize>,
     /// Where a damaged log was met.
     pages: Mutex<Option<Arc<LogPages>>>,
 }
@@ -159,9 +161,10 @@ impl Failed {
 impl Store {
     /// A store over regions that were checked against `superblock`.
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
+        let lost = (0..medium.regions()).filter(|region| medium.is_missing(*region)).collect();
         let medium = if superblock.has_twins() { Box::new(Twins::new(medium, &superblock)) } else { medium };
         let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { medium, superblock, in_doubt, frozen, failed: Arc::default(), pages: Mutex::default() }
+        Self { medium, superblock, in_doubt, frozen, lost, failed: Arc::default(), pages: Mutex::default() }
     }
 
     /// Blocks whose memory has failed.
@@ -169,16 +172,16 @@ impl Store {
         &self.failed
     }
 
-    /// An access to some blocks. Where it fails, those are noted that cannot be read.
+    /// An access to some blocks. Where it fails, those are noted that cannot be stored to.
     fn access<const N: usize>(&self, blocks: [(Block, u64); N], access: impl FnOnce() -> Result<()>) -> Result<()> {
         access().inspect_err(|error| {
             let all = blocks.into_iter().flat_map(|(block, count)| (0..count).map(move |i| block.offset(i)));
-            let unread = |block: &Block| {
-                let read = self.medium.read(at(*block, 0), &mut [0; BLOCK]);
-                matches!(read, Err(Error::Io(_)))
+            let has_failed = |block: &Block| {
+                let mut lines = (0..BLOCK_BYTES).step_by(LINE);
+                lines.any(|line| matches!(self.medium.can_store(at(*block, line)), Err(Error::Io(_))))
             };
             if matches!(error, Error::Io(_)) {
-                all.filter(unread).for_each(|block| self.failed.add(block));
+                all.filter(has_failed).for_each(|block| self.failed.add(block));
             }
         })
     }
@@ -200,6 +203,11 @@ impl Store {
     /// Gives back the memory for them.
     pub fn forget_log_pages(&self) {
         lock(&self.pages).take();
+    }
+
+    /// Whether a region is not there, whatever a twin has of it.
+    pub fn is_lost(&self, region: usize) -> bool {
+        self.lost.contains(&region)
     }
 
     /// Whether a region is not there at all.
@@ -346,11 +354,22 @@ impl Store {
         Ok(word)
     }
 
+    /// Fails where the memory of a line has failed: of two copies, in one of them.
+    pub fn can_store(&self, block: Block, offset: u64) -> Result<()> {
+        self.access([(block, 1)], || self.medium.can_store(at(block, offset)))
+    }
+
     /// Commits: stores words after all that they refer to became durable, and waits until they are
     /// durable themselves.
     pub fn commit(&self, words: &[(Block, u64, u64)], _after: &Durable) -> Result<Durable> {
         if let [(block, offset, word)] = words {
-            let stored = self.store_word(*block, *offset, *word)?;
+            let stored = self.store_word(*block, *offset, *word).or_else(|error| {
+                // Of two copies one may have it.
+                match self.load_word(*block, *offset) {
+                    Ok(seen) if seen == *word => self.certain(|| Err(error)),
+                    _ => Err(error),
+                }
+            })?;
             return self.certain(|| stored.flush(self)?.fence(self));
         }
         self.certain(|| {
@@ -360,6 +379,21 @@ impl Store {
             }
             dirty.flush(self)?.fence(self)
         })
+    }
+
+    /// Ends a journal, after what it says was stored: in one copy if the other cannot be stored to,
+    /// as one that says so is believed.
+    pub fn end_journal(&self, journal: Block, after: &Durable) -> Result<Durable> {
+        if !self.superblock.has_twins() {
+            return self.commit(&[(journal, 0, 0)], after);
+        }
+        let word = journal::ended_word(journal);
+        if self.can_store(journal, 0).is_ok() {
+            return self.commit(&[(journal, 0, word)], after);
+        }
+        self.check_writable()?;
+        self.medium.store_anywhere(at(journal, 0), word)?;
+        Flushed(()).fence(self)
     }
 
     /// Stores a word that must not be seen before `after`, and that nobody waits for.

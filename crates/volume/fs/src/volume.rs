@@ -172,7 +172,7 @@ impl Volume {
                 found.damaged,
             ),
             damage: found.damage,
-            orphaned: AtomicBool::default(),
+            orphaned: AtomicBool::new(found.stuck),
             stubs: Mutex::default(),
             doubtful: AtomicBool::default(),
             memory: Memory::default(),

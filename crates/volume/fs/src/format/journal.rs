@@ -1,7 +1,8 @@
 //! A journal: one block with the words that one operation stores in several inodes.
 //!
 //! ```text
-//!  0  sealed word: CRC32C of the records (bits 8–39), number of records (bits 0–7); 0 = empty
+//!  0  sealed word: CRC32C of the records (bits 8–39), number of records (bits 0–7); 0 = empty.
+//!     Of two copies, one of a number of 0 that is sealed has ended, whatever the other one says
 //! 64  records of 32 bytes: inode number u64, field u64 (2 head, 3 tail), new word u64, reserved u64
 //! ```
 
@@ -46,6 +47,11 @@ pub fn encode(records: &[Record]) -> Vec<u8> {
 pub fn commit_word(at: Block, count: usize, records: &[u8]) -> u64 {
     let payload = u64::from(crc32c::crc32c(records)) << 8 | count as u64;
     word::seal(Owner { id: at.raw(), generation: 0 }, Field::Journal, payload)
+}
+
+/// The word of a journal that has ended, of two copies.
+pub fn ended_word(at: Block) -> u64 {
+    commit_word(at, 0, &[])
 }
 
 /// The records of a committed journal; none when it is empty. An error says what is wrong with it.

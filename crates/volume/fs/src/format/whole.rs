@@ -7,12 +7,26 @@ use super::entry::Entry;
 use super::inode::{self, Inode};
 use super::page::{self, NEXT, SLOTS, Seal};
 use super::word::{self, Field, Owner};
-use super::{BLOCK, Block, Ino, LINE, get_u32, get_u64, journal};
+use super::{BLOCK, Block, Ino, LINE, bytes, get_u32, get_u64, journal};
 
-/// A journal: all of it.
+/// A journal: all of it. What has ended, and is sealed, is believed before what is under way, and
+/// that before zeros: whatever was under way when one of two copies ended is done.
 pub fn journal(at: Block, says: &mut [u8; BLOCK], twin: &[u8; BLOCK]) {
-    if journal::decode(at, says).is_err() && journal::decode(at, twin).is_ok() {
-        *says = *twin;
+    let worth = |block: &[u8; BLOCK]| match journal::decode(at, block) {
+        Err(_) => 0,
+        Ok(_) if get_u64(block, 0) == 0 => 1,
+        Ok(records) if !records.is_empty() => 2,
+        Ok(_) => 3,
+    };
+    let mut words = *says;
+    copy(&mut words, twin, 0, LINE);
+    let mut records = *twin;
+    copy(&mut records, says, 0, LINE);
+    // Neither is whole, perhaps, and each has what the other one lacks.
+    for other in [*twin, words, records] {
+        if worth(&other) > worth(says) {
+            *says = other;
+        }
     }
 }
 
@@ -35,6 +49,19 @@ pub fn inodes(ino: impl Fn(usize) -> Ino, says: &mut [u8; BLOCK], twin: &[u8; BL
         };
         if line != other && worth(other) > worth(line) {
             line.copy_from_slice(other);
+        }
+        if line != other && worth(line) == 0 {
+            // Neither is whole: each may have words that the other one lacks.
+            let own: [u8; LINE] = bytes(line, 0);
+            for which in 1..7 {
+                let mut mixed = own;
+                (0..3)
+                    .filter(|word| which >> word & 1 == 1)
+                    .for_each(|word| copy(&mut mixed, other, word * 8, word * 8 + 8));
+                if worth(&mixed) > worth(line) {
+                    line.copy_from_slice(&mixed);
+                }
+            }
         }
     }
 }

@@ -4,19 +4,19 @@
 //! ended the server of all users of a volume, without a word; and then recovery, and fsck.
 //!
 //! **Approach.** A handler of the process, from the first region that is mapped. What is read from
-//! a region, or stored to it, is copied by instructions whose places the handler knows: it goes on
-//! behind them, and the access is an error (EIO). A report of failed memory that nobody is using
-//! right now is ignored. Any other failure in a region ends the process with a line that names the
-//! region and the byte.
+//! a region, stored to it or written back is so by instructions whose places the handler knows: it
+//! goes on behind them, and the access is an error (EIO). A report of failed memory that nobody is
+//! using right now is ignored. Any other failure in a region ends the process with a line that
+//! names the region and the byte.
 //!
-//! **Limits.** Memory that fails between a store and the write-back of its lines ends the process.
-//! On processors other than x86-64 every access to failed memory does. A failure elsewhere is left
-//! to whoever handled the signal before.
+//! **Limits.** On processors other than x86-64 every access to failed memory ends the process. A
+//! failure elsewhere is left to whoever handled the signal before.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Once, OnceLock};
 
+use super::persist::Instruction;
 use crate::format::MAX_REGIONS;
 
 /// What the handler knows of a mapping; a length of 0: nothing.
@@ -169,6 +169,34 @@ pub(super) unsafe fn store(to: *mut u64, word: u64) -> bool {
     }
 }
 
+/// Writes `lines` lines back from `first` on, at least one. False: their memory has failed.
+///
+/// # Safety
+/// They are in a mapping, and the processor has the instruction.
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn write_back(instruction: Instruction, first: *const u8, lines: usize) -> bool {
+    let place = match instruction {
+        Instruction::Clwb => homenode_clwb,
+        Instruction::ClflushOpt => homenode_clflushopt,
+        Instruction::Clflush => homenode_clflush,
+    };
+    let mut left = lines;
+    // SAFETY: the caller's promise; the instructions change no byte.
+    unsafe {
+        std::arch::asm!("call {place}", place = in(reg) place, inout("rcx") left, inout("rdi") first => _);
+    }
+    left == 0
+}
+
+/// The same: never called, as [`Instruction::detect`] finds none here.
+///
+/// # Safety
+/// None.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) unsafe fn write_back(_: Instruction, _: *const u8, _: usize) -> bool {
+    true
+}
+
 // Each begins with what may fault, and ends with a return: that is where the handler goes on. Then
 // rcx says what is left: bytes, lines, or the one word.
 #[cfg(target_arch = "x86_64")]
@@ -176,9 +204,11 @@ std::arch::global_asm!(
     ".hidden homenode_copy, homenode_copy_end",
     ".hidden homenode_stream, homenode_stream_end",
     ".hidden homenode_store, homenode_store_end",
+    ".hidden homenode_clwb, homenode_clflushopt, homenode_clflush, homenode_clflush_end",
     ".globl homenode_copy, homenode_copy_end",
     ".globl homenode_stream, homenode_stream_end",
     ".globl homenode_store, homenode_store_end",
+    ".globl homenode_clwb, homenode_clflushopt, homenode_clflush, homenode_clflush_end",
     "homenode_copy:",
     "rep movsb",
     "homenode_copy_end:",
@@ -203,6 +233,25 @@ std::arch::global_asm!(
     "xor ecx, ecx",
     "homenode_store_end:",
     "ret",
+    "homenode_clwb:",
+    "clwb [rdi]",
+    "add rdi, 64",
+    "dec rcx",
+    "jnz homenode_clwb",
+    "ret",
+    "homenode_clflushopt:",
+    "clflushopt [rdi]",
+    "add rdi, 64",
+    "dec rcx",
+    "jnz homenode_clflushopt",
+    "ret",
+    "homenode_clflush:",
+    "clflush [rdi]",
+    "add rdi, 64",
+    "dec rcx",
+    "jnz homenode_clflush",
+    "homenode_clflush_end:",
+    "ret",
 );
 
 #[cfg(target_arch = "x86_64")]
@@ -213,6 +262,10 @@ unsafe extern "C" {
     fn homenode_stream_end();
     fn homenode_store();
     fn homenode_store_end();
+    fn homenode_clwb();
+    fn homenode_clflushopt();
+    fn homenode_clflush();
+    fn homenode_clflush_end();
 }
 
 /// Goes on behind an access that may fault, if that is where the signal came from.
@@ -221,10 +274,11 @@ fn goes_on(context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel hands a handler with SA_SIGINFO its context, which nobody else has.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else { return false };
     let Some(at) = context.uc_mcontext.gregs.get_mut(libc::REG_RIP as usize) else { return false };
-    let places: [[unsafe extern "C" fn(); 2]; 3] = [
+    let places: [[unsafe extern "C" fn(); 2]; 4] = [
         [homenode_copy, homenode_copy_end],
         [homenode_stream, homenode_stream_end],
         [homenode_store, homenode_store_end],
+        [homenode_clwb, homenode_clflush_end],
     ];
     let place =
         places.iter().map(|place| place.map(|at| at as usize as i64)).find(|[begin, end]| (begin..end).contains(&&*at));

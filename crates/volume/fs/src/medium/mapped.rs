@@ -352,11 +352,10 @@ impl Medium for Mapped {
             Persistence::Msync => region.synced.flush(),
             Persistence::Lines(instruction) => {
                 let lead = at.offset as usize % LINE;
-                for line in (0..len as usize + lead).step_by(LINE) {
-                    // SAFETY: each line begins inside the mapping (which begins at a line), and the
-                    // processor has the instruction: `detect` said so.
-                    unsafe { instruction.write_back(place.sub(lead).add(line)) };
-                }
+                let lines = (len as usize + lead).div_ceil(LINE);
+                // SAFETY: each line begins inside the mapping (which begins at a line), and the
+                // processor has the instruction: `detect` said so.
+                worked(lines == 0 || unsafe { fault::write_back(instruction, place.sub(lead), lines) })?;
             }
         }
         Ok(())

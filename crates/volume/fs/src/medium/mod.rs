@@ -75,6 +75,15 @@ pub trait Medium: Send + Sync {
     fn is_missing(&self, _region: usize) -> bool {
         false
     }
+    /// Whether what is stored stays when this is dropped.
+    fn keeps(&self) -> bool {
+        true
+    }
+    /// Fails where the memory of the line that this byte is in has failed, so that nothing can be
+    /// stored there.
+    fn can_store(&self, at: At) -> Result<()> {
+        self.load_u64(At { offset: at.offset / 8 * 8, ..at }).map(drop)
+    }
     /// Copies from the medium.
     fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
     /// Copies to the medium.
@@ -91,6 +100,12 @@ pub trait Medium: Send + Sync {
     /// each that is not what it should be is written anew, if told so, and flushed.
     fn compare(&self, _at: At, _len: usize, _mend: bool) -> Result<Copies> {
         Ok(Copies::default())
+    }
+    /// Stores an aligned word where that can be done, of two copies in one if need be, and flushes
+    /// it: for what a copy that missed it may not say otherwise.
+    fn store_anywhere(&self, at: At, word: u64) -> Result<()> {
+        self.store_u64(at, word)?;
+        self.flush(at, 8)
     }
     /// Loads an aligned word.
     fn load_u64(&self, at: At) -> Result<u64>;
@@ -111,6 +126,9 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
     }
     fn is_missing(&self, region: usize) -> bool {
         (**self).is_missing(region)
+    }
+    fn keeps(&self) -> bool {
+        (**self).keeps()
     }
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         (**self).read(at, out)

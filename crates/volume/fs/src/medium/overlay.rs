@@ -56,6 +56,10 @@ impl<M: Medium> Medium for Overlay<M> {
         self.below.is_missing(region)
     }
 
+    fn keeps(&self) -> bool {
+        false
+    }
+
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         if !self.any.load(Ordering::Acquire) {
             return self.below.read(at, out);

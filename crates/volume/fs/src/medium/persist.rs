@@ -59,30 +59,6 @@ impl Instruction {
         #[cfg(not(target_arch = "x86_64"))]
         None
     }
-
-    /// Writes one line back.
-    ///
-    /// # Safety
-    /// `line` points into mapped memory, and the processor has the instruction.
-    #[cfg(target_arch = "x86_64")]
-    pub unsafe fn write_back(self, line: *const u8) {
-        use std::arch::asm;
-        // SAFETY: the caller's promise; the instructions change no byte and no register.
-        unsafe {
-            match self {
-                Self::Clwb => asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
-                Self::ClflushOpt => asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)),
-                Self::Clflush => asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)),
-            }
-        }
-    }
-
-    /// Writes one line back: never called, as [`Instruction::detect`] finds none here.
-    ///
-    /// # Safety
-    /// None.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub unsafe fn write_back(self, _line: *const u8) {}
 }
 
 /// Waits for the lines that were written back.

@@ -10,7 +10,10 @@
 //! ([`whole`]). After a crash both may be whole and differ, by what no fence had waited for: the
 //! first counts, and the mount writes the twin anew.
 //!
-//! An access fails only where both copies do.
+//! A read fails only where both copies do, a store where one of them does: what one copy has missed
+//! could not be told from what it says, once it can be read again. So whoever stores what a reader
+//! may see asks before whether both can be stored to ([`Medium::can_store`]). What is only looked
+//! at is stored to nowhere, and there one copy is enough.
 //!
 //! **Limits.** Data has no twin, nor have its checksums, superblocks and the state word.
 
@@ -45,6 +48,8 @@ struct Area {
 /// A medium of which the metadata has twins.
 pub struct Twins {
     below: Box<dyn Medium>,
+    /// A store fails where it fails in one copy.
+    strict: bool,
     areas: Vec<Area>,
 }
 
@@ -71,7 +76,8 @@ impl Twins {
                 pages: bytes(superblock.pages(region).start),
             })
         };
-        Self { below, areas: (0..superblock.regions.len()).filter_map(area).collect() }
+        let strict = below.keeps();
+        Self { below, strict, areas: (0..superblock.regions.len()).filter_map(area).collect() }
     }
 
     /// Where the twin of some bytes is; `None`: they have none.
@@ -82,8 +88,17 @@ impl Twins {
 
     /// Does something with both copies.
     fn both(&self, at: At, act: impl Fn(At) -> Result<()>) -> Result<()> {
-        let Some(twin) = self.twin(at) else { return act(at) };
-        either(act(at), act(twin))
+        match self.twin(at) {
+            Some(twin) if self.strict => act(at).and_then(|()| act(twin)),
+            Some(twin) => either(act(at), act(twin)),
+            None => act(at),
+        }
+    }
+
+    /// Whether these bytes are of a journal or an inode table: what is stored there is seen at
+    /// once.
+    fn is_seen(&self, at: At) -> bool {
+        self.areas.get(at.region).is_some_and(|area| (area.first.start..area.pages).contains(&at.offset))
     }
 
     /// Whether a twin can be read, into a buffer of as many bytes or more, and says the same.
@@ -137,7 +152,7 @@ impl Twins {
     }
 }
 
-/// What became of a store to both copies: memory that fails is an error where both do.
+/// What became of both copies, where one is enough: memory that fails is an error where both do.
 fn either(first: Result<()>, twin: Result<()>) -> Result<()> {
     match (first, twin) {
         (Err(Error::Io(_)), Ok(())) | (Ok(()), Err(Error::Io(_))) => Ok(()),
@@ -194,7 +209,20 @@ impl Medium for Twins {
         Ok(())
     }
 
+    fn keeps(&self) -> bool {
+        self.strict
+    }
+
+    fn can_store(&self, at: At) -> Result<()> {
+        self.both(at, |at| self.below.can_store(at))
+    }
+
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        if self.is_seen(at) {
+            let end = at.offset + data.len() as u64;
+            let mut lines = (at.offset / LINE as u64 * LINE as u64..end).step_by(LINE);
+            lines.try_for_each(|offset| self.can_store(At { offset, ..at }))?;
+        }
         self.both(at, |at| self.below.write(at, data))
     }
 
@@ -247,7 +275,17 @@ impl Medium for Twins {
         Ok(u64::from_le_bytes(word))
     }
 
+    fn store_anywhere(&self, at: At, word: u64) -> Result<()> {
+        match self.twin(at) {
+            Some(twin) => either(self.below.store_anywhere(at, word), self.below.store_anywhere(twin, word)),
+            None => self.below.store_anywhere(at, word),
+        }
+    }
+
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        if self.is_seen(at) {
+            self.can_store(at)?;
+        }
         self.both(at, |at| self.below.store_u64(at, word))
     }
 
@@ -258,7 +296,12 @@ impl Medium for Twins {
             return self.below.flush(at, len);
         }
         let twin = area.twin.plus(from - area.first.start);
-        either(self.below.flush(at, len), self.below.flush(twin, end - from))
+        let flushed = self.below.flush(at, len);
+        if self.strict {
+            flushed.and_then(|()| self.below.flush(twin, end - from))
+        } else {
+            either(flushed, self.below.flush(twin, end - from))
+        }
     }
 
     fn fence(&self) -> Result<()> {

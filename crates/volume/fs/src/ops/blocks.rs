@@ -148,7 +148,7 @@ impl Volume {
         let state = locked.get(inode.ino)?;
         check_live(state)?;
         if state.extents.range(first, count).map(|run| run.count).sum::<u64>() < count {
-            return Err(Error::NoSpace);
+            return Err(Error::Lacks(1));
         }
         if first > state.size / BLOCK_BYTES {
             let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(state.size) };
@@ -166,7 +166,7 @@ impl Volume {
                 self.write_some(&mut locked, inode.ino, (at, rest.get(..len).unwrap_or_default()), placement)?
             } else {
                 let mut runs = state.extents.range(block / MANY * MANY, MANY);
-                let run = runs.find(|run| run.end() > block).ok_or(Error::NoSpace)?;
+                let run = runs.find(|run| run.end() > block).ok_or(Error::Lacks(1))?;
                 drop(runs);
                 let len = rest.len().min((run.end() * BLOCK_BYTES - at) as usize);
                 self.write_in_place(&mut locked, inode.ino, run, (at, rest.get(..len).unwrap_or_default()))?;
@@ -207,14 +207,14 @@ impl Volume {
             let state = locked.get(ino)?;
             let mut draft = Draft { purpose: Purpose::Replacing, ..self.draft(state.size.max(at + len as u64)) };
             let replaced = self.replace(state, ino, (at, part), placement, &mut draft);
-            match replaced.and_then(|()| self.finish(draft, locked, self.now(), Purpose::Replacing)) {
-                Err(Error::NoSpace | Error::Lacks(_)) => {}
+            let full = match replaced.and_then(|()| self.finish(draft, locked, self.now(), Purpose::Replacing)) {
+                Err(full @ (Error::NoSpace | Error::Lacks(_))) => full,
                 done => return done.map(|()| len),
-            }
+            };
             let first = at / BLOCK_BYTES;
             let half = ((at + len as u64).div_ceil(BLOCK_BYTES) - first) / 2;
             if half == 0 {
-                return Err(Error::NoSpace);
+                return Err(full);
             }
             len = ((first + half) * BLOCK_BYTES - at) as usize;
         }

@@ -7,7 +7,7 @@ use crate::account::Space;
 use crate::acl::{self, Acl};
 use crate::alloc::Purpose;
 use crate::dir::{Dir, Named};
-use crate::error::{Damage, Error, Result};
+use crate::error::{Damage, Error, Result, UNREADABLE};
 use crate::format::entry::{Attributes, Entry, Kind, Run};
 use crate::format::inode::{self, Inode as Line};
 use crate::format::{BLOCK, Ino, MAX_NAME, get_u32, put};
@@ -257,7 +257,11 @@ impl Volume {
 
     /// The generation of the next life of a number.
     pub(super) fn next_generation(&self, ino: Ino) -> Result<u32> {
-        match inode::decode(ino, &self.store.read_inode(ino)?) {
+        let line = self.store.read_inode(ino)?;
+        if self.store.superblock().has_twins() && !scan::can_store(&self.store, ino) {
+            return Err(Damage::Inode { ino, what: UNREADABLE }.into());
+        }
+        match inode::decode(ino, &line) {
             Ok(Line::Free(generation)) => Ok(generation.wrapping_add(1)),
             _ => Err(Damage::Inode { ino, what: "it was free and is not" }.into()),
         }
@@ -322,10 +326,13 @@ impl Volume {
             .store
             .inode_at(inode.ino)
             .and_then(|(block, line)| self.store.store_word(block, line + inode::STATE, free)?.flush(&self.store));
-        debug_assert!(stored.is_ok() || self.store.check_writable().is_err());
         // Only now: another thread may take the number at once, and looks at that word.
         self.give_blocks(inode, &mut inode.write());
-        self.give_slot(inode.ino);
+        match stored {
+            Ok(_) => self.give_slot(inode.ino),
+            // Its line has failed: recovery takes it for an orphan.
+            Err(_) => self.orphaned.store(true, Ordering::Release),
+        }
     }
 
     /// Closes and forgets all inodes, as a kernel that ends a mount need not say so of each, and

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use fs::Volume;
+use fs::format::superblock::Superblock;
 use fs::format::word::{Field, Owner, seal};
 use fs::format::{Block, Ino};
 use rand::rngs::ChaCha8Rng as StdRng;
@@ -19,7 +20,7 @@ use rand::{RngExt, SeedableRng};
 use crate::medium::{Image, Ram, blank};
 use crate::model::{Model, Tree, try_observe};
 use crate::operations::Op;
-use crate::{REGIONS, create, format_with, fresh, options};
+use crate::{REGIONS, TWICE, create, format_twice, format_with, fresh, options};
 
 /// A volume with some of everything, unmounted or not.
 fn example(unmounted: bool) -> (Image, Tree) {
@@ -29,6 +30,27 @@ fn example(unmounted: bool) -> (Image, Tree) {
 fn example_with(unmounted: bool, data_checksums: bool) -> (Image, Tree) {
     let ram = Ram::new(blank(&REGIONS));
     format_with(Box::new(ram.clone()), 1, data_checksums);
+    example_on(ram, unmounted)
+}
+
+/// The same with logs twice.
+fn example_twice(unmounted: bool) -> (Image, Tree) {
+    let ram = Ram::new(blank(&TWICE));
+    format_twice(Box::new(ram.clone()), false);
+    let (mut image, tree) = example_on(ram, unmounted);
+    // Which journal was used is a matter of the processor.
+    let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
+    for journal in (0..2).flat_map(|region| superblock.journals_of(region)) {
+        for at in crate::twins::both(&superblock, journal) {
+            let block = &mut image[at.region][at.offset as usize..][..4096];
+            block.fill(0);
+            block[..8].copy_from_slice(&fs::format::journal::ended_word(journal).to_le_bytes());
+        }
+    }
+    (image, tree)
+}
+
+fn example_on(ram: Ram, unmounted: bool) -> (Image, Tree) {
     let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
     let mut model = Model::new();
     let s = String::from;
@@ -124,6 +146,11 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
 
 /// Gives everything that has a checksum the right one for what it says now.
 pub fn reseal(image: &mut Image) {
+    reseal_with(image, &|region, index| (region, index));
+}
+
+/// The same; `first` says of which block one is the twin.
+fn reseal_with(image: &mut Image, first: &dyn Fn(usize, usize) -> (usize, usize)) {
     let get = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let put = |bytes: &mut [u8], at: usize, crc: u32| bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
     let word = |bytes: &mut [u8], at: usize, id: u64, generation: u32, field| {
@@ -131,8 +158,10 @@ pub fn reseal(image: &mut Image) {
         let word = if payload == 0 { 0 } else { seal(Owner { id, generation }, field, payload) };
         bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
     };
-    for (region, index) in (0..image.len()).flat_map(|r| (0..REGIONS[r] as usize).map(move |i| (r, i))) {
+    let blocks: Vec<_> = image.iter().map(|bytes| bytes.len() / 4096).collect();
+    for (region, index) in blocks.into_iter().enumerate().flat_map(|(r, blocks)| (0..blocks).map(move |i| (r, i))) {
         let block = &mut image[region][index * 4096..][..4096];
+        let (region, index) = first(region, index);
         let at = Block::new(region, index as u64).raw();
         match index {
             0 | 1 => {
@@ -184,7 +213,9 @@ fn metadata(image: &Image) -> Vec<(usize, usize)> {
     let blocks = image.iter().enumerate().flat_map(|(region, bytes)| {
         bytes.chunks(4096).enumerate().filter_map(move |(index, block)| {
             let log = block[4..8] == *b"HLOG" || block[4..8] == *b"HCKP";
-            (index < 10 || log).then_some((region, index * 4096, block))
+            // The twins of journals and tables come first behind the log pages.
+            let twin = image.iter().map(|bytes| bytes.len() as u64 / 4096).eq(TWICE) && index < 40;
+            (index < 10 || log || twin).then_some((region, index * 4096, block))
         })
     });
     blocks.flat_map(|(region, at, block)| (0..4096).filter(|i| block[*i] != 0).map(move |i| (region, at + i))).collect()
@@ -243,11 +274,33 @@ fn cpu_minutes() -> u64 {
 
 #[test]
 fn random_damage_never_panics() {
+    let examples = [(false, false), (true, false), (false, true), (true, true)];
+    damage_at_random(examples.map(|(unmounted, data_checksums)| example_with(unmounted, data_checksums).0), reseal);
+}
+
+#[test]
+fn random_damage_of_logs_that_are_kept_twice_never_panics() {
+    let examples = [false, true].map(|unmounted| example_twice(unmounted).0);
+    let superblock = fs::superblock_of(&Ram::new(examples[0].clone()), 0).unwrap();
+    damage_at_random(examples, |image| reseal_twice(image, &superblock));
+}
+
+fn reseal_twice(image: &mut Image, superblock: &Superblock) {
+    let first = |region, index| {
+        let of = |from| superblock.twin(from).map(|(area, other, twin)| (from, area, other, twin));
+        let twin = (0..2).filter_map(of).find(|(_, area, other, twin)| {
+            *other == region && (*twin..*twin + area.end - area.start).contains(&(index as u64))
+        });
+        twin.map_or((region, index), |(from, area, _, twin)| (from, (index as u64 - twin + area.start) as usize))
+    };
+    reseal_with(image, &first);
+}
+
+fn damage_at_random<const N: usize>(examples: [Image; N], reseal: impl Fn(&mut Image)) {
     let setting = |name: &str, default| std::env::var(name).map_or(default, |n| n.parse().unwrap());
     let images = setting("HOMENODE_FS_IMAGES", 3000);
     let seed = setting("HOMENODE_FS_SEED", 1);
-    let examples = [(false, false), (true, false), (false, true), (true, true)].map(|(unmounted, data_checksums)| {
-        let image = example_with(unmounted, data_checksums).0;
+    let examples = examples.map(|image| {
         let bytes = metadata(&image);
         (image, bytes)
     });
@@ -285,6 +338,13 @@ fn resealing_what_is_whole_changes_no_meaning() {
     for (unmounted, data_checksums) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut image, tree) = example_with(unmounted, data_checksums);
         reseal(&mut image);
+        assert_eq!(examine(image, true), Some(tree));
+    }
+    for unmounted in [false, true] {
+        let (mut image, tree) = example_twice(unmounted);
+        let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
+        reseal_twice(&mut image, &superblock);
+        assert!(fs::debug::twins_agree(Box::new(Ram::new(image.clone()))).unwrap().is_empty());
         assert_eq!(examine(image, true), Some(tree));
     }
 }

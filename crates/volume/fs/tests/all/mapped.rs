@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use fs::medium::{Mapped, Medium, RegionFile};
+use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, Layout, NewFile, Options, Volume};
 use rustix::fs::MemfdFlags;
 
-use crate::{format, layout, options};
+use crate::{format, format_twice, layout, options};
 
 fn memfd(len: u64) -> File {
     let file = File::from(rustix::fs::memfd_create("homenode", MemfdFlags::CLOEXEC).unwrap());
@@ -345,4 +345,127 @@ fn memory_that_fails_is_an_error_for_who_uses_it_and_nobody_gets_it_again() {
             assert!(out[..len * 4096].iter().enumerate().all(right));
         }
     }
+}
+
+/// It ended the process where memory had failed since the store.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_cannot_be_written_back_is_an_error() {
+    let file = memfd(1 << 20);
+    let medium = map(std::slice::from_ref(&file));
+    let at = |offset| At { region: 0, offset };
+    medium.write(at(4096 - 32), &[1; 128]).unwrap();
+    fail(&file, 1);
+    assert_eq!(medium.flush(at(4096 - 32), 128).map_err(|error| error.errno()), Err(libc::EIO));
+    medium.flush(at(4096 - 32), 32).unwrap();
+    medium.fence().unwrap();
+}
+
+/// A store to a line that had failed in one copy was made in the other alone. The flush of that
+/// line then ended the server, and that of an orphan each later mount.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_fails_in_one_copy_is_an_error_and_ends_no_server() {
+    use crate::model::observe;
+    let new = NewFile { mode: 0o644, ..NewFile::default() };
+    let mut refused = 0;
+    for (persistent, in_twin, what) in [true, false]
+        .into_iter()
+        .flat_map(|p| [true, false].map(|t| (p, t)))
+        .flat_map(|(p, t)| ["table", "other table", "log", "journal", "other journal"].map(|what| (p, t, what)))
+    {
+        let files = [memfd(4 << 20), memfd(4 << 20)];
+        format_twice(map(&files), false);
+        let open = || {
+            let regions = files.each_ref().map(|file| RegionFile { file: file.try_clone().unwrap(), bind: None });
+            let mut medium = Mapped::new(&regions).unwrap();
+            if persistent {
+                medium.assume_persistent();
+            }
+            Box::new(medium)
+        };
+        let superblock = fs::superblock_of(&*open(), 0).unwrap();
+        let volume = Volume::mount(open(), options(1)).unwrap();
+        let create = |name: &str| volume.create(Ino::ROOT, name.as_bytes(), new).unwrap().ino;
+        let on = |node: u32, name: &str| fs::on_node(node, || create(name));
+        let (file, other) = (on(0, "file"), on(1, "other"));
+        let unnamed = fs::on_node(1, || volume.create_unnamed(Ino::ROOT, new).unwrap().ino);
+        assert_eq!((file.region(), other.region(), unnamed.region()), (0, 1, 1));
+        volume.write(file, 0, &[1; 9000]).unwrap();
+        volume.write(other, 0, &[2; 9000]).unwrap();
+        let first = match what {
+            "table" => superblock.inode_at(file).unwrap().0,
+            "other table" => superblock.inode_at(other).unwrap().0,
+            "log" => {
+                let mut bytes = vec![0; 4 << 20];
+                std::os::unix::fs::FileExt::read_exact_at(&files[1], &mut bytes, 0).unwrap();
+                let page = |page: &[u8]| page[4..8] == *b"HLOG" && page[8..16] == other.raw().to_le_bytes();
+                fs::Block::new(1, bytes.chunks(4096).position(page).unwrap() as u64)
+            }
+            "journal" => superblock.journals_of(0).next().unwrap(),
+            _ => superblock.journals_of(1).next().unwrap(),
+        };
+        let (area, twin, from) = superblock.twin(first.region()).unwrap();
+        let (region, page) = match in_twin {
+            true => (twin, from + first.index() - area.start),
+            false => (first.region(), first.index()),
+        };
+        let case = format!("{what}, twin: {in_twin}, persistent: {persistent}");
+        fail(&files[region], page);
+        let change = |volume: &Volume, again: u8| {
+            let name = |of: &str| format!("{of}{again}").into_bytes();
+            let done = [
+                volume.write(file, 4096, &[again; 5000]),
+                volume.write(other, 4096, &[again; 5000]),
+                volume.link(other, Ino::ROOT, &name("link")).map(drop),
+                fs::on_node(1, || volume.create(Ino::ROOT, &name("new"), new)).map(drop),
+                volume.set_xattr(other, b"user.a", &[again; 100], fs::SetXattr::Any),
+                volume.rename((Ino::ROOT, &name("new")), (Ino::ROOT, &name("to")), fs::Rename::Replace),
+                volume.unlink(Ino::ROOT, &name("link")),
+                volume.clean(other).map(drop),
+            ];
+            let mut errors = 0;
+            for done in done {
+                match done.map_err(|error| error.errno()) {
+                    Ok(()) => {}
+                    Err(libc::EIO | libc::ENOENT) => errors += 1,
+                    Err(errno) => panic!("{case}: errno {errno}"),
+                }
+            }
+            assert!(!volume.in_doubt(), "{case}");
+            errors
+        };
+        let errors = change(&volume, 3);
+        refused += usize::from(errors > 0);
+        assert!(errors > 0 || what.contains("journal"), "{case}");
+        let tree = observe(&volume);
+        drop(volume);
+        for again in [4, 5] {
+            let (medium, tree) = (open(), &tree);
+            fail(&files[region], page);
+            let look = Volume::look(medium, options(1)).unwrap();
+            assert!(look.damage().is_empty() && observe(&look) == *tree, "{case}: {:?}", look.damage());
+            drop(look);
+            let medium = open();
+            fail(&files[region], page);
+            let volume = Volume::mount(medium, options(1)).unwrap();
+            assert!(volume.damage().is_empty() && observe(&volume) == *tree, "{case}: {:?}", volume.damage());
+            let made = fs::on_node(1, || volume.create_unnamed(Ino::ROOT, new));
+            assert!(made.is_ok() || !what.contains("journal"), "{case}: {made:?}");
+            match again {
+                4 => volume.unmount().unwrap(),
+                _ => drop(volume),
+            }
+        }
+        // It can be read again, and says what it said before.
+        let volume = Volume::mount(open(), options(1)).unwrap();
+        assert!(volume.damage().is_empty() && observe(&volume) == tree, "{case}: {:?}", volume.damage());
+        assert_eq!(change(&volume, 6), 0, "{case}");
+        let tree = observe(&volume);
+        volume.unmount().unwrap();
+        let report = fs::fsck::check(open()).unwrap();
+        assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{case}: {report:?}");
+        assert_eq!(observe(&Volume::mount(open(), options(1)).unwrap()), tree);
+    }
+    assert!(refused > 10, "{refused}");
 }
