@@ -20,6 +20,7 @@ mod copying;
 mod engine;
 mod error;
 mod grown;
+pub mod guardrail;
 mod jobs;
 pub mod journal;
 mod owned;

@@ -41,6 +41,8 @@ pub struct Config {
     pub engine: engine::Settings,
     /// `[moves]`: limits on moves that copy.
     pub moves: engine::settings::Moves,
+    /// `[guardrail]`: when a service that was moved is put back.
+    pub guardrail: engine::settings::Guardrail,
 }
 
 impl Config {
@@ -50,7 +52,8 @@ impl Config {
         match fs::read_to_string(path) {
             Ok(text) => {
                 let config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
-                config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+                let settings = engine::Settings { guardrail: config.guardrail.clone(), ..config.engine() };
+                settings.validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
                 Ok(config)
             }
             Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
@@ -61,7 +64,8 @@ impl Config {
         }
     }
 
-    /// The settings of the loop, with the limits on moves that copy.
+    /// The settings of the loop, with the limits on moves that copy. The guardrail is off: only who
+    /// moves the load that it observes has one.
     pub fn engine(&self) -> engine::Settings {
         engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
     }
