@@ -10,10 +10,10 @@
 //! from it here: [`OutcomeState`] in snapshots, [`Event`] in the journal.
 //!
 //! Their order: held back, refused, gone, not written, applied, queued (then dropped, or one of the
-//! former) or started; a start is followed by progress, then by ended, refused or gone. Unpaid may
-//! come after any that moved something. [`Attempt::undo`] says what the state file has of it; once
-//! a copy runs, that is its job's ([`crate::jobs::Jobs::begin`] empties it), so the end writes
-//! `JobOver` alone.
+//! former) or started; a start is followed by progress, then by ended, refused or gone. Unpaid and
+//! harmful may come after any that moved something. [`Attempt::undo`] says what the state file has
+//! of it; once a copy runs, that is its job's ([`crate::jobs::Jobs::begin`] empties it), so the end
+//! writes `JobOver` alone.
 //!
 //! **Limits.** The policy hears of the moves of a window in the order of its plan, so `publish`
 //! keeps their events, and [`Engine::step`] tells them at the end of the window.
@@ -74,6 +74,10 @@ pub enum MoveEvent {
         why: String,
         /// It is not taken back.
         stays: bool,
+    },
+    /// Its service went worse, and its threads got their affinities back. What was copied stays.
+    Harmful {
+        why: String,
     },
 }
 
@@ -144,7 +148,7 @@ impl MoveEvent {
             }
             Self::Ended { progress, why: Some(why), .. } => OutcomeState::Failed { bytes: progress.done, why },
             Self::Dropped { why, .. } | Self::Unpaid { why, stays: true } => OutcomeState::Failed { bytes: 0, why },
-            Self::Unpaid { why, .. } => OutcomeState::RolledBack { why },
+            Self::Unpaid { why, .. } | Self::Harmful { why } => OutcomeState::RolledBack { why },
             Self::HeldBack { rail, why } => OutcomeState::HeldBack { rail: word(&rail), why },
             Self::Refused { reason, why } => OutcomeState::Refused { reason, why },
             Self::NotWritten { why } => OutcomeState::Refused { reason: NOT_WRITTEN.to_owned(), why },
@@ -169,7 +173,7 @@ impl MoveEvent {
                 Event::CopyEnded { from, to, bytes, done, left, seconds: Some(seconds), why }
             }
             // Each thread that is put back has an entry of its own.
-            Self::Queued | Self::NotWritten { .. } | Self::Unpaid { .. } => return None,
+            Self::Queued | Self::NotWritten { .. } | Self::Unpaid { .. } | Self::Harmful { .. } => return None,
         })
     }
 
@@ -184,8 +188,12 @@ impl MoveEvent {
                 let (bytes, done, failed) = (progress.bytes, progress.done, progress.failed());
                 tracing::info!(pid, %comm, %from, %to, bytes, done, failed, ?why, "copied");
             }
-            Self::Queued | Self::NotWritten { .. } | Self::Dropped { .. } | Self::Progress(_) | Self::Unpaid { .. } => {
-            }
+            Self::Queued
+            | Self::NotWritten { .. }
+            | Self::Dropped { .. }
+            | Self::Progress(_)
+            | Self::Unpaid { .. }
+            | Self::Harmful { .. } => {}
         }
     }
 }
@@ -242,7 +250,7 @@ impl<P: Plane> Engine<P> {
                 }
             }
             Unpaid { .. } => self.rails.did_not_pay(subject),
-            Queued | Dropped { .. } | Progress(_) | Ended { .. } => {}
+            Queued | Dropped { .. } | Progress(_) | Ended { .. } | Harmful { .. } => {}
         }
         self.grown.judged(mv, &event);
 
@@ -268,6 +276,9 @@ impl<P: Plane> Engine<P> {
         }
         if made {
             self.rollback.made(attempt);
+        }
+        if (made || copied) && !attempt.back {
+            self.guarded.push(mv.clone());
         }
         if let Some(job) = attempt.job.filter(|_| over) {
             self.rollback.copied(job);
@@ -429,7 +440,7 @@ mod tests {
         let unpaid = MoveEvent::Unpaid { why: why(), stays: false };
         let copies = &file(Some(JOB));
         use Rail::{Backoff, Dwell, LeftAlone, Rate};
-        let cases: [(&Attempt, MoveEvent, Heard); 17] = [
+        let cases: [(&Attempt, MoveEvent, Heard); 18] = [
             // Only what would be made, were it not for a limit, is owed to it when the load has
             // settled.
             (&considered, held(Rail::Settled), (Some(Rate), [0, 1], [0, 0, 0], (0, [0, 0]), [1, 1])),
@@ -451,6 +462,7 @@ mod tests {
             (copies, ended(0), (Some(Rate), [0, 1], [1, 0, 1], (1, [0, 0]), [1, 1])),
             (copies, refused(&reason), (Some(Backoff), [1, 1], [1, 0, 0], (0, [0, 0]), [1, 1])),
             (&thread(), unpaid, (Some(LeftAlone), [0, 1], [0, 0, 0], (0, [0, 0]), [0, 1])),
+            (&thread(), MoveEvent::Harmful { why: why() }, (Some(Rate), [0, 1], [0, 0, 0], (0, [0, 0]), [0, 1])),
         ];
         for (attempt, event, expected) in cases {
             assert_eq!(heard(attempt, event.clone()), expected, "{event:?}");

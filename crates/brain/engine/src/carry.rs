@@ -120,6 +120,10 @@ impl<P: Plane> Engine<P> {
                 self.publish(&attempt, MoveEvent::Dropped { reason: "out_of_date", why });
                 continue;
             }
+            if let Err(HeldBack { why, .. }) = self.guardrail.check(&attempt.mv, self.now) {
+                self.publish(&attempt, MoveEvent::Dropped { reason: "guardrail", why });
+                continue;
+            }
             self.prepare(attempt, &mut batch)?;
         }
         Ok(batch)
@@ -129,6 +133,7 @@ impl<P: Plane> Engine<P> {
     fn judge(&mut self, mv: &Move, waits: Option<bool>, batch: &Batch, snapshot: &Snapshot) -> Result<(), HeldBack> {
         let Move { subject, from, to, .. } = mv;
         self.free(mv, batch)?;
+        self.guardrail.check(mv, self.now)?;
         // Files, too: half of a plan can be worse than none of it.
         let period_s = if subject.is_file() { self.policy.data_period_s() } else { self.policy.period_s() };
         // A policy that moves parts of files knows how long each stays, whatever the load does.

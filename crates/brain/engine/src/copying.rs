@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::{Move, OutcomeState, Snapshot, Subject};
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::ProcessId;
 
 use crate::attempt::{Attempt, MoveEvent, outcome};
 use crate::engine::Engine;
+use crate::guardrail::Harm;
 use crate::jobs::{JobId, JobState, Progress, Running};
 use crate::journal::{About, Event};
 use crate::rails::{HeldBack, Rail};
 use crate::rollback::Unpaid;
 use crate::state::records::Record;
-use crate::{Finished, Plane, PlaneError, Undone};
+use crate::{Finished, Plane, PlaneError, Undo, Undone};
 
 /// Pause between two looks at a job that sends data back: short beside its steps of 100 ms.
 const POLL: Duration = Duration::from_millis(10);
@@ -44,7 +46,7 @@ impl<P: Plane> Engine<P> {
         let (day, most) = (self.jobs.spent.day(self.now), self.settings.moves.bytes_per_day);
         if day as f64 >= most && !self.jobs.running.is_empty() {
             let why = format!("{:.1} GB were copied in 24 hours, no more are allowed", day as f64 / 1e9);
-            self.stop_copies(&why);
+            self.stop_copies(&|_| true, &why);
             self.say(why);
         }
     }
@@ -85,9 +87,9 @@ impl<P: Plane> Engine<P> {
         self.publish(&r.attempt, event);
     }
 
-    pub(crate) fn stop_copies(&mut self, why: &str) {
+    pub(crate) fn stop_copies(&mut self, of: &dyn Fn(&Subject) -> bool, why: &str) {
         for (job, r) in &mut self.jobs.running {
-            if r.stopped.is_none() {
+            if r.stopped.is_none() && of(&r.attempt.mv.subject) {
                 r.stopped = Some(why.to_owned());
                 if let Some(copies) = self.plane.copies() {
                     copies.cancel(*job);
@@ -292,7 +294,11 @@ impl<P: Plane> Engine<P> {
                         event = MoveEvent::Unpaid { why, stays: true };
                     }
                 } else {
-                    self.unbind(&mv.subject, &why);
+                    let of_it = |undo: &Undo| match mv.subject {
+                        Subject::Process(ProcessId { pid, .. }) => undo.pid == pid,
+                        _ => undo.subject == mv.subject,
+                    };
+                    self.unbind(&of_it, "because it did not pay", Some(Event::RolledBack { why: why.clone() }));
                 }
                 self.publish(&attempt, event);
             }
@@ -300,25 +306,69 @@ impl<P: Plane> Engine<P> {
         self.append();
     }
 
-    /// Restores the affinity of a moved thread, or of all threads of a moved process.
-    fn unbind(&mut self, moved: &Subject, why: &str) {
-        let of_it = |undo: &&crate::Undo| match moved {
-            Subject::Process(ProcessId { pid, .. }) => undo.pid == *pid,
-            _ => undo.subject == *moved,
-        };
-        let undos: Vec<crate::Undo> = self.owned.undos().iter().filter(of_it).cloned().collect();
+    /// Puts back services that go worse, and stops what is still being copied for them.
+    pub(crate) fn guard(&mut self, snapshot: &Snapshot) {
+        let mut silent: FxHashMap<u32, u32> = FxHashMap::default();
+        let watched = self.guardrail.watched();
+        if !watched.is_empty() {
+            let seen: FxHashSet<Subject> = snapshot.threads.iter().map(Subject::thread).collect();
+            let Self { owned, plane, .. } = self;
+            let unseen = |undo: &&Undo| watched.contains(&undo.pid) && !seen.contains(&undo.subject);
+            for undo in owned.undos().iter().filter(unseen).filter(|undo| !plane.ended(undo)) {
+                *silent.entry(undo.pid).or_default() += 1;
+            }
+        }
+        for Harm { service, moves, pids, why } in self.guardrail.window(snapshot, &silent, self.now) {
+            let occasion = "because its service went worse";
+            let n =
+                self.unbind(&|undo| pids.contains(&undo.pid), occasion, Some(Event::Guardrail { why: why.clone() }));
+            let pause_s = self.settings.guardrail.pause_s;
+            self.say(format!("guardrail: {service} went worse after a move: {why}; {n} threads were put back, and it is left alone for {pause_s} s"));
+            let subjects: FxHashSet<Subject> = moves.iter().map(|mv| mv.subject).collect();
+            self.rollback.put_back(&subjects);
+            self.stop_copies(&|subject| subjects.contains(subject), &why);
+            for mv in moves {
+                let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, mv.pid, ""));
+                self.publish(&attempt, MoveEvent::Harmful { why: why.clone() });
+            }
+        }
+        self.append();
+    }
+
+    /// Restores the affinities of threads that no rule allows to be bound any more: rules were read
+    /// again, or a process got into another control group.
+    pub(crate) fn put_back_disallowed(&mut self) {
+        let Self { owned, plane, .. } = self;
+        let pids = owned.undos().iter().map(|undo| undo.pid).filter(|pid| !plane.allows(*pid));
+        let pids: FxHashSet<u32> = pids.collect();
+        if !pids.is_empty() {
+            self.unbind(&|undo| pids.contains(&undo.pid), "because no rule allows it", None);
+            self.append();
+        }
+    }
+
+    /// Restores the affinities of these threads. Returns of how many.
+    fn unbind(&mut self, which: &dyn Fn(&Undo) -> bool, occasion: &str, event: Option<Event>) -> usize {
+        let undos: Vec<Undo> = self.owned.undos().iter().filter(|undo| which(undo)).cloned().collect();
+        self.plane.undoing(&undos);
+        let mut restored = 0;
         for undo in undos {
             // What cannot be undone now stays in the table and is tried again on exit.
             let Ok(result) = self.plane.undo(&undo) else { continue };
             let Some(about) = self.owned.remove(&undo.subject) else { continue };
-            self.write(Some(about.clone()), Event::RolledBack { why: why.to_owned() });
-            let occasion = "because it did not pay".to_owned();
+            if let Some(event) = &event {
+                self.write(Some(about.clone()), event.clone());
+            }
+            let occasion = occasion.to_owned();
             self.write(Some(about), Event::Undone { result, affinity: undo.before(), occasion });
-            if result == Undone::Gone {
-                self.settled.ended(&undo.subject);
+            match result {
+                Undone::Restored => restored += 1,
+                Undone::Gone => self.settled.ended(&undo.subject),
+                Undone::ChangedByOthers => {}
             }
             self.forgets.push(Record::Done { subject: undo.subject });
         }
+        restored
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use placement::{Policy, Snapshot};
+use placement::{Move, Policy, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{NodeId, ThreadId};
 
@@ -10,6 +10,7 @@ use crate::attempt::MoveEvent;
 use crate::audit::Audit;
 use crate::carry::held_again;
 use crate::grown::Grown;
+use crate::guardrail::Guardrail;
 use crate::jobs::{Jobs, Spent};
 use crate::journal::{About, Counts, Entry, Event, Journal, unix_s};
 use crate::owned::{self, OwnedTable};
@@ -57,6 +58,9 @@ pub struct Engine<P: Plane> {
     pub(crate) audit: Audit,
     pub(crate) grown: Grown,
     pub(crate) rollback: Rollback,
+    pub(crate) guardrail: Guardrail,
+    /// Moves that were made, or were copied, in this window.
+    pub(crate) guarded: Vec<Move>,
     budget: BudgetWatch,
     pub(crate) owned: OwnedTable,
     pub(crate) jobs: Jobs,
@@ -117,6 +121,8 @@ impl<P: Plane> Engine<P> {
             audit: Audit::default(),
             grown: Grown::default(),
             rollback: Rollback::new(settings.moves.rollback),
+            guardrail: Guardrail::new(&settings.guardrail),
+            guarded: Vec::new(),
             jobs: Jobs::default(),
             outcomes: Vec::new(),
             judged: Vec::new(),
@@ -211,6 +217,7 @@ impl<P: Plane> Engine<P> {
         self.put_back_disallowed();
         let unpaid = self.rollback.window(&snapshot);
         self.take_back(unpaid);
+        self.guard(&snapshot);
         self.add_outcomes(&mut snapshot);
         let plan = self.policy.decide(self.plane.topology(), &snapshot);
         self.rails.begin(self.now);
@@ -231,6 +238,9 @@ impl<P: Plane> Engine<P> {
         let outcomes: Vec<Outcome> = outcomes.collect();
         self.outcomes.extend(outcomes.iter().take(planned).filter_map(|outcome| outcome.result.outcome(&outcome.mv)));
         self.rollback.begin(&snapshot);
+        for mv in std::mem::take(&mut self.guarded) {
+            self.guardrail.made(&mv, &snapshot);
+        }
         Ok(WindowReport {
             remote_share: snapshot.remote_share(),
             jobs: self.jobs.report(),
@@ -259,7 +269,7 @@ impl<P: Plane> Engine<P> {
             return Finished::default();
         }
         self.jobs.clear();
-        self.stop_copies("homenode ends");
+        self.stop_copies(&|_| true, "homenode ends");
         let mut owned: Vec<_> = std::mem::take(&mut self.left_over).into_iter().map(|h| (h, None)).collect();
         owned.extend(std::mem::take(&mut self.owned).in_order());
         let Restored { mut finished, failed, events } = undo_all(&mut self.plane, owned, "on exit");

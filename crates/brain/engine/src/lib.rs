@@ -13,7 +13,6 @@
 //! by the snapshots (`Snapshot::time_s`), so the same snapshots give the same moves; wall-clock
 //! time appears only in the journal.
 
-mod allowed;
 mod attempt;
 pub mod audit;
 mod carry;
@@ -21,6 +20,7 @@ mod copying;
 mod engine;
 mod error;
 mod grown;
+pub mod guardrail;
 mod jobs;
 pub mod journal;
 mod owned;

@@ -198,6 +198,11 @@ impl Rollback {
         [self.made.len(), self.jobs.len() + self.watched.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
+    /// These were put back already.
+    pub fn put_back(&mut self, subjects: &FxHashSet<Subject>) {
+        self.watched.retain(|plan| !plan.moves.iter().any(|mv| subjects.contains(&mv.subject)));
+    }
+
     pub fn copied(&mut self, job: JobId) {
         self.watched.iter_mut().for_each(|t| _ = t.waits.remove(&job));
     }

@@ -34,6 +34,10 @@ pub struct Settings {
     /// section, as in a simulation, they are unlimited.
     #[serde(skip, default = "Moves::unlimited")]
     pub moves: Moves,
+    /// When a service is put back: `[guardrail]` in `homenode.toml`. Without that section, as in a
+    /// simulation, never.
+    #[serde(skip, default = "Guardrail::off")]
+    pub guardrail: Guardrail,
     /// Bind threads even while a sched_ext scheduler runs. Default false: such a scheduler may take
     /// threads with a custom mask off its normal path (scx_layered sends them to fallback queues).
     pub beside_sched_ext: bool,
@@ -86,6 +90,35 @@ impl Moves {
     /// No limit, and no plan is taken back: a modelled machine has limits of its own.
     pub fn unlimited() -> Self {
         Self { rate: 1e15, bytes_per_day: 1e18, at_once: 1_000_000, rollback: 0 }
+    }
+}
+
+/// When a service goes worse after a move, is put back, and is left alone: `[guardrail]` in
+/// `homenode.toml`, and for the periods of `homenode trial`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Guardrail {
+    /// By which share the file bytes read per second may fall. Default 0.3.
+    pub read_fall: f64,
+    /// By how much the share of the time in which its threads wait for a CPU may rise. Default 0.3.
+    pub wait_rise: f64,
+    /// For how many windows in a row it must be so. Default 3: one or two are the move itself. 0:
+    /// never.
+    pub windows: u32,
+    /// How long the service is left alone then. Default 600.
+    pub pause_s: f64,
+}
+
+impl Default for Guardrail {
+    fn default() -> Self {
+        Self { read_fall: 0.3, wait_rise: 0.3, windows: 3, pause_s: 600.0 }
+    }
+}
+
+impl Guardrail {
+    /// Nothing is put back.
+    pub fn off() -> Self {
+        Self { windows: 0, ..Self::default() }
     }
 }
 
@@ -144,6 +177,7 @@ impl Default for Settings {
             budget: Budget::default(),
             journal_bytes: 8 << 20,
             moves: Moves::unlimited(),
+            guardrail: Guardrail::off(),
             beside_sched_ext: false,
             dry_run: false,
             busy_bytes_s: busy_bytes_s(),
@@ -184,6 +218,8 @@ impl Settings {
             false => Err(EngineError::Settings(format!("{section}.{name} is {value}, it must be {least} to {most}"))),
         };
         let within = |name: &str, value: f64, least: f64, most: f64| check("engine", name, value, least, most);
+        let within_guardrail =
+            |name: &str, value: f64, least: f64, most: f64| check("guardrail", name, value, least, most);
         let within_moves = |name: &str, value: f64, least: f64, most: f64| check("moves", name, value, least, most);
         const YEAR: f64 = 366.0 * 86_400.0;
         within("window_s", self.window_s, 0.01, 3600.0)?;
@@ -203,6 +239,10 @@ impl Settings {
         within_moves("bytes_per_day", self.moves.bytes_per_day, 0.0, 1e18)?;
         within_moves("at_once", self.moves.at_once.into(), 1.0, 1e6)?;
         within_moves("rollback", self.moves.rollback.into(), 0.0, 1000.0)?;
+        within_guardrail("read_fall", self.guardrail.read_fall, 0.01, 1.0)?;
+        within_guardrail("wait_rise", self.guardrail.wait_rise, 0.01, 1.0)?;
+        within_guardrail("windows", self.guardrail.windows.into(), 0.0, 1000.0)?;
+        within_guardrail("pause_s", self.guardrail.pause_s, 0.0, YEAR)?;
         within("journal_bytes", self.journal_bytes as f64, 65_536.0, 1e12)
     }
 }
@@ -242,6 +282,10 @@ mod tests {
                     oscillation: Oscillation { reversals: 17, ..Oscillation::default() },
                     ..Settings::default()
                 },
+            ),
+            (
+                "guardrail.read_fall",
+                Settings { guardrail: Guardrail { read_fall: 30.0, ..Guardrail::default() }, ..Settings::default() },
             ),
             (
                 "budget.cpu",

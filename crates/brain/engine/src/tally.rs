@@ -52,6 +52,7 @@ fn word_of(event: &MoveEvent) -> Option<Result> {
         MoveEvent::Ended { why: None, .. } => "copied",
         MoveEvent::Ended { why: Some(_), .. } => "failed",
         MoveEvent::Unpaid { .. } => "unpaid",
+        MoveEvent::Harmful { .. } => "guardrail",
         MoveEvent::Progress(_) => return None,
     })
 }

@@ -39,6 +39,8 @@ pub enum Verdict {
     Helps,
     /// Worse, beyond chance.
     Hurts,
+    /// Better, beyond chance, and worse by another outcome, as the caller says.
+    Mixed,
     /// As chance alone could have given.
     NoDifferenceSeen,
     /// Too few rounds.

@@ -46,6 +46,8 @@ pub struct Config {
     pub moves: engine::settings::Moves,
     /// `[[service]]`: which services may be moved, by which policy; with those of `conf.d`.
     pub service: Vec<Service>,
+    /// `[guardrail]`: when a service that was moved is put back.
+    pub guardrail: engine::settings::Guardrail,
 }
 
 impl Config {
@@ -56,7 +58,8 @@ impl Config {
             Ok(text) => {
                 let mut config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
                 config.add_drops(path, &text)?;
-                config.engine().validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+                let settings = engine::Settings { guardrail: config.guardrail.clone(), ..config.engine() };
+                settings.validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
                 Ok(config)
             }
             Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => {
@@ -71,7 +74,8 @@ impl Config {
         }
     }
 
-    /// The settings of the loop, with the limits on moves that copy.
+    /// The settings of the loop, with the limits on moves that copy. The guardrail is off: only who
+    /// moves the load that it observes has one.
     pub fn engine(&self) -> engine::Settings {
         engine::Settings { moves: self.moves.clone(), ..self.engine.clone() }
     }

@@ -39,7 +39,9 @@ fn machine(name: &str) -> String {
     format!("{}/../../ground/topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 19] = [
+const SUB_COMMANDS: [&str; 21] = [
+    "reload",
+    "status",
     "nodes",
     "where",
     "move",
@@ -313,7 +315,8 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         &["run", "--pid", "0"],
         &["run", "--pid", "abc"],
         &["move", "--to", "0", "--pid", "2147483648"],
-        &["run", "--pid", "1", "--cgroup", "/x"],
+        &["run", "--pid", "1", "--by-rules"],
+        &["run", "--unit", ""],
         &["run", "--pid", "1", "--", "true"],
         &["run", "--windows", "0"],
         &["plan", "--snapshot", "x", "--exact"],

@@ -187,6 +187,10 @@ pub enum Event {
     RolledBack {
         why: String,
     },
+    /// Its service went worse, and its affinity was restored.
+    Guardrail {
+        why: String,
+    },
     Audited {
         /// Remote share in the window that decided the move.
         #[serde(default, skip_serializing_if = "Option::is_none")]

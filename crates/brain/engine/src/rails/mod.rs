@@ -6,10 +6,11 @@
 //! AutoNUMA and of affinity daemons complain of both.
 //!
 //! **Approach.** Each move passes these rails in turn: it fits the observation; the load has not
-//! [`settled`]; the thread is not left alone after going back and forth ([`history`]); dwell;
-//! cool-down after a reversal; back-off after a refusal; a machine-wide token bucket ([`rate`]).
-//! Moves pass in plan order, so a scarce token goes to the move that the policy put first. The
-//! report names the rail that holds a move back, and why.
+//! [`settled`]; its service did not go worse lately ([`crate::guardrail`]); the thread is not left
+//! alone after going back and forth ([`history`]); dwell; cool-down after a reversal; back-off
+//! after a refusal; a machine-wide token bucket ([`rate`]). Moves pass in plan order, so a scarce
+//! token goes to the move that the policy put first. The report names the rail that holds a move
+//! back, and why.
 //!
 //! **Limits.** Memory is bounded: the rails remember at most [`TRACKED_MAX`] threads. They forget a
 //! thread as soon as its past cannot hold it back any more, and not earlier. When the table is
@@ -50,6 +51,8 @@ pub enum Rail {
     Dwell,
     /// The thread was moved back too recently.
     Cooldown,
+    /// Its service went worse after a move and was put back.
+    Guardrail,
     /// The move was refused recently.
     Backoff,
     /// The load has been the same for long enough to keep its placement.

@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use engine::settings::{Budget, Oscillation, Settle};
+use engine::journal::{Event, Filter, read};
+use engine::settings::{Budget, Guardrail, Moves, Oscillation, Settle};
 use engine::state::records::Record;
 use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Subject};
-use placement::{Move, Pace, Snapshot};
+use placement::{Move, OutcomeState, Pace, Snapshot};
 use proptest::prelude::*;
 
 use crate::Shown;
-use crate::fake::{Fake, NODES, all_cpus, go_home, mv, process, restless, script, set};
+use crate::fake::{Fake, NODES, all_cpus, file_of, go_home, mv, node_cpus, process, restless, script, set};
 
 fn results(engine: &mut Engine<Fake>) -> Vec<MoveEvent> {
     engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
@@ -339,4 +340,93 @@ proptest! {
             prop_assert!(n as u32 <= burst + rate * 10);
         }
     }
+}
+
+/// The review's case: threads of a service that share the CPUs of one node read more for each
+/// second of CPU time, and half as much in all. Nobody but the guardrail sees that.
+#[test]
+fn a_service_whose_reads_fall_after_a_move_is_put_back_at_once_and_left_alone() {
+    let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
+    let crowded = |fake: &Fake, snapshot: &mut Snapshot| {
+        for thread in &mut snapshot.threads {
+            let service = if thread.tid == 3 { "b" } else { "a" };
+            let bound = fake.world().mask(thread.tid) == node_cpus(1);
+            let share = if bound && service == "a" { 0.5 } else { 1.0 };
+            (thread.cpu_s, thread.wait_s) = (0.9 * share, Some(0.9 * (1.0 - share)));
+            let bytes = (share * 1.2 * thread.read_bytes.total() as f64) as u64;
+            thread.read_bytes = [(topology::NodeId(1), bytes)].into_iter().collect();
+            thread.group = Some(format!("/system.slice/{service}.service/worker").into());
+        }
+    };
+    let told: Arc<Mutex<Vec<OutcomeState>>> = Arc::default();
+    let tell = Arc::clone(&told);
+    let policy = script(move |s| {
+        tell.lock().unwrap().extend(s.outcomes.iter().map(|o| o.result.clone()));
+        s.threads.iter().filter(|t| t.node.0 == 0 && s.time_s >= 12.0).map(|t| mv(t.tid, t.start_ns, 0, 1)).collect()
+    });
+    let state = tempfile::tempdir().unwrap();
+    let dir = StateDir::open(state.path()).unwrap();
+    let settings = Settings { guardrail: Guardrail::default(), moves: Moves::default(), ..restless() };
+    let mut engine = Engine::new(Shown(plane.clone(), crowded), policy, settings, Some(dir)).unwrap();
+    let masks = || [1, 2, 3].map(|tid| plane.world().mask(tid));
+    let mut notes = Vec::new();
+    (0..14).for_each(|_| notes.extend(engine.step().unwrap().notes));
+    assert_eq!((masks(), &notes), ([1; 3].map(node_cpus), &vec![]));
+    notes.extend(engine.step().unwrap().notes);
+    assert_eq!(masks(), [all_cpus(), all_cpus(), node_cpus(1)]);
+    let waited = "its threads waited for a CPU for 0 % of the time they wanted one before, 50 % after, for 3 windows";
+    let said = format!(
+        "guardrail: /system.slice/a.service went worse after a move: {waited}; 2 threads were put back, and it is left alone for 600 s"
+    );
+    assert_eq!(notes, [said]);
+    let why = waited.to_owned();
+    let back = |result: &&OutcomeState| **result == OutcomeState::RolledBack { why: why.clone() };
+    assert_eq!(told.lock().unwrap().iter().filter(back).count(), 2);
+    assert!(engine.tally().iter().any(|count| count == ("thread", "guardrail", 2)), "{:?}", engine.tally());
+    // They are on node 1 still; the kernel takes them where there is room.
+    plane.world().tasks.values_mut().for_each(|task| task.node = 0);
+    let mut held = 0;
+    let again = loop {
+        let outcomes = engine.step().unwrap().outcomes;
+        let of = |tid| outcomes.iter().find(|o| o.mv.tid() == Some(tid)).map(|o| o.result.clone());
+        match of(1).unwrap() {
+            MoveEvent::HeldBack { rail: Rail::Guardrail, why } if held == 0 => {
+                assert!(why.contains("left alone for 599 s more"), "{why}");
+            }
+            MoveEvent::HeldBack { rail: Rail::Guardrail, .. } => {}
+            other => break other,
+        }
+        held += 1;
+    };
+    assert_eq!((again, held), (MoveEvent::Applied, 599));
+    drop(engine);
+    let entries = read(state.path(), &Filter::default()).unwrap();
+    let guarded = entries.iter().filter(|e| e.event == Event::Guardrail { why: waited.to_owned() });
+    assert_eq!(guarded.filter_map(|e| e.thread.as_ref()).map(|t| t.tid).collect::<Vec<_>>(), [1, 2]);
+    let held = |e: &&engine::journal::Entry| matches!(e.event, Event::HeldBack { rail: Rail::Guardrail, .. });
+    assert_eq!(entries.iter().filter(held).count(), 2, "once for each thread");
+    assert_eq!(masks(), [(); 3].map(|()| all_cpus()));
+}
+
+/// The copy of what harms is stopped, and what it has copied stays.
+#[test]
+fn a_copy_that_harms_is_stopped_and_others_wait() {
+    let plane = Fake::new([(1, 0, 1)]);
+    plane.world().copy_bytes = 1000;
+    plane.world().copy_step = 1;
+    let slow = |fake: &Fake, snapshot: &mut Snapshot| {
+        if !fake.world().copies.is_empty() {
+            snapshot.threads.iter_mut().for_each(|t| t.read_bytes = [(topology::NodeId(1), 100)].into_iter().collect());
+        }
+    };
+    let policy = script(|s| if s.time_s >= 5.0 { vec![crate::fake::file(1, 1, 0)] } else { Vec::new() });
+    let settings = Settings { guardrail: Guardrail::default(), ..restless() };
+    let mut engine = Engine::new(Shown(plane.clone(), slow), policy, settings, None).unwrap();
+    (0..9).for_each(|_| _ = engine.step().unwrap());
+    let started = vec![(5.0, Subject::File(file_of(1)).to_string())];
+    assert_eq!(plane.world().copies.len(), 0);
+    assert_eq!(plane.world().started, started);
+    let held = engine.step().unwrap().outcomes.remove(0).result;
+    assert_eq!(rail(&held), Some(Rail::Guardrail));
+    assert_eq!(plane.world().started, started);
 }

@@ -188,6 +188,7 @@ fn sentence(line: &Line) -> String {
             text
         }
         Event::RolledBack { why } => format!("did not pay: {why}"),
+        Event::Guardrail { why } => format!("put back, because its service went worse: {why}"),
         Event::Audited { before, after } => {
             let share = |share: &Option<f64>| share.map_or("unknown".to_owned(), percent);
             format!("remote share {} → {}", share(before), share(after))

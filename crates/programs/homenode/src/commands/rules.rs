@@ -80,6 +80,7 @@ impl Reload<'_> {
         let same = [
             (config.engine == self.begun.engine, "[engine]"),
             (config.moves == self.begun.moves, "[moves]"),
+            (config.guardrail == self.begun.guardrail, "[guardrail]"),
             (config.node == self.begun.node, "[node]"),
             (config.measured == self.begun.measured, "measured"),
         ];

@@ -76,6 +76,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         window_s: args.observe.window.unwrap_or(config.engine.window_s),
         // Who only observes moves nothing anyway, and counts.
         dry_run: !args.observe_only && (args.dry_run || config.engine.dry_run),
+        guardrail: config.guardrail.clone(),
         ..config.engine()
     };
     let by_rules = args.by_rules || rules::apply(&config, &args.observe.scope) && args.command.is_empty();

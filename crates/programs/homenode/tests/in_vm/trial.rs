@@ -153,7 +153,7 @@ fn a_load_for_which_nothing_matters_is_not_helped() -> Outcome {
     Ok(())
 }
 
-/// Reads cost ten times as much near the file. The early stop takes nine rounds or so, and more for
+/// Reads cost ten times as much near the file. The early stop takes two rounds or so, and more for
 /// each in which a busy host happens to slow the period without homenode.
 fn a_policy_that_hurts_is_stopped_early() -> Outcome {
     const ROUNDS: u32 = 30;

@@ -20,10 +20,12 @@ mod metric;
 mod outcome;
 mod report;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Duration;
 
 use command::args::PolicyArgs;
+use engine::guardrail::{BEFORE, Before, Work};
 use engine::{Engine, Finished, Plane, Spent, StateDir};
 use host::HostPlane;
 use placement::{Policy, Traits};
@@ -100,6 +102,8 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let mut trial = Trial {
         design: &design,
         settings: &settings,
+        bounds: &config.guardrail,
+        before: VecDeque::new(),
         plane: &mut plane,
         state: &state,
         stop: &stop,
@@ -129,6 +133,9 @@ type Choose<'a> = dyn Fn(&str) -> Result<Box<dyn Policy>, Failure> + 'a;
 struct Trial<'a> {
     design: &'a Design,
     settings: &'a engine::Settings,
+    bounds: &'a engine::settings::Guardrail,
+    /// Windows with homenode off, before this round.
+    before: VecDeque<Work>,
     plane: &'a mut HostPlane,
     state: &'a StateDir,
     stop: &'a Stop,
@@ -142,6 +149,14 @@ struct Trial<'a> {
 
 impl Trial<'_> {
     fn run(&mut self, child: &mut Option<Child>, report: &mut Report<'_>, chosen: &Choose<'_>) -> Result<(), Failure> {
+        // The guardrail of the first round must know what was before it.
+        let before_s = BEFORE as f64 * self.design.window_s;
+        let (stop, ended) = (self.stop, &mut || child.as_mut().is_some_and(Child::ended));
+        let sums = Sums::new(0.0, before_s, self.design.window_s);
+        let Some((_, works)) = self.period(Box::new(Off), sums, None, &mut || stop.requested() || ended())? else {
+            return Ok(());
+        };
+        self.before = works;
         for round in 0..self.design.rounds {
             let hurts = |arm: &Arm| matches!(arm, Arm::On(n) if self.harms.get(*n).is_some_and(Harm::clear));
             let mut arms = order(self.design.seed, round as u64, self.design.policies.len());
@@ -150,6 +165,7 @@ impl Trial<'_> {
                 break;
             }
             let mut periods = Vec::new();
+            let (mut off, before) = (VecDeque::new(), Before::of(&self.before));
             for arm in arms {
                 let stop = self.stop;
                 let mut over = || stop.requested() || child.as_mut().is_some_and(Child::ended);
@@ -162,15 +178,19 @@ impl Trial<'_> {
                 };
                 let policy = name.map_or_else(|| Ok(Box::new(Off) as Box<dyn Policy>), |name| chosen(name))?;
                 // What was cut short is in no round.
-                let Some(period) = self.period(policy, &mut over)? else { return Ok(()) };
+                let Design { wash_out_s, period_s, window_s, metric, .. } = self.design;
+                let sums = Sums::new(*wash_out_s, *period_s, *window_s).guarded(self.bounds, before);
+                let Some((period, works)) = self.period(policy, sums, metric.as_deref(), &mut over)? else {
+                    return Ok(());
+                };
+                if arm == Arm::Off {
+                    off = works;
+                }
                 report.period(round, arm, &period)?;
                 periods.push((arm, period));
             }
-            for (policy, better) in report.round(periods) {
-                if let Some(harm) = self.harms.get_mut(policy) {
-                    harm.round(better);
-                }
-            }
+            self.before = off;
+            report.round(periods, &mut self.harms);
             if !report.can_tell(&self.harms) {
                 break;
             }
@@ -179,9 +199,15 @@ impl Trial<'_> {
     }
 
     /// One period; `None` if it was cut short. Whatever happens, everything is put back at its end.
-    fn period(&mut self, policy: Box<dyn Policy>, over: &mut dyn FnMut() -> bool) -> Result<Option<Period>, Failure> {
-        let Self { design, settings, plane, state, stop, .. } = self;
-        let mut sums = Sums::new(design.wash_out_s, design.period_s, design.window_s);
+    /// Its windows come with it.
+    fn period(
+        &mut self,
+        policy: Box<dyn Policy>,
+        mut sums: Sums,
+        metric: Option<&str>,
+        over: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<(Period, VecDeque<Work>)>, Failure> {
+        let Self { settings, plane, state, stop, .. } = self;
         let mut moves = 0;
         let mut back = Back::default();
         let again = state.again().map_err(|e| cannot(&e))?;
@@ -199,7 +225,7 @@ impl Trial<'_> {
             });
         }
         // The number belongs to what the policy did, and not to what comes after.
-        sums.ask(design.metric.as_deref(), stop);
+        sums.ask(metric, stop);
         let came = stop.came();
         let mut ended = engine.finish_until(&|| stop.came() > came);
         self.spent = engine.spent();
@@ -213,8 +239,9 @@ impl Trial<'_> {
         let stayed = outcome::stayed(&ended);
         outcome::add(&mut self.finished, ended);
         ran?;
-        let values = sums.values();
-        Ok(sums.over().then_some(Period { values, moves, restored, moved_back, stayed }))
+        let (values, beyond, ran) = (sums.values(), sums.beyond(), sums.ran());
+        let period = Period { values, moves, restored, moved_back, beyond, ran, stayed };
+        Ok(sums.over().then(|| (period, sums.works().clone())))
     }
 
     /// One window in which threads go back to where they were; then they may run everywhere again.

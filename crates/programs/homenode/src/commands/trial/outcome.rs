@@ -1,5 +1,9 @@
 //! What a period did.
 
+use std::collections::VecDeque;
+
+use engine::guardrail::{Before, Beyond, Streak, Work};
+use engine::settings::Guardrail;
 use engine::{Finished, MoveEvent};
 use placement::{Snapshot, flow};
 use serde_json::{Map, Value, json};
@@ -36,21 +40,28 @@ pub const CPU_EFFICIENCY: Outcome = Outcome {
 pub const METRIC: Outcome =
     Outcome { key: "metric", name: "what --metric prints", better: Better::Higher, form: Form::Number };
 
-const OTHERS: [Outcome; 3] = [
-    Outcome { key: "read_bytes_per_s", name: "file bytes read per second", better: Better::Higher, form: Form::Rate },
-    Outcome { key: "remote_share", name: "share of them from other nodes", better: Better::Lower, form: Form::Share },
-    Outcome {
-        key: "wait_share",
-        name: "time waited for a CPU, of each second",
-        better: Better::Lower,
-        form: Form::Number,
-    },
-];
+pub const READS: Outcome =
+    Outcome { key: "read_bytes_per_s", name: "file bytes read per second", better: Better::Higher, form: Form::Rate };
+
+const REMOTE: Outcome =
+    Outcome { key: "remote_share", name: "share of them from other nodes", better: Better::Lower, form: Form::Share };
+
+const WAITING: Outcome = Outcome {
+    key: "wait_share",
+    name: "time waited for a CPU, of each second",
+    better: Better::Lower,
+    form: Form::Number,
+};
 
 /// All of a trial; the first is what the verdict is about.
 pub fn all(primary: Outcome) -> Vec<Outcome> {
-    let rest = [CPU_EFFICIENCY].into_iter().chain(OTHERS);
-    std::iter::once(primary).chain(rest.filter(|outcome| *outcome != primary)).collect()
+    let rest = [CPU_EFFICIENCY, READS, REMOTE, WAITING];
+    std::iter::once(primary).chain(rest.into_iter().filter(|outcome| *outcome != primary)).collect()
+}
+
+/// Whether a policy that makes this worse does not help, whatever else it does.
+pub fn guards(outcome: &Outcome) -> bool {
+    [READS, WAITING].contains(outcome)
 }
 
 impl Outcome {
@@ -100,6 +111,10 @@ pub struct Period {
     pub moves: usize,
     pub restored: usize,
     pub moved_back: u64,
+    /// Why it ended early.
+    pub beyond: Option<Beyond>,
+    /// Share of the time they wanted a CPU in which threads had one.
+    pub ran: f64,
     /// Why the next period begins with what this one left; absent if it left nothing.
     pub stayed: Option<String>,
 }
@@ -118,12 +133,39 @@ pub struct Sums {
     cpu_s: f64,
     wait_s: f64,
     metric: Option<f64>,
+    bounds: Guardrail,
+    before: Option<Before>,
+    streak: Streak,
+    beyond: Option<Beyond>,
+    /// Each window.
+    works: VecDeque<Work>,
 }
 
 impl Sums {
     /// `window_s`: the set length of a window.
     pub fn new(wash_out_s: f64, period_s: f64, window_s: f64) -> Self {
         Self { wash_out_s, period_s, tolerance_s: 0.1 * window_s, ..Self::default() }
+    }
+
+    /// Ends the period as soon as so many windows in a row are beyond these bounds. With homenode
+    /// off, too: what the load does by itself ends periods of either kind as often.
+    #[must_use]
+    pub fn guarded(self, bounds: &Guardrail, before: Option<Before>) -> Self {
+        Self { bounds: bounds.clone(), before, ..self }
+    }
+
+    /// The last windows that count.
+    pub fn works(&self) -> &VecDeque<Work> {
+        &self.works
+    }
+
+    pub fn beyond(&self) -> Option<Beyond> {
+        self.beyond
+    }
+
+    pub fn ran(&self) -> f64 {
+        let sum = |of: fn(&Work) -> f64| self.works.iter().map(of).sum::<f64>();
+        1.0 - Work { busy_s: sum(|work| work.busy_s), wait_s: sum(|work| work.wait_s), ..Work::default() }.waited()
     }
 
     /// A window counts if it began after the wash-out, or so little before that rounding may be
@@ -140,16 +182,26 @@ impl Sums {
             self.cpu_s += if thread.file_bytes() > 0 { thread.cpu_s } else { 0.0 };
             self.wait_s += thread.wait_s.unwrap_or(0.0);
         }
+        let mut work = Work::new(snapshot.window_s);
+        snapshot.threads.iter().filter(|thread| thread.file_bytes() > 0).for_each(|thread| work.add(thread));
+        let beyond = self.before.as_ref().and_then(|before| before.beyond(&work, &self.bounds));
+        self.works.push_back(work);
+        if self.streak.window(beyond.is_some(), &self.bounds) {
+            self.beyond = beyond;
+        }
     }
 
     pub fn over(&self) -> bool {
-        self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
+        self.beyond.is_some() || self.seconds > 0.0 && self.elapsed_s >= self.period_s - self.tolerance_s
     }
 
-    /// Asks for the user's number, if there is one, once, at the end of a whole period.
+    /// Asks for the user's number, if there is one, at the end of a period: once more where that
+    /// gives none.
     pub fn ask(&mut self, metric: Option<&str>, stop: &Stop) {
         if let Some(command) = metric.filter(|_| self.metric.is_none() && self.over()) {
-            self.metric = Some(metric::ask(command, &|| stop.requested()).unwrap_or_else(|why| {
+            let ask = || metric::ask(command, &|| stop.requested());
+            let answer = ask().or_else(|why| if stop.requested() { Err(why) } else { ask() });
+            self.metric = Some(answer.unwrap_or_else(|why| {
                 tracing::warn!("--metric: {why}");
                 f64::NAN
             }));
@@ -225,6 +277,41 @@ mod tests {
         idle.add(&Snapshot { window_s: 1.0, ..Snapshot::default() });
         assert!(idle.over() && idle.values().get("remote_share").is_nan());
         assert_eq!(idle.values().json()["remote_share"], Value::Null);
+    }
+
+    /// So many threads that read so many bytes each, run and wait so long.
+    fn readers(n: u32, read: u64, cpu_s: f64, wait_s: f64) -> Snapshot {
+        let mut window = window(read, 0);
+        (window.threads[0].cpu_s, window.threads[0].wait_s) = (cpu_s, Some(wait_s));
+        window.threads = vec![window.threads[0].clone(); n as usize];
+        window
+    }
+
+    /// Readers that shared the CPUs of one node read for the whole period, half as much.
+    #[test]
+    fn a_period_ends_after_three_windows_beyond_a_bound() {
+        let bounds = Guardrail::default();
+        let mut off = Sums::new(2.0, 12.0, 1.0);
+        (0..12).for_each(|_| off.add(&readers(8, 1000, 1.0, 0.0)));
+        assert_eq!((off.works().len(), off.beyond(), off.ran()), (10, None, 1.0));
+        let ends = |with: Snapshot, bounds: &Guardrail| {
+            let mut on = Sums::new(2.0, 12.0, 1.0).guarded(bounds, Before::of(off.works()));
+            let windows = (1..).find(|_| {
+                on.add(&with);
+                on.over()
+            });
+            (windows.unwrap(), on)
+        };
+        let (windows, on) = ends(readers(8, 600, 0.5, 0.5), &bounds);
+        // Two of the wash-out, which do not count.
+        assert_eq!((windows, on.beyond(), on.ran()), (5, Some(Beyond::Waited(0.0, 0.5)), 0.5));
+        // More for each second of CPU time, and less in all.
+        let values = |sums: &Sums| [CPU_EFFICIENCY.key, READS.key].map(|key| sums.values().get(key));
+        assert_eq!([values(&off), values(&on)], [[1000.0, 8000.0], [1200.0, 4800.0]]);
+        assert_eq!(ends(readers(8, 600, 0.5, 0.0), &bounds).0, 5);
+        assert_eq!(ends(Snapshot { window_s: 1.0, ..Snapshot::default() }, &bounds).0, 5, "it stands still");
+        assert_eq!(ends(readers(8, 800, 1.0, 0.2), &bounds).0, 12);
+        assert_eq!(ends(readers(8, 600, 0.5, 0.5), &Guardrail::off()).0, 12);
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! What a trial prints.
 
+use engine::guardrail::Beyond;
 use engine::{Finished, Plane};
 use host::HostPlane;
 use linux::interference::Interference;
 use serde_json::{Value, json};
 use session::report as put_back;
-use trial::{Arm, Effect, Harm, Verdict, judge};
+use trial::{Arm, Better, Effect, Harm, Verdict, judge};
 
 use super::design::Design;
 use super::last::Last;
-use super::outcome::{self, Outcome, Period};
+use super::outcome::{self, Outcome, Period, READS, guards};
 use crate::exit::Failure;
 use crate::output::table::Table;
 use crate::output::units::{bytes, changed, count, seconds};
@@ -32,13 +33,14 @@ const PLOT: &str = "less      0      more";
 const TOO_MANY_LOST: &str = "more than a quarter of its rounds do not count";
 const CUT_SHORT: &str = "the trial was cut short, after its rounds could be seen";
 const LOST: &str = "what counts was unknown in a period with it";
+const GUARDRAIL: &str = "periods with it ended early, because the load went worse";
 const DATA_STAYED: &str =
     "data stayed where a policy had moved it: later periods, also those with homenode off, found it there";
 
 pub struct Judged {
     policy: String,
     verdict: Verdict,
-    why: Option<&'static str>,
+    why: Option<String>,
     /// It clearly hurt before the trial was over.
     stopped: bool,
     /// Rounds in which what counts was unknown.
@@ -59,11 +61,12 @@ impl Judged {
             Verdict::Helps => "helps".to_owned(),
             Verdict::Hurts if self.stopped => "hurts, and was stopped early".to_owned(),
             Verdict::Hurts => "hurts".to_owned(),
+            Verdict::Mixed => format!("mixed: {}", self.why.as_deref().unwrap_or_default()),
             Verdict::NoDifferenceSeen => "no difference seen".to_owned(),
             Verdict::TooShort => {
-                format!("too few rounds to tell{}", self.why.map_or(String::new(), |why| format!(": {why}")))
+                format!("too few rounds to tell{}", self.why.as_ref().map_or(String::new(), |why| format!(": {why}")))
             }
-            Verdict::NoVerdict => format!("no verdict: {}", self.why.unwrap_or_default()),
+            Verdict::NoVerdict => format!("no verdict: {}", self.why.as_deref().unwrap_or_default()),
         }
     }
 }
@@ -128,7 +131,11 @@ impl<'a> Report<'a> {
             }
         }
         if !period.values.get(primary.key).is_finite() {
-            text.push_str("; this round does not count");
+            let harm = "; what is not known counts as harm";
+            text.push_str(if arm == Arm::Off { "; this round does not count" } else { harm });
+        }
+        if let Some(beyond) = &period.beyond {
+            text.push_str(&format!("; ended early: {beyond}"));
         }
         if let Some(why) = &period.stayed {
             text.push_str(&format!("; this round does not count: {}", escape(why)));
@@ -144,6 +151,7 @@ impl<'a> Report<'a> {
             "moves": period.moves,
             "restored": period.restored,
             "moved_back": period.moved_back,
+            "ended_early": period.beyond.map(|beyond| beyond.to_string()),
             "stayed": period.stayed,
         });
         if let Some(object) = value.as_object_mut() {
@@ -159,23 +167,24 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Keeps a whole round, unless something stayed where it had been moved. Returns how much
-    /// better each policy was.
-    pub fn round(&mut self, periods: Vec<(Arm, Period)>) -> Vec<(usize, f64)> {
-        if !Self::counts(&periods) {
-            self.rounds.push(periods);
-            return Vec::new();
-        }
+    /// Keeps a whole round, and tells it the early stops, unless something stayed where it had been
+    /// moved. Where the guardrail ended only one of two periods, its outcome counts.
+    pub fn round(&mut self, periods: Vec<(Arm, Period)>, harms: &mut [Harm]) {
         let primary = self.design.primary();
-        let value = |period: &Period| period.values.get(primary.key);
-        let off = periods.iter().find(|(arm, _)| *arm == Arm::Off).map_or(f64::NAN, |(_, period)| value(period));
-        let better = periods.iter().filter_map(|(arm, period)| match arm {
-            Arm::On(n) => Some((*n, primary.better.gain(value(period) - off))),
-            Arm::Off => None,
-        });
-        let better = better.collect();
+        let off = periods.iter().find(|(arm, _)| *arm == Arm::Off).map(|(_, period)| period);
+        let off = off.filter(|_| Self::counts(&periods));
+        for (arm, on) in &periods {
+            let (Arm::On(n), Some(off)) = (arm, off) else { continue };
+            let Some(harm) = harms.get_mut(*n) else { continue };
+            let value = |outcome: &Outcome| (off.values.get(outcome.key), on.values.get(outcome.key));
+            let ((was, is), better) = match on.beyond.xor(off.beyond) {
+                Some(Beyond::Read(..)) => (value(&READS), READS.better),
+                Some(Beyond::Waited(..)) => ((off.ran, on.ran), Better::Higher),
+                None => (value(&primary), primary.better),
+            };
+            harm.round(was, is, better);
+        }
         self.rounds.push(periods);
-        better
     }
 
     /// Whether nothing has stayed where this round had moved it.
@@ -196,14 +205,41 @@ impl<'a> Report<'a> {
         open.map(|(policy, _)| self.dropped() + unknown(policy)).any(|lost| !too_many(lost, self.design.rounds))
     }
 
-    /// The values of an outcome with homenode off, and with the policy, in each round.
+    /// The rounds that count: the periods with homenode off and with the policy.
+    fn pairs(&self, policy: usize) -> impl Iterator<Item = (&Period, &Period)> {
+        self.rounds.iter().filter(|round| Self::counts(round)).filter_map(move |round| {
+            let period = |arm: Arm| round.iter().find(|(a, _)| *a == arm).map(|(_, period)| period);
+            period(Arm::Off).zip(period(Arm::On(policy)))
+        })
+    }
+
+    /// The values of an outcome with homenode off, and with the policy, in each round. What is not
+    /// known with the policy, of the outcome that counts, is as bad as the worst that is known, and
+    /// not left out: a load that stands still has no value.
     fn values(&self, policy: usize, outcome: &Outcome) -> Vec<(f64, f64)> {
-        let pairs = self.rounds.iter().filter(|round| Self::counts(round)).filter_map(|round| {
-            let value =
-                |arm: Arm| round.iter().find(|(a, _)| *a == arm).map(|(_, period)| period.values.get(outcome.key));
-            value(Arm::Off).zip(value(Arm::On(policy)))
-        });
-        pairs.collect()
+        let value = |period: &Period| period.values.get(outcome.key);
+        let mut values: Vec<_> = self.pairs(policy).map(|(off, on)| (value(off), value(on))).collect();
+        if *outcome == self.design.primary() {
+            let known = values.iter().flat_map(|(off, on)| [*off, *on]).filter(|value| value.is_finite());
+            let worst = match outcome.better {
+                Better::Higher => known.fold(0.0, f64::min),
+                Better::Lower => known.fold(0.0, f64::max),
+            };
+            values.iter_mut().filter(|(_, on)| !on.is_finite()).for_each(|(_, on)| *on = worst);
+        }
+        values
+    }
+
+    /// What is worse with a policy whose primary outcome is better.
+    fn worse(&self, policy: usize, effects: &[(Outcome, Effect)]) -> Vec<String> {
+        let primary = self.design.primary();
+        let lost = self.pairs(policy).any(|(_, on)| !on.values.get(primary.key).is_finite());
+        let ended = |of: fn((&Period, &Period)) -> bool| self.pairs(policy).filter(|pair| of(*pair)).count();
+        let early = ended(|(_, on)| on.beyond.is_some()) > ended(|(off, _)| off.beyond.is_some());
+        let worse = effects.iter().filter(|(outcome, effect)| guards(outcome) && effect.verdict == Verdict::Hurts);
+        let worse = worse
+            .map(|(outcome, effect)| format!("worse by {} ({})", outcome.name, change(outcome, effect, effect.mean)));
+        worse.chain(lost.then(|| LOST.to_owned())).chain(early.then(|| GUARDRAIL.to_owned())).collect()
     }
 
     /// The verdict about each policy.
@@ -217,16 +253,17 @@ impl<'a> Report<'a> {
                 .collect();
             let values = self.values(n, &self.design.primary());
             let unknown = unknown(&values);
-            let lost = values.iter().any(|(_, on)| !on.is_finite());
             let rounds = self.rounds.len();
+            let worse = self.worse(n, &effects);
+            let because = |why: &str| Some(why.to_owned());
             let (verdict, why) = match effects.first().map_or(Verdict::TooShort, |(_, effect)| effect.verdict) {
                 _ if harm.clear() => (Verdict::Hurts, None),
                 // A round that was left out can have the order in it that the lot gave.
-                _ if too_many(self.dropped() + unknown, rounds) => (Verdict::TooShort, Some(TOO_MANY_LOST)),
+                _ if too_many(self.dropped() + unknown, rounds) => (Verdict::TooShort, because(TOO_MANY_LOST)),
                 Verdict::TooShort => (Verdict::TooShort, None),
                 // The user saw the rounds before ending it.
-                _ if rounds < self.design.rounds => (Verdict::NoVerdict, Some(CUT_SHORT)),
-                Verdict::Helps if lost => (Verdict::NoVerdict, Some(LOST)),
+                _ if rounds < self.design.rounds => (Verdict::NoVerdict, because(CUT_SHORT)),
+                Verdict::Helps if !worse.is_empty() => (Verdict::Mixed, Some(worse.join("; "))),
                 verdict => (verdict, None),
             };
             Judged { policy: policy.clone(), verdict, why, stopped: harm.clear(), unknown, effects }
@@ -389,7 +426,6 @@ fn smallest(outcome: &Outcome, effect: &Effect) -> String {
 mod tests {
     use super::*;
     use crate::commands::trial::outcome::{METRIC, Values};
-    use trial::Better;
 
     fn design(rounds: usize) -> Design {
         let policies = vec!["nthread".to_owned()];
@@ -399,19 +435,24 @@ mod tests {
     }
 
     fn period(metric: f64) -> Period {
-        Period { values: Values(vec![("metric", metric)]), moves: 0, restored: 0, moved_back: 0, stayed: None }
+        of(&[("metric", metric)], None)
+    }
+
+    fn of(values: &[(&'static str, f64)], beyond: Option<Beyond>) -> Period {
+        let values = Values(values.to_vec());
+        let ran = if let Some(Beyond::Waited(_, is)) = beyond { 1.0 - is } else { 1.0 };
+        Period { values, moves: 0, restored: 0, moved_back: 0, beyond, ran, stayed: None }
     }
 
     /// The verdict after these values with homenode off and with the policy.
     fn judged(planned: usize, values: &[(f64, f64)]) -> Judged {
         let design = design(planned);
         let mut report = Report::new(true, &design);
-        let mut harm = Harm::new(&design.statistics());
+        let mut harms = [Harm::new(&design.statistics())];
         for (off, on) in values {
-            let better = report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))]);
-            better.into_iter().for_each(|(_, better)| harm.round(better));
+            report.round(vec![(Arm::On(0), period(*on)), (Arm::Off, period(*off))], &mut harms);
         }
-        report.judge(&[harm]).remove(0)
+        report.judge(&harms).remove(0)
     }
 
     #[test]
@@ -419,7 +460,7 @@ mod tests {
         let helps = [(1.0, 2.0); 9];
         assert_eq!(judged(9, &helps).verdict, Verdict::Helps);
         let cut = judged(15, &helps);
-        assert_eq!((cut.verdict, cut.why, cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
+        assert_eq!((cut.verdict, cut.why.as_deref(), cut.decided()), (Verdict::NoVerdict, Some(CUT_SHORT), false));
         assert!(cut.effects[0].1.low.is_some());
         let text = Report::new(false, &design(15)).text(&cut);
         assert!(text.contains("no verdict: the trial was cut short"), "{text}");
@@ -435,13 +476,56 @@ mod tests {
         let with = |lost: &[(f64, f64)]| judged(12 + lost.len(), &[&known[..], lost].concat());
         let off = with(&[(f64::NAN, 2.0)]);
         assert_eq!((off.verdict, off.unknown), (Verdict::Helps, 1));
-        let on = with(&[(1.0, f64::NAN)]);
-        assert_eq!((on.verdict, on.why, on.unknown), (Verdict::NoVerdict, Some(LOST), 1));
-        let text = Report::new(false, &design(13)).text(&on);
+        let text = Report::new(false, &design(13)).text(&off);
         assert!(text.contains("1 round left out: what --metric prints was not known"), "{text}");
         // More than a quarter.
         let many = with(&[(f64::NAN, 2.0); 5]);
-        assert_eq!((many.verdict, many.why), (Verdict::TooShort, Some(TOO_MANY_LOST)));
+        assert_eq!((many.verdict, many.why.as_deref()), (Verdict::TooShort, Some(TOO_MANY_LOST)));
+    }
+
+    /// It was left out: 15 periods in which the load stood still were no harm.
+    #[test]
+    fn what_is_not_known_with_a_policy_counts_as_harm() {
+        let known = [(1.0, 2.0); 12];
+        let on = judged(13, &[&known[..], &[(1.0, f64::NAN)]].concat());
+        assert_eq!((on.verdict, on.why.as_deref(), on.unknown), (Verdict::Mixed, Some(LOST), 0));
+        assert_eq!(on.effects[0].1.rounds, 13);
+        assert!(Report::new(false, &design(13)).text(&on).contains("mixed: what counts was unknown"));
+        let stood_still = judged(12, &[(1.0, f64::NAN); 2]);
+        assert_eq!((stood_still.verdict, stood_still.stopped), (Verdict::Hurts, true));
+    }
+
+    /// *Helps* was said of what halved the throughput: eight readers bound to four CPUs read more
+    /// for each CPU second.
+    #[test]
+    fn what_reads_more_for_a_cpu_second_and_less_in_all_does_not_help() {
+        let design = Design { metric: None, ..design(15) };
+        let values = |efficiency, reads, wait| {
+            [("read_bytes_per_cpu_s", efficiency), ("read_bytes_per_s", reads), ("wait_share", wait)]
+        };
+        let trial = |on: &[(&'static str, f64)], beyond: Option<Beyond>, rounds: u32| {
+            let mut report = Report::new(false, &design);
+            let mut harms = [Harm::new(&design.statistics())];
+            for n in 0..rounds {
+                let noise = 1.0 + 0.001 * f64::from(n % 3);
+                let off = of(&values(100.0 * noise, 800.0, 0.1), None);
+                let on = on.iter().map(|(key, value)| (*key, value * noise)).collect::<Vec<_>>();
+                report.round(vec![(Arm::Off, off), (Arm::On(0), of(&on, beyond))], &mut harms);
+            }
+            let judged = report.judge(&harms).remove(0);
+            assert!(judged.decided());
+            (judged.verdict, judged.why.clone().unwrap_or_default(), judged.stopped)
+        };
+        assert_eq!(trial(&values(120.0, 900.0, 0.09), None, 15).0, Verdict::Helps);
+        let (verdict, why, _) = trial(&values(120.0, 480.0, 4.0), None, 15);
+        assert_eq!(verdict, Verdict::Mixed);
+        let worse = "worse by file bytes read per second (-39.9 %); worse by time waited for a CPU, of each second";
+        assert!(why.starts_with(worse), "{why}");
+        // The guardrail ended each of its periods: the early stop knows why.
+        let (verdict, _, stopped) = trial(&values(120.0, 480.0, 4.0), Some(Beyond::Waited(0.0, 0.5)), 9);
+        assert_eq!((verdict, stopped), (Verdict::Hurts, true));
+        let (verdict, _, stopped) = trial(&values(120.0, 80.0, 0.1), Some(Beyond::Read(800.0, 80.0)), 2);
+        assert_eq!((verdict, stopped), (Verdict::Hurts, true));
     }
 
     /// A metric that never gave a number kept a trial going to its end, which then said `0.0000`.
@@ -449,14 +533,15 @@ mod tests {
     fn a_trial_ends_when_its_rounds_cannot_tell_any_more() {
         let design = design(12);
         let mut report = Report::new(false, &design);
-        let harms = [Harm::new(&design.statistics())];
+        let mut harms = [Harm::new(&design.statistics())];
         for round in 0..4 {
             assert!(report.can_tell(&harms), "{round}");
-            report.round(vec![(Arm::On(0), period(f64::NAN)), (Arm::Off, period(1.0))]);
+            let periods = vec![(Arm::On(0), period(f64::NAN)), (Arm::Off, period(f64::NAN))];
+            report.round(periods, &mut harms);
         }
         assert!(!report.can_tell(&harms));
         let judged = report.judge(&harms).remove(0);
-        assert_eq!((judged.verdict, judged.why), (Verdict::TooShort, Some(TOO_MANY_LOST)));
+        assert_eq!((judged.verdict, judged.why.as_deref()), (Verdict::TooShort, Some(TOO_MANY_LOST)));
         let text = report.text(&judged);
         let line = text.lines().find(|line| line.starts_with(METRIC.name)).unwrap();
         assert_eq!(line.split_whitespace().filter(|word| *word == "unknown").count(), 4, "{text}");
@@ -465,6 +550,7 @@ mod tests {
         assert_eq!((&metric["rounds"], &metric["off"], &metric["mean"]), (&0.into(), &Value::Null, &Value::Null));
         assert_eq!((&metric["p"], &metric["relative"]), (&Value::Null, &Value::Null));
     }
+
     #[test]
     fn a_strip_has_zero_in_the_middle() {
         for (mean, low, high, strip) in [
