@@ -90,9 +90,11 @@ fn verdict(outcome: &Outcome) -> (&'static str, String) {
         }
         MoveEvent::Dropped { why: dropped, .. } => ("dropped", dropped.clone()),
         MoveEvent::Gone => ("gone", "ended before it was moved".to_owned()),
-        MoveEvent::Started | MoveEvent::Progress(_) | MoveEvent::Ended { .. } | MoveEvent::Unpaid { .. } | MoveEvent::Harmful { .. } => {
-            ("moving", why.to_string())
-        }
+        MoveEvent::Started
+        | MoveEvent::Progress(_)
+        | MoveEvent::Ended { .. }
+        | MoveEvent::Unpaid { .. }
+        | MoveEvent::Harmful { .. } => ("moving", why.to_string()),
     }
 }
 
