@@ -22,6 +22,12 @@
 //! a service that was not seen before it was moved. The median of fewer windows than [`BEFORE`]
 //! counts for less; of one or two it is what there is. A service is a unit's control group, or a
 //! process where that is not known.
+//!
+//! Of 600 made-up loads of ten minutes, of which something is moved once a minute and nothing gets
+//! worse, it is wrong, by the scatter of windows: never an hour at 10 %; 0.2 times at 20 %, 1.8
+//! where half of each window is in the next, and 3.1 where four fifths are; 1.4 where a load swings
+//! between a fifth and all of its rate each minute; 4.4 where it pauses for some seconds now and
+//! then. A loss of half is put back within five windows in 99.8 % at 10 %, and in 93 % at 20 %.
 
 use std::collections::VecDeque;
 use std::fmt;

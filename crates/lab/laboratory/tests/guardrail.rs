@@ -133,7 +133,7 @@ fn placebo_moves_hardly_ever_ring_and_a_loss_of_half_does_within_five_windows() 
         .collect();
     let windows: usize = all.iter().map(Vec::len).sum();
     println!("{} series, {windows} windows", all.len());
-    for noise in [0.0, 0.1, 0.2] {
+    for noise in [0.0, 0.05, 0.1] {
         let (mut placebo, mut harm, mut numbers) = (Found::default(), Found::default(), Numbers(41));
         for series in &all {
             run(series, noise, 0.0, &mut numbers, &mut placebo);
