@@ -124,6 +124,11 @@ impl<P: Plane> Engine<P> {
                 self.publish(&attempt, MoveEvent::Dropped { reason: "guardrail", why });
                 continue;
             }
+            if !attempt.mv.subject.is_file() && !self.plane.allows(attempt.mv.pid) {
+                let why = "no rule allows it any more".to_owned();
+                self.publish(&attempt, MoveEvent::Dropped { reason: "no_rule", why });
+                continue;
+            }
             self.prepare(attempt, &mut batch)?;
         }
         Ok(batch)

@@ -182,8 +182,11 @@ impl<P: Plane> Engine<P> {
         &*self.policy
     }
 
-    /// Lets another policy decide from the next window on.
+    /// Lets another policy decide from the next window on. What the last one wanted copied, and has
+    /// not begun, is dropped, and what is being copied stops.
     pub fn decide_by(&mut self, policy: Box<dyn Policy>) {
+        self.jobs.clear();
+        self.stop_copies(&|_| true, "another policy decides");
         self.policy = policy;
     }
 

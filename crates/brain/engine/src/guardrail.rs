@@ -33,6 +33,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use placement::services;
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, ProcessId};
@@ -63,26 +64,11 @@ pub enum Service {
 impl Service {
     pub fn of(thread: &Thread) -> Self {
         match thread.group.as_ref().filter(|group| &***group != "/") {
-            Some(group) if unit(group).len() == group.len() => Self::Group(Arc::clone(group)),
-            Some(group) => Self::Group(unit(group).into()),
+            Some(group) if services::path(group).len() == group.len() => Self::Group(Arc::clone(group)),
+            Some(group) => Self::Group(services::path(group).into()),
             None => Self::Process(ProcessId::new(thread.pid, thread.process_start_ns.unwrap_or(0))),
         }
     }
-}
-
-/// The path of the unit that a control group is, or is a part of.
-fn unit(group: &str) -> &str {
-    let mut end = 0;
-    for part in group.split_inclusive('/') {
-        end += part.len();
-        let name = part.trim_end_matches('/');
-        match name {
-            _ if name.starts_with("user@") || name.is_empty() || name.ends_with(".slice") => {}
-            _ if name.ends_with(".service") || name.ends_with(".scope") => break,
-            _ => return group,
-        }
-    }
-    group.get(..end).unwrap_or(group).trim_end_matches('/')
 }
 
 impl fmt::Display for Service {
@@ -173,6 +159,7 @@ pub struct Before {
     /// Bytes for each second of wanted time.
     for_wanted: f64,
     most_idle: f64,
+    most_threads: u32,
 }
 
 impl Before {
@@ -187,6 +174,7 @@ impl Before {
             wanted: median(&Work::wanted),
             for_wanted: self::median(seen().filter(|w| w.wanted() > 0.0).map(|w| w.read() / w.wanted()).collect()),
             // Without any of its threads it is all idle.
+            most_threads: windows.iter().map(|work| work.threads).max().unwrap_or(0),
             most_idle: windows.iter().map(|w| if w.threads > 0 { w.idle() } else { 1.0 }).fold(0.0, f64::max),
         })
     }
@@ -296,7 +284,9 @@ impl Guardrail {
             let Some(work) = works.get_mut(service) else { return false };
             (watch.left, watch.age) = (watch.left.saturating_sub(1), watch.age + 1);
             let own: FxHashSet<u32> = watch.moves.values().map(|mv| mv.pid).collect();
-            work.threads += own.iter().filter_map(|pid| silent.get(pid)).sum::<u32>();
+            // Of a pool, some never ran before either.
+            let most = watch.before.most_threads.max(work.threads);
+            work.threads = (work.threads + own.iter().filter_map(|pid| silent.get(pid)).sum::<u32>()).min(most);
             if let Ok(beyond) = watch.before.harm(work, bounds)
                 && watch.streak.window(beyond.is_some(), bounds)
                 && let Some(beyond) = beyond

@@ -15,6 +15,8 @@
 //!
 //! **Limits.** homenode binds no thread on a node to which it moved none.
 
+use std::sync::Arc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{NodeId, ProcessId, ThreadId};
 
@@ -50,21 +52,22 @@ pub fn to_bind(plan: &Plan, snapshot: &Snapshot, bound: &FxHashSet<u32>) -> Vec<
             Subject::File(_) => {}
         }
     }
-    // For each node, the bytes read from it by the busiest thread that came or comes.
-    let mut busiest: FxHashMap<NodeId, u64> = FxHashMap::default();
+    // For each node and rule, the bytes read from it by the busiest thread that came or comes: a
+    // rule binds nothing of another one.
+    let mut busiest: FxHashMap<(NodeId, Option<&Arc<str>>), u64> = FxHashMap::default();
     let mut joined: FxHashSet<(NodeId, u32)> = FxHashSet::default();
     for thread in snapshot.threads.iter().filter(|thread| thread.pinned.is_none()) {
         let at_home = bound.contains(&thread.tid) && thread.home() == Some(thread.node);
         let node = coming.get(&thread.tid).copied().or(at_home.then_some(thread.node));
         if let Some(node) = node {
-            let most = busiest.entry(node).or_default();
+            let most = busiest.entry((node, thread.rule.as_ref())).or_default();
             *most = (*most).max(thread.read_bytes.get(node));
             joined.insert((node, thread.pid));
         }
     }
     let candidate = |t: &&Thread| {
         let part = if joined.contains(&(t.node, t.pid)) { PART_BESIDE_ITS_PROCESS } else { GOOD_PART };
-        busiest.get(&t.node).is_some_and(|most| t.read_bytes.get(t.node) >= most / part)
+        busiest.get(&(t.node, t.rule.as_ref())).is_some_and(|most| t.read_bytes.get(t.node) >= most / part)
             && t.pinned.is_none()
             && t.home() == Some(t.node)
             && !named.contains(&t.tid)

@@ -17,10 +17,13 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Topology};
 
-use crate::{ObservedFile, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, Traits};
+use crate::{Move, ObservedFile, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, Traits};
 
-/// Seconds of a day, over which a budget of bytes is spread.
-const DAY_S: f64 = 86_400.0;
+/// Hours of a day, the running one twice.
+const HOURS: usize = 25;
+/// Seconds for which a file stays that services of other rules have used: a service that reads now
+/// and then, or by processes that end at once, is seen in few windows.
+const USED_S: f64 = 60.0;
 /// Subjects whose part is remembered before those of an hour ago are forgotten.
 const REMEMBERED: usize = 65_536;
 const HOUR_S: f64 = 3600.0;
@@ -38,10 +41,12 @@ pub struct Part {
 /// A part, and what it has left.
 struct Running {
     part: Part,
-    /// Bytes that it may still copy.
-    left: f64,
+    /// Bytes that it has copied in each of the last hours, by hour.
+    copied: [f64; HOURS],
     /// Files that only its own threads touched when they were last seen.
     own: FxHashSet<FileId>,
+    /// Files that others touched, and when they did last.
+    foreign: FxHashMap<FileId, f64>,
 }
 
 /// Policies by rule.
@@ -55,17 +60,23 @@ pub struct ByRule {
 impl ByRule {
     /// Of no parts: a policy that moves nothing.
     pub fn new(parts: Vec<Part>) -> Self {
-        let running = |part: Part| Running { left: part.bytes_per_day, part, own: FxHashSet::default() };
+        let running = |part: Part| Running {
+            copied: [0.0; HOURS],
+            part,
+            own: FxHashSet::default(),
+            foreign: FxHashMap::default(),
+        };
         Self { parts: parts.into_iter().map(running).collect(), asked: FxHashMap::default(), time_s: None }
     }
 
     /// Adds what copies have taken since the last window, and what time has given back.
     fn account(&mut self, snapshot: &Snapshot) {
-        let passed_s = self.time_s.map_or(0.0, |before| (snapshot.time_s - before).max(0.0));
+        let hour = |time_s: f64| (time_s / HOUR_S) as usize;
+        let now = hour(snapshot.time_s);
+        let before = self.time_s.map_or(now, hour);
         self.time_s = Some(snapshot.time_s);
-        for running in self.parts.iter_mut().filter(|running| running.part.bytes_per_day.is_finite()) {
-            let day = running.part.bytes_per_day;
-            running.left = (running.left + day * passed_s / DAY_S).min(day);
+        for running in &mut self.parts {
+            (before..now).take(HOURS).for_each(|passed| running.copied[(passed + 1) % HOURS] = 0.0);
         }
         for outcome in &snapshot.outcomes {
             let bytes = match outcome.result {
@@ -74,7 +85,7 @@ impl ByRule {
             };
             let part = self.asked.get(&outcome.subject).map(|(part, _)| *part);
             if let Some(running) = part.and_then(|part| self.parts.get_mut(part)) {
-                running.left -= bytes as f64;
+                running.copied[now % HOURS] += bytes as f64;
             }
         }
         if self.asked.len() > REMEMBERED {
@@ -83,10 +94,10 @@ impl ByRule {
     }
 
     /// The window as one part sees it.
-    fn seen_by(&self, at: usize, snapshot: &Snapshot) -> Snapshot {
+    fn seen_by(&mut self, at: usize, snapshot: &Snapshot) -> Snapshot {
         let mut seen = snapshot.clone();
         seen.outcomes.retain(|outcome| self.asked.get(&outcome.subject).is_some_and(|(part, _)| *part == at));
-        let Some(running) = self.parts.get(at) else { return seen };
+        let Some(running) = self.parts.get_mut(at) else { return seen };
         let mut others = FxHashSet::default();
         let mut processes = FxHashSet::default();
         for thread in &mut seen.threads {
@@ -98,12 +109,38 @@ impl ByRule {
             thread.pinned.get_or_insert_with(|| "another rule applies to it".to_owned());
         }
         seen.processes.retain(|process| processes.contains(&process.pid));
-        for file in seen.files.iter_mut().filter(|file| is_of(file, &others)) {
+        running.foreign.retain(|_, since| snapshot.time_s - *since < USED_S);
+        let foreign = snapshot.files.iter().filter(|file| file.touched_by_others || is_of(file, &others));
+        running.foreign.extend(foreign.map(|file| (file.file, snapshot.time_s)));
+        for file in seen.files.iter_mut().filter(|file| running.foreign.contains_key(&file.file)) {
             file.movable = Some(false);
             file.pinned.get_or_insert_with(|| "services of other rules use it".to_owned());
         }
         seen.idle.retain(|idle| running.own.contains(&idle.file));
         seen
+    }
+}
+
+impl Running {
+    /// Bytes that it may still copy.
+    fn left(&self) -> f64 {
+        self.part.bytes_per_day - self.copied.iter().sum::<f64>()
+    }
+}
+
+/// The bytes that a move copies, as far as the window tells.
+fn bytes_of(mv: &Move, seen: &Snapshot) -> u64 {
+    match mv.subject {
+        Subject::Thread(_) => 0,
+        Subject::Process(_) => {
+            let process = seen.processes.iter().find(|process| process.pid == mv.pid);
+            process.map_or(0, |process| process.resident.total().saturating_sub(process.resident.get(mv.to)))
+        }
+        Subject::File(_) if mv.is_of_parts() => mv.range_bytes(),
+        Subject::File(file) => {
+            let of = seen.files.iter().find(|of| of.file == file.any_generation());
+            of.map_or(0, |file| file.bytes.get(mv.from))
+        }
     }
 }
 
@@ -132,7 +169,9 @@ impl Policy for ByRule {
         let threads: FxHashMap<u32, &Thread> = snapshot.threads.iter().map(|thread| (thread.tid, thread)).collect();
         for at in 0..self.parts.len() {
             let seen = self.seen_by(at, snapshot);
-            let Some(Running { part, left, own }) = self.parts.get_mut(at) else { continue };
+            let Some(running) = self.parts.get_mut(at) else { continue };
+            let mut left = running.left();
+            let Running { part, own, .. } = running;
             let touched = seen.files.iter().map(|file| file.file);
             let others = seen.files.iter().filter(|file| file.movable == Some(false)).map(|file| file.file);
             let others: FxHashSet<FileId> = others.collect();
@@ -141,10 +180,15 @@ impl Policy for ByRule {
             *own = now;
             let mut decided = part.policy.decide(topology, &seen);
             let before = decided.moves.len();
-            decided.moves.retain(|mv| *left > 0.0 || matches!(mv.subject, Subject::Thread(_)));
+            decided.moves.retain(|mv| {
+                let bytes = bytes_of(mv, &seen) as f64;
+                let fits = bytes <= left;
+                left -= if fits { bytes } else { 0.0 };
+                fits
+            });
             if decided.moves.len() < before {
                 let rules: Vec<&str> = part.rules.iter().flatten().map(|rule| &**rule).collect();
-                plan.notes.push(format!("rule {}: its bytes_per_day are spent", rules.join(", ")));
+                plan.notes.push(format!("rule {}: its bytes_per_day do not allow a copy", rules.join(", ")));
             }
             // Of threads that nobody decides on, the first part says why they stay.
             let tells = |tid: u32| {
@@ -191,7 +235,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{Move, NodeLoad, Outcome, Reason};
+    use crate::{NodeLoad, Outcome, Reason};
     use topology::NodeId;
 
     /// Moves each thread that it may, and each file, to node 1; notes what it saw.
@@ -277,20 +321,38 @@ mod tests {
 
     #[test]
     fn a_rule_copies_no_more_than_its_bytes_a_day() {
-        let (a, _) = part("files", "a", 86_400.0);
+        let (a, _) = part("files", "a", 100.0);
         let mut rules = ByRule::new(vec![a]);
         assert_eq!(rules.name(), "files");
-        let first = window(1.0);
-        let plan = rules.decide(&Topology::default(), &first);
+        let at = |time_s: f64, bytes: u64| {
+            let mut snapshot = window(time_s);
+            snapshot.files[0].bytes.add(NodeId(0), bytes);
+            snapshot
+        };
+        let moves = |rules: &mut ByRule, snapshot: &Snapshot| rules.decide(&Topology::default(), snapshot).moves.len();
+        assert_eq!(moves(&mut rules, &at(1.0, 101)), 1, "threads copy nothing");
+        let plan = rules.decide(&Topology::default(), &at(2.0, 60));
         assert_eq!(plan.moves.len(), 2);
-        let result = OutcomeState::Done { bytes: 86_410, failed: 0 };
+        let result = OutcomeState::Done { bytes: 60, failed: 0 };
         let outcome = Outcome { subject: plan.moves[1].subject, from: NodeId(0), to: NodeId(1), result };
-        let spent = rules.decide(&Topology::default(), &Snapshot { outcomes: vec![outcome], ..window(2.0) });
-        assert_eq!(subjects(&spent), [Subject::thread(&first.threads[0])], "threads copy nothing");
+        let spent = rules.decide(&Topology::default(), &Snapshot { outcomes: vec![outcome], ..at(3.0, 41) });
+        assert_eq!(subjects(&spent), [Subject::thread(&window(1.0).threads[0])]);
         assert!(spent.notes.iter().any(|note| note.contains("rule a")), "{:?}", spent.notes);
-        // A byte a second comes back.
-        assert_eq!(rules.decide(&Topology::default(), &window(10.0)).moves.len(), 1);
-        assert_eq!(rules.decide(&Topology::default(), &window(14.0)).moves.len(), 2);
+        assert_eq!(moves(&mut rules, &at(23.0 * 3600.0, 41)), 1);
+        assert_eq!(moves(&mut rules, &at(25.0 * 3600.0, 41)), 2, "a day has passed");
+    }
+
+    /// PostgreSQL without a pooler reads by processes that end at once.
+    #[test]
+    fn a_file_that_others_have_used_lately_stays() {
+        let (a, _) = part("files", "a", f64::INFINITY);
+        let mut rules = ByRule::new(vec![a]);
+        let mut moves = |time_s: f64, others: bool| {
+            let mut snapshot = window(time_s);
+            snapshot.files[0].touched_by_others = others;
+            rules.decide(&Topology::default(), &snapshot).moves.len()
+        };
+        assert_eq!([moves(1.0, false), moves(2.0, true), moves(30.0, false), moves(63.0, false)], [2, 1, 1, 2]);
     }
 
     #[test]

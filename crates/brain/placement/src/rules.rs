@@ -87,7 +87,9 @@ impl Of {
             is(pattern, &name) || short.is_some_and(|short| is(pattern, short))
         };
         let group = |pattern: &Pattern| ancestors(facts.group).any(|group| is(pattern, group));
-        let container = |pattern: &Pattern| containers(facts.group).any(|id| is(pattern, id));
+        // As programs print it: its first twelve digits.
+        let short = |pattern: &Pattern, id: &str| pattern.as_str().len() == 12 && id.starts_with(pattern.as_str());
+        let container = |pattern: &Pattern| containers(facts.group).any(|id| is(pattern, id) || short(pattern, id));
         !self.is_empty()
             && any(&self.users, |uid| *uid == facts.uid)
             && any(&self.processes, |process| *process == facts.process)
@@ -109,7 +111,11 @@ fn ancestors(group: &str) -> impl Iterator<Item = &str> {
 /// `/docker/ID`, `/kubepods/…/ID`.
 fn containers(group: &str) -> impl Iterator<Item = &str> {
     let id = |part: &str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // What a user makes below his own service manager is none.
+    let end = group.find("/user@").unwrap_or(group.len());
     group
+        .get(..end)
+        .unwrap_or_default()
         .split('/')
         .map(|part| part.strip_suffix(".scope").unwrap_or(part))
         .map(|part| part.rsplit('-').next().unwrap_or(part))
@@ -199,6 +205,10 @@ mod tests {
             assert!(of.has(&facts(&group)), "{group}");
         }
         assert!(!of.has(&facts("/docker/3f2a3f2a")), "this is no id");
+        let users = format!("/user.slice/user-1.slice/user@1.service/docker-{id}.scope");
+        assert!(!of.has(&facts(&users)), "any user can make this group");
+        let short = Of { containers: patterns(&["3f2a3f2a3f2a"]), ..Of::default() };
+        assert!(short.has(&facts(&format!("/docker/{id}"))));
     }
 
     #[test]

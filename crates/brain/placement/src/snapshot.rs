@@ -301,6 +301,9 @@ pub struct ObservedFile {
     /// Threads that touched it, by rising tid.
     #[serde(default)]
     pub readers: Vec<u32>,
+    /// Threads touched it that are not listed: they have ended, or are out of scope.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub touched_by_others: bool,
     /// Its ranges that were read in this window, by rising `start`. Only for policies that look at
     /// them, and of many only those with the most bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

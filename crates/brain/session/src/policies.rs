@@ -55,8 +55,9 @@ impl Programs {
 /// The policy that the user chose, with the settings of homenode.toml and of the command line, or
 /// the program.
 pub fn chosen(args: &PolicyArgs, config: &Config, programs: &Programs) -> Result<Box<dyn Policy>, Failure> {
-    if let Some(started) = programs.start(&args.policy) {
-        let failed = |why| Failure::new(Exit::Usage, format!("policy {}", args.policy), why);
+    let name = args.name();
+    if let Some(started) = programs.start(name) {
+        let failed = |why| Failure::new(Exit::Usage, format!("policy {name}"), why);
         return Ok(Box::new(started.map_err(failed)?));
     }
     let (mut nthread, dragonfly) = (config.nthread.clone(), config.dragonfly.clone());
@@ -64,8 +65,8 @@ pub fn chosen(args: &PolicyArgs, config: &Config, programs: &Programs) -> Result
     nthread.min_bytes = args.min_bytes.unwrap_or(nthread.min_bytes);
     let auto = placement::auto::Settings { min_bytes: nthread.min_bytes, ..config.auto.clone() };
     let (npolicy, arc, promote) = (config.npolicy.clone(), config.arc.clone(), config.promote.clone());
-    placement::policy_with(&args.policy, &placement::Settings { nthread, dragonfly, npolicy, arc, promote, auto })
-        .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {}", args.policy), "no policy has this name"))
+    placement::policy_with(name, &placement::Settings { nthread, dragonfly, npolicy, arc, promote, auto })
+        .ok_or_else(|| Failure::new(Exit::Usage, format!("policy {name}"), "no policy has this name"))
 }
 
 /// The policies of `[[service]]` in homenode.toml, each for its own services. Rules with the same

@@ -39,9 +39,9 @@ pub struct Global {
 #[derive(Debug, Clone, Args)]
 pub struct PolicyArgs {
     /// Policy that decides what moves, or `exec:` and a program of your own, or `unix:` and the
-    /// socket of one (docs/snapshot.md)
-    #[arg(long, value_name = "POLICY", default_value = "nthread", value_parser = policy_or_program())]
-    pub policy: String,
+    /// socket of one (docs/snapshot.md) [default: nthread]
+    #[arg(long, value_name = "POLICY", value_parser = policy_or_program())]
+    pub policy: Option<String>,
     /// User as which root starts the program of `exec:` [default: who called sudo]
     #[arg(long, value_name = "USER")]
     pub policy_user: Option<String>,
@@ -51,6 +51,13 @@ pub struct PolicyArgs {
     /// Leave alone threads that read and wrote less than this in a window [default: 4MiB]
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub min_bytes: Option<u64>,
+}
+
+impl PolicyArgs {
+    /// The policy.
+    pub fn name(&self) -> &str {
+        self.policy.as_deref().unwrap_or("nthread")
+    }
 }
 
 /// What `--policy` begins with for a program.

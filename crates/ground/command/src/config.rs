@@ -129,6 +129,7 @@ impl Config {
                 .map_err(|why| Failure::new(Exit::Usage, file.display().to_string(), why))?;
             self.service.append(&mut service);
         }
+        rules::number(&mut self.service);
         Ok(())
     }
 
@@ -204,16 +205,26 @@ mod tests {
             unit = [\"postgres*\", \"mysql\"]\npolicy = \"nthread\"\nnthread = { min_bytes = \"2 MB\" }\n",
         )
         .unwrap();
+        // Two packages may choose one name.
+        let again = "[[service]]\nname = \"db\"\nunit = \"db\"\npolicy = \"arc\"\n";
+        fs::write(dir.path().join("conf.d/30-db.toml"), again).unwrap();
         let batch = "[[service]]\nuser = [0, \"root\"]\npolicy = \"dragonfly\"\nbytes_per_day = \"1 GB\"\n\
             [[service]]\ngroup = \"/\"\npolicy = \"ignore\"\n";
         fs::write(dir.path().join("conf.d/20-batch.toml"), batch).unwrap();
         fs::write(dir.path().join("conf.d/10-web.toml"), "[[service]]\npod = \"web/*\"\npolicy = \"observe\"\n")
             .unwrap();
         fs::write(dir.path().join("conf.d/other.txt"), "none of ours").unwrap();
+        std::os::unix::fs::symlink("me@here.1", dir.path().join("conf.d/.#10-web.toml")).unwrap();
         let config = Config::load(Some(&file)).unwrap();
         let rules = config.rules();
         let all: Vec<_> = rules.list.iter().map(|rule| (rule.name.to_string(), rule.does)).collect();
-        let expected = [("db", Does::Move), ("web/*", Does::Observe), ("user 0", Does::Move), ("/", Does::Ignore)];
+        let expected = [
+            ("db", Does::Move),
+            ("web/*", Does::Observe),
+            ("user 0", Does::Move),
+            ("/", Does::Ignore),
+            ("db (2)", Does::Move),
+        ];
         assert_eq!(all, expected.map(|(name, does)| (name.to_owned(), does)));
         let nthread = |at: usize| &config.service[at].settings.nthread;
         assert_eq!((nthread(0).min_bytes, nthread(0).cpu_limit), (2_000_000, 0.5));
@@ -237,6 +248,10 @@ mod tests {
             ("unit = \"a\"\npolicy = \"observe\"\narc = {}", "h.toml:", "arc is set, and policy observe decides"),
             ("unit = \"a\"\npolicy = \"arc\"\narc = { margins = 1 }", "h.toml:4:", "`margins`"),
             ("unit = \"a\"\npolicy = \"arc\"\nbytes_per_day = \"x\"", "h.toml:4:", "x"),
+            ("unit = \"a\"\npolicy = \"observe\"\nbytes_per_day = \"1 GB\"", "h.toml:", "copies nothing"),
+            ("group = \"system.slice\"\npolicy = \"observe\"", "h.toml:", "begins with /"),
+            ("pod = \"web\"\npolicy = \"observe\"", "h.toml:", "NAMESPACE/NAME"),
+            ("command = \"postgres_exporter\"\npolicy = \"observe\"", "h.toml:", "15 bytes"),
         ] {
             let error = error(&format!("[[service]]\n{rule}\n"));
             assert!(error.contains(place) && error.contains(why), "{rule}: {error}");

@@ -103,6 +103,21 @@ impl Service {
         Some(self.policy.as_str()).filter(|policy| ![IGNORE, OBSERVE].contains(policy))
     }
 
+    /// Refuses what no process can match.
+    fn never(&self) -> Result<(), String> {
+        let any = |list: &List<Glob>, is: &dyn Fn(&str) -> bool| {
+            list.0.iter().map(|glob| glob.0.as_str()).find(|text| is(text)).map(str::to_owned)
+        };
+        let open = |text: &str| text.contains(['*', '?', '[']);
+        let whys = [
+            (any(&self.group, &|text| !text.starts_with(['/', '*', '?', '['])), "a control group begins with /"),
+            (any(&self.pod, &|text| !text.contains('/')), "a pod is NAMESPACE/NAME"),
+            (any(&self.command, &|text| text.len() > 15 && !open(text)), "Linux keeps 15 bytes of a command's name"),
+        ];
+        let never = whys.into_iter().find_map(|(text, why)| text.map(|text| format!("{text} matches nothing: {why}")));
+        never.map_or(Ok(()), |why| Err(format!("service {}: {why}", self.name())))
+    }
+
     fn names_nothing(&self) -> bool {
         self.rule().of.is_empty()
     }
@@ -140,9 +155,25 @@ pub(crate) fn settle(services: &mut [Service], text: &str, main: &str) -> Result
         if let Some(section) = unused {
             return Err(format!("service {name}: {section} is set, and policy {} decides nothing", service.policy));
         }
+        if service.bytes_per_day.is_finite() && service.policy().is_none() {
+            return Err(format!("service {name}: bytes_per_day is set, and policy {} copies nothing", service.policy));
+        }
+        service.never()?;
         service.settle(&main, own).map_err(|why| format!("service {name}: {why}"))?;
     }
     Ok(())
+}
+
+/// Gives each rule a name of its own.
+pub(crate) fn number(services: &mut [Service]) {
+    let mut taken: Vec<Arc<str>> = Vec::new();
+    for service in services {
+        let name = service.name();
+        let numbered = |n: usize| if n == 1 { name.clone() } else { format!("{name} ({n})").into() };
+        let own = (1..).map(numbered).find(|name| !taken.contains(name)).unwrap_or(name.clone());
+        taken.push(own.clone());
+        service.name = Some(own.to_string());
+    }
 }
 
 /// A file of `conf.d`: rules alone.
@@ -162,7 +193,9 @@ pub(crate) fn drops(config: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut paths = paths.map_err(|e| Failure::io("read", &dir, &e))?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
+    // An editor's lock begins with a dot.
+    let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml") && !hidden(path));
     paths.sort();
     Ok(paths)
 }

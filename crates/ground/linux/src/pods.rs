@@ -23,6 +23,11 @@ pub fn known(cgroup: &str) -> Option<(String, usize)> {
     Some((KNOWN.lock().unwrap_or_else(PoisonError::into_inner).name(&uid)?, end))
 }
 
+/// Whether a group is that of a pod, or in one.
+pub fn is_of_one(cgroup: &str) -> bool {
+    pod(cgroup).is_some()
+}
+
 /// The UID of the pod that a group is in, and where the path of the pod's own group ends. Only root
 /// makes groups of such a name at the top.
 fn pod(cgroup: &str) -> Option<(String, usize)> {

@@ -171,6 +171,8 @@ pub(super) fn assemble(
         out.threads.push(ObservedThread { thread, mask, asked: task.asked(), kernel_thread: task.kernel_thread() });
     }
     entries.retain(|(key, usage)| key.tid != 0 && !listed.contains(&key.owner()) && places.knows(usage.here));
+    let touched = entries.iter().filter(|(_, usage)| usage.touched());
+    let others: FxHashSet<FileId> = touched.map(|(key, _)| key.file()).collect();
     out.ended = ended(entries, filter, groups, &unlisted);
     out.files = readers
         .into_iter()
@@ -181,6 +183,7 @@ pub(super) fn assemble(
                 file: id,
                 opens: (touched.opens > 0).then_some(touched.opens),
                 readers: touched.readers,
+                touched_by_others: others.contains(&id),
                 ..ObservedFile::default()
             },
         })

@@ -24,6 +24,8 @@ use rustc_hash::FxHashMap;
 
 /// Windows for which the path of a group that has gone is kept.
 const KEPT: u32 = 10;
+/// Groups that are known at once: some 10 MB. Those that come after have no name.
+const MOST: usize = 65_536;
 /// A walk may take this part of the time.
 const SHARE: u32 = 50;
 /// Number of the directory of the root group: the first of a kernfs.
@@ -103,10 +105,9 @@ impl Groups {
         self.known.retain(|_, known| known.gone.is_none_or(|gone| window - gone <= KEPT));
         self.unseen = events.as_ref().err().map(|cause| (*cause).to_owned());
         let (events, missing) = events.unwrap_or_default();
-        if missing {
-            self.not_before = Instant::now();
-        }
-        for (id, path) in events {
+        // What is missing is found by the next walk, which keeps its share of the time.
+        self.unseen = self.unseen.take().or(missing.then(|| "too many came at once".to_owned()));
+        for (id, path) in events.into_iter().take(MOST.saturating_sub(self.known.len())) {
             let known = self.known.entry(id).or_insert(Known { path: None, gone: None });
             match path {
                 Some(path) => *known = Known { path: Some(path.into()), gone: None },
@@ -123,6 +124,9 @@ impl Groups {
         if !self.known.contains_key(&id) && !self.walked && Instant::now() >= self.not_before {
             self.walk();
         }
+        if self.known.len() >= MOST && !self.known.contains_key(&id) {
+            return None;
+        }
         let gone = Some(self.window);
         self.known.entry(id).or_insert(Known { path: None, gone }).path.clone()
     }
@@ -131,7 +135,7 @@ impl Groups {
     fn walk(&mut self) {
         let Some((point, base)) = &self.mount else { return };
         let begun = Instant::now();
-        let here: FxHashMap<u64, Arc<str>> = below(point, base).into_iter().collect();
+        let here: FxHashMap<u64, Arc<str>> = below(point, base).into_iter().take(MOST).collect();
         for (id, known) in &mut self.known {
             if known.gone.is_none() && !here.contains_key(id) {
                 known.gone = Some(self.window);

@@ -87,6 +87,7 @@ skeleton!(
 );
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use placement::ranges::Ranges;
@@ -238,10 +239,11 @@ impl Observer {
         self.programs.know(topology.nodes.iter().map(|n| n.id.0).collect());
     }
 
-    /// Takes other rules from the next window on, which looks at every thread once.
-    pub fn rule(&mut self, rules: Rules) {
+    /// Takes other rules from the next window on, which looks at every thread once. In that window
+    /// nothing of the rules `anew` counts as allowed.
+    pub fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
         if matches!(self.filter, Filter::Ruled(_)) {
-            self.filter = Filter::Ruled(Ruled::new(rules));
+            self.filter = Filter::Ruled(Ruled::new(rules, anew));
             self.programs.pass_all();
         }
     }

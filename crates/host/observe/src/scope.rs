@@ -7,7 +7,7 @@ use std::sync::Arc;
 use linux::pods;
 use linux::threads::{Threads, is_gone};
 use placement::rules::{Does, Facts, Rules};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use topology::ProcessId;
 
 use super::groups::Groups;
@@ -26,7 +26,7 @@ pub(super) enum Filter {
 impl Filter {
     pub fn new(scope: &Scope, proc_root: &Path) -> Result<Self, ObserveError> {
         Ok(match scope {
-            Scope::Ruled(rules) => Self::Ruled(Ruled::new(rules.clone())),
+            Scope::Ruled(rules) => Self::Ruled(Ruled::new(rules.clone(), FxHashSet::default())),
             Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, *root)?),
         })
     }
@@ -82,7 +82,7 @@ impl Filter {
     /// Whether threads of a process may be moved, as far as a pass has shown it.
     pub fn allows(&self, pid: u32) -> bool {
         match self {
-            Self::Ruled(ruled) => ruled.processes.get(&pid).is_none_or(|known| known.does == Does::Move),
+            Self::Ruled(ruled) => ruled.allows(pid),
             Self::Tree(_) => true,
         }
     }
@@ -99,11 +99,13 @@ pub(super) struct Ruling {
 #[derive(Debug)]
 struct Chosen {
     process: ProcessId,
-    cgroup_id: u64,
+    group: u64,
     uid: u32,
     command: [u8; COMM_LEN as usize],
     rule: Option<usize>,
     does: Does,
+    /// All was known that it is chosen by; otherwise it is chosen anew.
+    sure: bool,
     /// The last pass that showed the process.
     seen: u32,
 }
@@ -115,37 +117,49 @@ pub(super) struct Ruled {
     /// By process id.
     processes: FxHashMap<u32, Chosen>,
     pass: u32,
+    /// Rules with another policy than before: what was bound for them is put back once.
+    anew: FxHashSet<Arc<str>>,
 }
 
 /// Passes after which a process that ran in none of them is forgotten; its rule is then chosen anew.
 const IDLE: u32 = 60;
 
 impl Ruled {
-    pub fn new(rules: Rules) -> Self {
-        Self { rules, processes: FxHashMap::default(), pass: 0 }
+    pub fn new(rules: Rules, anew: FxHashSet<Arc<str>>) -> Self {
+        Self { rules, processes: FxHashMap::default(), pass: 0, anew }
     }
 
     fn learn(&mut self, tasks: &[Task], groups: &mut Groups) {
-        if self.rules.list.is_empty() {
+        if self.rules.list.is_empty() && self.rules.rest == Does::Move {
             return;
         }
+        if self.pass > 0 {
+            self.anew.clear();
+        }
         self.pass = self.pass.wrapping_add(1);
-        let Self { rules, processes, pass } = self;
+        let Self { rules, processes, pass, .. } = self;
         for task in tasks {
             let process = task.process();
             if let Some(known) = processes.get_mut(&task.tgid).filter(|known| known.is_of(task)) {
                 known.seen = *pass;
                 continue;
             }
-            let (command, group) = (text(&task.command), groups.path(task.cgroup_id));
+            let (command, group) = (text(&task.command), groups.path(task.process_cgroup_id));
+            let sure = group.as_deref().is_some_and(|group| pods::known(group).is_some() || !pods::is_of_one(group));
             let group = group.as_deref().unwrap_or_default();
             let pod = pods::known(group).map(|(name, _)| name);
             let (rule, does) =
                 rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
-            let &task_record { cgroup_id, uid, command, .. } = &task.record;
-            processes.insert(task.tgid, Chosen { process, cgroup_id, uid, command, rule, does, seen: *pass });
+            let &task_record { process_cgroup_id: group, uid, command, .. } = &task.record;
+            processes.insert(task.tgid, Chosen { process, group, uid, command, rule, does, sure, seen: *pass });
         }
         processes.retain(|_, known| pass.wrapping_sub(known.seen) < IDLE);
+    }
+
+    fn allows(&self, pid: u32) -> bool {
+        let Some(known) = self.processes.get(&pid) else { return true };
+        let rule = known.rule.and_then(|at| self.rules.list.get(at));
+        known.does == Does::Move && rule.is_none_or(|rule| !self.anew.contains(&rule.name))
     }
 
     fn of_group(&self, group: &str) -> Does {
@@ -163,8 +177,8 @@ impl Ruled {
 
 impl Chosen {
     fn is_of(&self, task: &Task) -> bool {
-        let of = (task.process(), task.cgroup_id, task.uid, task.command);
-        (self.process, self.cgroup_id, self.uid, self.command) == of
+        let of = (task.process(), task.process_cgroup_id, task.uid, task.command);
+        self.sure && (self.process, self.group, self.uid, self.command) == of
     }
 }
 
@@ -220,6 +234,7 @@ mod tests {
             leader_start_ns,
             parent_start_ns,
             cgroup_id,
+            process_cgroup_id: cgroup_id,
             ..task_record::default()
         };
         Task { record, ..Task::default() }
@@ -280,6 +295,46 @@ mod tests {
         assert_eq!(seen(&one), (Some("user".to_owned()), Does::Observe, false));
         one.command[..8].copy_from_slice(b"postgres");
         assert_eq!(seen(&one), (Some("db".to_owned()), Does::Move, true));
+    }
+
+    /// A reload that takes the last rule away left everything bound.
+    #[test]
+    fn what_no_rule_names_is_not_allowed_also_without_rules() {
+        let none = Scope::Ruled(Rules { list: Vec::new(), rest: Does::Observe });
+        let mut filter = Filter::new(&none, Path::new("/proc")).unwrap();
+        learn(&mut filter, &[process(10, 500)]);
+        assert!(!filter.allows(10) && filter.contains(&process(10, 500)));
+        let mut all = Filter::new(&Scope::default(), Path::new("/proc")).unwrap();
+        learn(&mut all, &[process(10, 500)]);
+        assert!(all.allows(10));
+    }
+
+    /// Its threads may have been bound for a policy that does not decide on them any more.
+    #[test]
+    fn a_rule_with_another_policy_is_not_allowed_for_one_window() {
+        let Scope::Ruled(rules) = Scope::Ruled(Rules::only(vec![process(10, 500).process()])) else { panic!() };
+        let anew = FxHashSet::from_iter([rules.list[0].name.clone()]);
+        let mut filter = Filter::Ruled(Ruled::new(rules, anew));
+        let mut allowed = || {
+            learn(&mut filter, &[process(10, 500)]);
+            filter.allows(10)
+        };
+        assert_eq!([allowed(), allowed()], [false, true]);
+    }
+
+    #[test]
+    fn a_group_that_is_not_known_yet_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        let id = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.path().join("a")).unwrap());
+        let of = Of { groups: vec![glob::Pattern::new("/a").unwrap()], ..Of::default() };
+        let rules = Rules { list: vec![Rule { name: "a".into(), of, does: Does::Observe }], rest: Does::Move };
+        let mut filter = Filter::new(&Scope::Ruled(rules), Path::new("/proc")).unwrap();
+        let one = task((10, 500), (1, 1), id);
+        learn(&mut filter, std::slice::from_ref(&one));
+        assert_eq!(filter.of(&one).does, Does::Move);
+        filter.learn(std::slice::from_ref(&one), &mut Groups::at(dir.path()));
+        assert_eq!(filter.of(&one).does, Does::Observe);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The bottom of the stack: what the plane asks of its observer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use act::watched::{Births, Trouble};
@@ -7,6 +8,7 @@ use linux::births::Descendant;
 use observe::{FileSeen, ObserveError, Observed, Observer};
 use placement::ranges::Ranges;
 use placement::rules::Rules;
+use rustc_hash::FxHashSet;
 use topology::{ThreadId, Topology};
 
 /// What the plane asks of its observer: [`Observer`], or a script in tests.
@@ -27,8 +29,8 @@ pub trait Observe {
     }
     /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
     fn follow(&mut self, _topology: &Topology) {}
-    /// Takes other rules from the next window on.
-    fn rule(&mut self, _rules: Rules) {}
+    /// Takes other rules from the next window on ([`Observer::rule`]).
+    fn rule(&mut self, _rules: Rules, _anew: FxHashSet<Arc<str>>) {}
     /// Whether rules allow moves of this process's threads.
     fn allows(&self, _pid: u32) -> bool {
         true
@@ -68,8 +70,8 @@ impl Observe for Observer {
         Observer::follow(self, topology);
     }
 
-    fn rule(&mut self, rules: Rules) {
-        Observer::rule(self, rules);
+    fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
+        Observer::rule(self, rules, anew);
     }
 
     fn allows(&self, pid: u32) -> bool {

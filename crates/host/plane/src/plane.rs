@@ -17,6 +17,7 @@
 //! the nodes of the start.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use act::{Actor, Seen};
@@ -104,9 +105,12 @@ impl HostPlane {
         limits.into_iter().chain(self.unmapped.clone()).collect()
     }
 
-    /// Takes other rules from the next window on.
-    pub fn rule(&mut self, rules: Rules) {
-        self.observer().into_iter().for_each(|observer| observer.rule(rules.clone()));
+    /// Takes other rules from the next window on, in which nothing of the rules `anew` counts as
+    /// allowed: their policy has changed.
+    pub fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
+        if let Some(observer) = self.observer() {
+            observer.rule(rules, anew);
+        }
     }
 
     fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {

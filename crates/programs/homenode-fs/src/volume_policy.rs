@@ -185,7 +185,7 @@ fn chosen(args: &NodesArgs, config: &Config) -> Result<Box<dyn Policy>, Failure>
     let programs = Programs::kept([policy.as_str()], args.policy_user.as_deref())?;
     let policy_user = args.policy_user.clone();
     policies::chosen(
-        &PolicyArgs { policy, policy_user, margin: args.margin, min_bytes: args.min_bytes },
+        &PolicyArgs { policy: Some(policy), policy_user, margin: args.margin, min_bytes: args.min_bytes },
         config,
         &programs,
     )

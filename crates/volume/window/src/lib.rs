@@ -104,6 +104,7 @@ impl Window<'_> {
             size: Some(stat.size),
             bytes: bytes.into_iter().filter_map(|(node, bytes)| Some((NodeId(node?), bytes))).collect(),
             sampled: None,
+            touched_by_others: false,
             writes: Some(match self.placement {
                 Placement::Local => Writes::Follow,
                 Placement::Random | Placement::Interleave => Writes::Spread,

@@ -164,10 +164,17 @@ impl StateDir {
 /// Whether the kernel says that this process has locked the file. What the file itself says may be
 /// out of date. Unknown counts as no.
 /// The process that has a state directory, as far as that can be seen.
-pub fn holder(path: &Path) -> Option<u32> {
+///
+/// # Errors
+///
+/// The lock cannot be read: it is root's.
+pub fn holder(path: &Path) -> Result<Option<u32>, EngineError> {
     let lock = path.join(LOCK);
-    let pid = std::fs::read_to_string(&lock).ok()?.trim().parse().ok()?;
-    has_locked(&lock, pid).then_some(pid)
+    let text = match std::fs::read_to_string(&lock) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(EngineError::io("read", &lock))?,
+    };
+    Ok(text.trim().parse().ok().filter(|pid| has_locked(&lock, *pid)))
 }
 
 fn has_locked(path: &Path, pid: u32) -> bool {

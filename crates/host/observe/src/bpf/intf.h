@@ -142,6 +142,7 @@ struct task_record {
 	u64 parent_start_ns; /* when its parent process started */
 	u32 flags;     /* TASK_* */
 	u32 mask_words;
+	u64 process_cgroup_id; /* of the first thread, as are user and command: rules are for processes */
 	u32 uid, unused; /* effective, as the first user namespace has it */
 	char comm[COMM_LEN];
 	char command[COMM_LEN]; /* the name of the first thread */

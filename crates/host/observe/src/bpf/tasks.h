@@ -150,7 +150,8 @@ int task_pass(struct bpf_iter__task *ctx)
 	if (bpf_core_type_exists(struct affinity_context))
 		record.flags |= asked_by(task) ? TASK_ASKED : TASK_NOT_ASKED;
 	record.mask_words = mask_words;
-	record.uid = task->real_cred->euid.val;
+	record.process_cgroup_id = task->group_leader->cgroups->dfl_cgrp->kn->id;
+	record.uid = task->group_leader->real_cred->euid.val;
 	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
 	__builtin_memcpy(record.command, task->group_leader->comm, sizeof(record.command));
 	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate.

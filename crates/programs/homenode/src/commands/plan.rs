@@ -35,7 +35,8 @@ pub struct PlanArgs {
 pub fn run(global: &Global, args: &PlanArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let programs = Programs::waited_for(args.policy.policy_user.as_deref());
-    let by_rules = args.snapshot.is_none() && rules::apply(&config, &args.observe.scope);
+    let by_rules =
+        args.snapshot.is_none() && rules::apply(&config, &args.observe.scope) && rules::may(&args.policy, true)?;
     let mut policy: Box<dyn Policy> = match by_rules {
         true => Box::new(policies::by_rules(&config)?),
         false => policies::chosen(&args.policy, &config, &programs)?,

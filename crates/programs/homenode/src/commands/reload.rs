@@ -16,9 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Asks the daemon that has the state directory, and waits for its answer.
 pub fn run(global: &Global) -> Result<Exit, Failure> {
     let before = running(global)?;
-    let holder = engine::state::holder(&global.state_dir).and_then(|pid| Pid::from_raw(pid as i32));
+    let holder = engine::state::holder(&global.state_dir)
+        .map_err(|e| Failure::from_error(Exit::Unsupported, "not reloaded", &e))?;
+    // After a crash, `restore` may have the directory.
+    let pid = holder.filter(|pid| *pid == before.pid).and_then(|pid| Pid::from_raw(pid as i32));
     let pid =
-        holder.ok_or_else(|| Failure::new(Exit::Partly, "not reloaded", "no homenode has the state directory"))?;
+        pid.ok_or_else(|| Failure::new(Exit::Partly, "not reloaded", "no `homenode run` has the state directory"))?;
     kill_process(pid, Signal::USR1)
         .map_err(|e| Failure::from_error(Exit::Unsupported, format!("process {pid:?}"), &std::io::Error::from(e)))?;
     let end = Instant::now() + PATIENCE.max(Duration::from_secs_f64(2.0 * before.window_s));

@@ -12,10 +12,14 @@
 //! Policies begin anew, without what they had learned.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use command::args::PolicyArgs;
+use command::rules::Service;
 use engine::Engine;
 use host::HostPlane;
 use placement::{Policy, Traits};
+use rustc_hash::FxHashSet;
 use session::policies;
 use session::windows::Output;
 
@@ -29,6 +33,24 @@ pub fn apply(config: &Config, scope: &ScopeArgs) -> bool {
     !config.service.is_empty() && !plane::is_chosen(scope)
 }
 
+/// Whether rules decide, as far as the policy is concerned. One that the command line names would
+/// move what they do not allow: it takes their place where nothing is moved, and nowhere else.
+///
+/// # Errors
+///
+/// Rules and a policy contradict each other.
+pub fn may(policy: &PolicyArgs, moves_nothing: bool) -> Result<bool, Failure> {
+    if policy.policy.is_none() {
+        return Ok(true);
+    }
+    if moves_nothing {
+        return Ok(false);
+    }
+    let why = "homenode.toml has rules, which choose the policy of each service";
+    Err(Failure::new(Exit::Usage, "--policy", why)
+        .hint("choose threads (--unit, --pid, --cgroup, -- CMD), or name a file without rules (--config)"))
+}
+
 /// What a reload compares with.
 pub struct Reload<'a> {
     pub file: Option<&'a Path>,
@@ -38,6 +60,8 @@ pub struct Reload<'a> {
     pub granted: Traits,
     /// The configuration that the run began with.
     pub begun: &'a Config,
+    /// The rules as of now.
+    pub last: Vec<Service>,
 }
 
 impl Reload<'_> {
@@ -46,13 +70,14 @@ impl Reload<'_> {
     /// # Errors
     ///
     /// The reader of the output is gone.
-    pub fn now(&self, engine: &mut Engine<HostPlane>, out: &mut Output) -> Result<(), Failure> {
+    pub fn now(&mut self, engine: &mut Engine<HostPlane>, out: &mut Output) -> Result<(), Failure> {
         let read = self.read();
         let result = read.as_ref().map(|(config, _)| self.later(config)).map_err(Failure::line);
         let rules = read.as_ref().map_or_else(|_| Vec::new(), |(config, _)| config.service.clone());
         if let Ok((config, policy)) = read {
-            engine.plane_mut().rule(config.rules());
+            engine.plane_mut().rule(config.rules(), self.anew(&config));
             engine.decide_by(policy);
+            self.last = config.service;
         }
         out.reloaded(&rules, result)
     }
@@ -73,6 +98,14 @@ impl Reload<'_> {
         }
         let policy = policies::by_rules(&config)?;
         Ok((config, Box::new(policy)))
+    }
+
+    /// Rules that had another policy.
+    fn anew(&self, config: &Config) -> FxHashSet<Arc<str>> {
+        let same = |service: &&Service| {
+            self.last.iter().any(|old| old.name() == service.name() && old.says() == service.says())
+        };
+        config.service.iter().filter(|service| !same(service)).map(Service::name).collect()
     }
 
     /// What has changed and is not taken.

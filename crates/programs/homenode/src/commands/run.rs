@@ -79,13 +79,14 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         guardrail: config.guardrail.clone(),
         ..config.engine()
     };
-    let by_rules = args.by_rules || rules::apply(&config, &args.observe.scope) && args.command.is_empty();
+    let chosen = args.command.is_empty() && rules::apply(&config, &args.observe.scope);
+    let by_rules = args.by_rules || chosen && !args.observe_only && rules::may(&args.policy, settings.dry_run)?;
     let policy = match args.observe_only {
         true => Box::new(Off) as Box<dyn Policy>,
         false if by_rules => Box::new(policies::by_rules(&config)?),
         false => {
-            let PolicyArgs { policy, policy_user, .. } = &args.policy;
-            policies::chosen(&args.policy, &config, &Programs::kept([policy.as_str()], policy_user.as_deref())?)?
+            let programs = Programs::kept([args.policy.name()], args.policy.policy_user.as_deref())?;
+            policies::chosen(&args.policy, &config, &programs)?
         }
     };
     let state = if settings.dry_run { None } else { Some(undo::open_state(&global.state_dir)?) };
@@ -119,7 +120,8 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let totals = (!settings.dry_run).then(|| Totals::new(&global.state_dir, Path::new(PROC), engine.policy().name()));
     let mut out = Output::of_host(global.json, args.quiet, limits, totals);
     let granted = engine.policy().traits();
-    let reload = Reload { file: global.config.as_deref(), by_rules, granted, begun: &config };
+    let last = config.service.clone();
+    let mut reload = Reload { file: global.config.as_deref(), by_rules, granted, begun: &config, last };
     if by_rules && let Some(status) = out.status() {
         status.rule(&config.service);
     }

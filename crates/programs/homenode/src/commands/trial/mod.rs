@@ -59,7 +59,7 @@ pub fn run(global: &Global, args: &TrialArgs) -> Result<Exit, Failure> {
     let programs = Programs::kept(design.policies.iter().map(String::as_str), args.policy_user.as_deref())?;
     let chosen = |name: &str| {
         let policy = PolicyArgs {
-            policy: name.to_owned(),
+            policy: Some(name.to_owned()),
             policy_user: None, // its keeper knows
             margin: args.margin,
             min_bytes: args.min_bytes,
