@@ -525,7 +525,7 @@ mod tests {
                 "/user.slice/u.slice/user@1.service/app.slice/x.scope/y",
                 "/user.slice/u.slice/user@1.service/app.slice/x.scope",
             ),
-            ("/user.slice/u.slice/user@1.service/other", "/user.slice/u.slice/user@1.service/other"),
+            ("/user.slice/u.slice/user@1.service/other", "/user.slice/u.slice/user@1.service"),
             ("/kubepods/pod8c/3f2a/b.service", "/kubepods/pod8c/3f2a/b.service"),
             ("/", "process 7"),
         ] {
