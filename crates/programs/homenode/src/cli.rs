@@ -236,7 +236,7 @@ Examples:
 
 The exit code is 0 if homenode runs, 1 if it runs and something is wrong (the last reload failed, a
 copy hangs), and 5 if it does not run.")]
-    Status,
+    Status(status::StatusArgs),
 
     /// Have the running homenode read its rules again
     ///
@@ -418,7 +418,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Top(args) => top::run(global, args),
         Command::Map(args) => map::run(global, args),
         Command::Run(args) => run::run(global, args),
-        Command::Status => status::run(global),
+        Command::Status(args) => status::run(global, args),
         Command::Reload => reload::run(global),
         Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),

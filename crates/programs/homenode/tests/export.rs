@@ -37,7 +37,8 @@ const CASES: &[Case] = cases![
         a_hundred_clients_share_one_text,
         a_unix_socket_is_served_and_removed,
         a_textfile_is_written_as_a_whole,
-        what_cannot_be_read_is_said;
+        what_cannot_be_read_is_said,
+        trouble_is_no_reason_to_start_anew;
     [namespaces()] a_sidecar_sees_that_the_daemon_runs;
     [unpacked("promtool")] promtool_finds_nothing_wrong, alerts_fire_when_they_should;
     [unpacked("prometheus")] prometheus_answers_each_query;
@@ -374,6 +375,26 @@ fn a_sidecar_sees_that_the_daemon_runs() {
     fs::write(&path, told.to_string()).unwrap();
     let output = unshare(&[program, "export", "--once", "--state-dir", &machine.state()]);
     assert!(text(&output.stdout).contains("homenode_up 0\n"), "{}", text(&output.stdout));
+}
+
+/// A container whose reload failed was to be killed by its liveness check, and could not start
+/// again with the file that had the mistake.
+fn trouble_is_no_reason_to_start_anew() {
+    let mut machine = Machine::new(3, 6, 6);
+    machine.window();
+    let path = machine.path("state/totals.json");
+    let mut told: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    told["pid"] = std::process::id().into();
+    let codes = |told: &Value| {
+        fs::write(&path, told.to_string()).unwrap();
+        [&["status"][..], &["status", "--alive"]]
+            .map(|args| homenode(&[args, &["--state-dir", &machine.state()]].concat()).status.code().unwrap())
+    };
+    assert_eq!(codes(&told), [0, 0]);
+    told["status"]["reload"] = serde_json::json!({ "unix_s": 1.0, "error": "line 1", "later": [] });
+    assert_eq!(codes(&told), [1, 0]);
+    told["boot_s"] = (told["boot_s"].as_f64().unwrap() - 60.0).into();
+    assert_eq!(codes(&told), [5, 5]);
 }
 
 fn a_unix_socket_is_served_and_removed() {

@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use clap::Args;
 use command::args::Global;
 use serde_json::json;
 use session::totals::{self, Found, Told};
@@ -11,8 +12,15 @@ use crate::output::table::Table;
 use crate::output::units::{count, seconds};
 use crate::output::{self, escape};
 
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Exit with 0 if homenode runs, also if something is wrong: for what restarts it when it hangs
+    #[arg(long)]
+    alive: bool,
+}
+
 /// Prints what the daemon publishes.
-pub fn run(global: &Global) -> Result<Exit, Failure> {
+pub fn run(global: &Global, args: &StatusArgs) -> Result<Exit, Failure> {
     match totals::read(&global.state_dir)? {
         Found::Stale(why, _) => {
             output::tell(global.json, &json!({ "running": false, "why": why }), || format!("not running: {why}\n"))?;
@@ -26,7 +34,7 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
                 "bound_threads": bound_threads, "moves": moves, "status": status, "trouble": trouble,
             });
             output::tell(global.json, &value, || text(&told, &trouble))?;
-            Ok(if trouble.is_empty() { Exit::Done } else { Exit::Partly })
+            Ok(if trouble.is_empty() || args.alive { Exit::Done } else { Exit::Partly })
         }
     }
 }
