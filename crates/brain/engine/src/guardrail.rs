@@ -307,7 +307,8 @@ impl Guardrail {
         past.retain(|_, windows| windows.iter().any(|work| work.threads > 0));
         alone.retain(|_, until| *until > now);
         alone.extend(harms.iter().map(|harm| (harm.service.clone(), now + bounds.pause_s)));
-        (pids.clear(), files.clear());
+        pids.clear();
+        files.clear();
         if !alone.is_empty() {
             for (thread, until) in free().filter_map(|thread| Some((thread, *alone.get(&Service::of(thread))?))) {
                 pids.insert(thread.pid, until);

@@ -57,8 +57,8 @@ pub trait Plane {
         false
     }
 
-    /// Whether rules allow moves of this process's threads. Those that are bound while none does are
-    /// put back.
+    /// Whether rules allow moves of this process's threads. Those that are bound while none does
+    /// are put back.
     fn allows(&self, _pid: u32) -> bool {
         true
     }

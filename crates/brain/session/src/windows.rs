@@ -18,8 +18,11 @@ use crate::status::Status;
 use crate::totals::Totals;
 use crate::window::Window;
 
-/// Runs window after window, with `between` after each, until it is time to `stop`, the last window was the end (`over`), or
-/// `most` windows have passed.
+/// What a program does between two windows.
+pub type Between<'a, P> = dyn FnMut(&mut Engine<P>, &mut Output) -> Result<(), Failure> + 'a;
+
+/// Runs window after window, with `between` after each, until it is time to `stop`, the last window
+/// was the end (`over`), or `most` windows have passed.
 ///
 /// # Errors
 ///
@@ -29,7 +32,7 @@ pub fn windows<P: Plane>(
     out: &mut Output,
     stop: &dyn Fn() -> bool,
     over: &mut dyn FnMut() -> bool,
-    between: &mut dyn FnMut(&mut Engine<P>, &mut Output) -> Result<(), Failure>,
+    between: &mut Between<'_, P>,
     most: Option<u64>,
 ) -> Result<(), Failure> {
     let mut window = 0;

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 /// Where the kubelet keeps logs: a directory `NAMESPACE_POD_UID` for each pod.
 pub const PODS: &str = "/var/log/pods";
 
-/// The name of the pod that a group is in, `NAMESPACE/POD`, and where the path of the pod's own group ends.
+/// The name of the pod that a group is in, `NAMESPACE/POD`, and where the path of the pod's own
+/// group ends.
 pub fn known(cgroup: &str) -> Option<(String, usize)> {
     static KNOWN: LazyLock<Mutex<Pods>> = LazyLock::new(|| Mutex::new(Pods::new(Path::new(PODS))));
     let (uid, end) = pod(cgroup)?;

@@ -121,7 +121,8 @@ pub(super) struct Ruled {
     anew: FxHashSet<Arc<str>>,
 }
 
-/// Passes after which a process that ran in none of them is forgotten; its rule is then chosen anew.
+/// Passes after which a process that ran in none of them is forgotten; its rule is then chosen
+/// anew.
 const IDLE: u32 = 60;
 
 impl Ruled {
@@ -268,7 +269,7 @@ mod tests {
             let stranger = process(10, 501);
             learn(&mut filter, &[process(10, 500), task((11, 502), (10, 501), 0)]);
             assert!(filter.contains(&process(10, 500)), "{scope:?}");
-            learn(&mut filter, &[stranger.clone()]);
+            learn(&mut filter, std::slice::from_ref(&stranger));
             assert!(!filter.contains(&stranger), "{scope:?}");
             assert!(!filter.contains(&process(11, 502)), "{scope:?}: a child of the stranger");
         }

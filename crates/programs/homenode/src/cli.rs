@@ -199,9 +199,9 @@ Examples:
     /// restores what a crashed run left behind.
     ///
     /// With `-- CMD`, it starts CMD, manages only CMD and its children, ends when CMD ends and
-    /// returns CMD's exit code. With --unit, --pid or --cgroup it manages only what they name. Where
-    /// homenode.toml has rules (`[[service]]`) and no such option is given, it moves only what they
-    /// allow, each service by the policy of its rule, and observes all others.
+    /// returns CMD's exit code. With --unit, --pid or --cgroup it manages only what they name.
+    /// Where homenode.toml has rules (`[[service]]`) and no such option is given, it moves only
+    /// what they allow, each service by the policy of its rule, and observes all others.
     ///
     /// The policies dragonfly, arc, arc-guarded and auto also move cached files or processes with
     /// their memory; their descriptions below say what a host cannot do. Memory and file data stay

@@ -13,8 +13,8 @@ pub struct ScopeArgs {
     /// Only these processes (repeat the option, or separate ids with commas)
     #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
     pub pid: Vec<u32>,
-    /// Only these services, as `homenode map` calls them, such as postgresql or user@1000.service/*;
-    /// * and ? stand for others (repeat the option)
+    /// Only these services, as `homenode map` calls them, such as postgresql or
+    /// user@1000.service/*; * and ? stand for others (repeat the option)
     #[arg(long, value_name = "NAME", value_parser = pattern)]
     pub unit: Vec<Pattern>,
     /// Not these services, whatever else is chosen (repeat the option)
