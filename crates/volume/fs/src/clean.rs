@@ -587,6 +587,10 @@ impl Volume {
         let old = words(&state.log.pages);
         let links = words(&keep).into_iter().filter(|link| !old.contains(link));
         let links: Vec<_> = links.map(|(at, next)| (at, page::NEXT, page::next_word(at, whose.1, next))).collect();
+        // One that is stored without the next would leave the volume in doubt.
+        if links.iter().any(|(at, next, _)| self.store.can_store(*at, *next).is_err()) {
+            return Ok(0);
+        }
         self.store.commit(&links, &Flushed::nothing().fence(&self.store)?)?;
         state.rewriting = None;
         state.log.sorted = 0;

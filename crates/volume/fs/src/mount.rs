@@ -152,6 +152,7 @@ impl Volume {
             twins::mend(&store, twins::tables(&store))?;
         }
         let (journals, damage) = scan::journals(&store)?;
+        scan::check_journals(&store, &journals)?;
         // Nothing is under way in a volume that was unmounted.
         if state != Use::Mounted && !damage.is_empty() {
             clear_journals(&store, &damage)?;
@@ -247,7 +248,8 @@ impl Volume {
     /// Ends the use of a volume, and writes down what the next mount need not find out, as far as
     /// there is room. Dropping it instead is like a crash: nothing is lost, but the next mount
     /// reads all logs. So it does where this one found damage, or removed the name of something
-    /// damaged, which leaves an orphan, or took no block back whose memory has failed.
+    /// damaged, which leaves an orphan, or took no block back whose memory has failed, or could not
+    /// make both copies of something alike.
     pub fn unmount(self) -> Result<()> {
         if self.store.is_frozen() {
             return Ok(());
@@ -276,6 +278,7 @@ impl Volume {
         let known = all && !self.orphaned.load(Ordering::Acquire) && !self.allocator.has_lost();
         let write = blocks.len() == checkpoint.blocks() && known;
         let (durable, state) = match blocks.first().filter(|_| write) {
+            _ if self.store.is_one_sided() => (freed.fence(&self.store)?, Use::Mounted),
             None => (freed.fence(&self.store)?, Use::Clean),
             Some(first) => match checkpoint.write(&self.store, &blocks, self.now() as u64) {
                 // A free block has failed: the next mount reads the logs.

@@ -65,7 +65,12 @@ impl Volume {
         let block = Block::from_raw(block).ok_or(Error::Invalid("no block can have this address"))?;
         let stored = self.store.load_word(block, offset)? == word;
         if stored && !self.is_look() {
-            self.store.commit(&[(block, offset, word)], &Flushed::nothing().fence(&self.store)?)?;
+            // Who was killed may have stored it and not begun to write it back. Where that fails in
+            // one of two copies, it is in the other one.
+            match self.store.flush_line(block, offset) {
+                Err(Error::Io(_)) => {}
+                flushed => _ = flushed?.fence(&self.store)?,
+            }
         }
         Ok(stored)
     }

@@ -92,6 +92,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     scan::number_mount(&store, (options.clock)())?;
     twins::mend(&store, twins::tables(&store))?;
     let (journals, damage) = scan::journals(&store)?;
+    scan::check_journals(&store, &journals)?;
     for (at, records) in &journals {
         finish_journal(&store, *at, records, &Flushed::nothing().fence(&store)?)?;
     }
@@ -106,11 +107,16 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     let mut inodes = scan::inodes(&store, &Vec::new(), &|_, _| true)?;
     let lines = lines::find(&store, &mut inodes)?;
     twins::mend(&store, twins::pages(&inodes))?;
-    let (tree, blocks) = settle(&store, &mut inodes, names_lost);
-    // There is no other place for it.
-    if let Some(damage @ Damage::Inode { what: UNREADABLE, .. }) = tree.astray.get(&Ino::ROOT) {
-        return Err(damage.clone().into());
+    let (mut tree, blocks) = settle(&store, &mut inodes, names_lost);
+    // There is no other place for it, or for `lost+found`.
+    if !scan::can_store(&store, Ino::ROOT) && (tree.astray.contains_key(&Ino::ROOT) || !tree.lost.is_empty()) {
+        return Err(Damage::Inode { ino: Ino::ROOT, what: UNREADABLE }.into());
     }
+    // What is in a line of which one of two copies has failed stays as it is.
+    tree.gapped.retain(|ino| scan::can_store(&store, *ino));
+    tree.flipped.retain(|ino| scan::can_store(&store, *ino));
+    tree.links.retain(|(ino, _)| scan::can_store(&store, *ino));
+    tree.bad.retain(|bad| scan::can_store(&store, bad.dir));
     let (empty, gone) = sort_out(&tree);
     let slots = |ino: &Ino| inodes.get(ino)?.state.as_ref().ok()?.gaps.as_ref().map(|gaps| gaps.slots);
     let shares = |ino: &Ino| {
@@ -139,7 +145,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
         words.extend([line::HEAD, line::TAIL].map(|place| (block, at + place, 0)));
     }
     store.commit(&words, &Flushed::nothing().fence(&store)?)?;
-    let whole = |ino: &Ino| inodes.get(ino).is_some_and(|found| found.state.is_ok());
+    let whole = |ino: &Ino| inodes.get(ino).is_some_and(|found| found.state.is_ok()) && scan::can_store(&store, *ino);
     let lines: BTreeMap<_, _> = lines.into_iter().filter(|(ino, _)| whole(ino)).collect();
     let words = lines::words(&store, &lines)?;
     if !words.is_empty() {
@@ -150,6 +156,7 @@ pub fn repair(store: Store, agree: &mut dyn FnMut(&Losses) -> bool) -> Result<Op
     // Damaged, and nameless once those names are gone.
     let nameless =
         gone.iter().filter(|bad| bad.damaged && !empty.contains_key(&bad.named.ino)).map(|bad| bad.named.ino);
+    let nameless = nameless.filter(|ino| scan::can_store(&store, *ino));
     let nameless: Vec<(Ino, u32)> =
         nameless.filter_map(|ino| inodes.remove(&ino).map(|found| (ino, found.generation))).collect();
     let generations: BTreeMap<Ino, u32> =
@@ -243,6 +250,12 @@ fn settle(store: &Store, inodes: &mut Inodes, names_lost: bool) -> (Tree, Blocks
             losers.insert(loser, Damage::Block { ino: loser, block: *block, what: SHARED });
         }
         if losers.is_empty() {
+            // Nor can that become empty of which one of two copies has failed.
+            let is_readable = |ino: &Ino| inodes.get(ino).is_some_and(|found| !found.is_unreadable());
+            let stuck = sort_out(&tree).0.into_keys().filter(|ino| !scan::can_store(store, *ino) && is_readable(ino));
+            losers.extend(stuck.map(|ino| (ino, Damage::Inode { ino, what: UNREADABLE })));
+        }
+        if losers.is_empty() {
             return (tree, blocks);
         }
         for (ino, damage) in losers {
@@ -286,7 +299,9 @@ impl Volume {
             };
             let taken = matches!(there, Err(Error::NotFound)) && !rootless && taken()?;
             match there {
-                Ok(stat) if stat.kind == Kind::Directory => return Ok(stat.ino),
+                Ok(stat) if stat.kind == Kind::Directory && scan::can_store(&self.store, stat.ino) => {
+                    return Ok(stat.ino);
+                }
                 Err(Error::NotFound) if !taken => {
                     let ino = self.new_directory()?;
                     if !rootless {
@@ -312,7 +327,9 @@ impl Volume {
                 Err(Error::Damaged(_)) => continue,
                 old => old?,
             };
-            if let Ok(line::Inode::Free(generation)) = line::decode(ino, &old) {
+            if let Ok(line::Inode::Free(generation)) = line::decode(ino, &old)
+                && scan::can_store(&self.store, ino)
+            {
                 let empty = Empty { kind: Kind::Directory, links: 2, parent: Ino::ROOT };
                 self.make_empty((ino, generation.wrapping_add(1)), &empty, None)?;
                 return Ok(ino);
@@ -344,7 +361,8 @@ impl Volume {
         // One after the other: both at once takes a journal. What has no name may say that it has
         // any number.
         let number = |links| (ino, Entry::Attributes(Attributes { links, ..attributes }, 0));
-        let number = links.filter(|_| inode.kind != Kind::Directory).map(number);
+        let counts = inode.kind != Kind::Directory && scan::can_store(&self.store, ino);
+        let number = links.filter(|_| counts).map(number);
         for entry in number.into_iter().chain([link]) {
             self.commit(&mut locked, &[entry], self.now(), Flushed::nothing(), Purpose::Freeing)?;
         }

@@ -204,7 +204,7 @@ impl Long {
 impl Found {
     /// Its line cannot be read: nobody knows whether it is in use, and a store there could end the
     /// process.
-    fn is_unreadable(&self) -> bool {
+    pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self.state, Err(Error::Damaged(Damage::Inode { what: UNREADABLE, .. })))
     }
 }
@@ -282,8 +282,10 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
                 if records.iter().any(is_half) && !records.iter().any(|record| is_stored(store, record)) {
                     records.clear();
                 }
-                // What is in a line that cannot be read is lost in any case.
-                records.retain(|record| can_store(store, record.ino));
+                // What is in a line that cannot be read is lost in any case. What one copy refuses
+                // and the other one lacks stays: see `check_journals`.
+                let is_left = |r: &journal::Record| can_store(store, r.ino) || is_half(r) && !is_stored(store, r);
+                records.retain(is_left);
                 found.push((at, records));
             }
             Ok(_) => {
@@ -294,6 +296,16 @@ pub fn journals(store: &Store) -> Result<(Journals, Vec<Damage>)> {
         }
     }
     Ok((found, damage))
+}
+
+/// Fails where journals cannot be finished: a part has happened, and the rest names a line that can
+/// be stored to in one of two copies only. Without the rest, a name could be lost.
+pub(crate) fn check_journals(store: &Store, journals: &Journals) -> Result<()> {
+    let is_stuck = |(_, records): &&(Block, Vec<journal::Record>)| records.iter().any(|r| !can_store(store, r.ino));
+    match journals.iter().find(is_stuck) {
+        Some((block, _)) => Err(Damage::Journal { block: *block, what: HALF }.into()),
+        None => Ok(()),
+    }
 }
 
 /// Whether an inode's line can be stored to.
@@ -618,6 +630,10 @@ pub const ELSEWHERE: &str = "stands for something in a region that is missing";
 
 /// What is wrong with a name that says what its inode does not say.
 pub const OTHER_KIND: &str = "stands for an inode of another kind";
+
+/// What is wrong with a journal of which one half is stored and the other half cannot be.
+const HALF: &str = "its other half cannot be stored, as one of two copies of an inode has failed: look at the \
+    volume (-o ro), or clear the errors of that memory";
 
 /// What is wrong with a block of two inodes.
 pub const SHARED: &str = "has a second owner";

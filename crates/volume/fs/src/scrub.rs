@@ -218,13 +218,14 @@ impl Volume {
             let state = inode.write();
             // Again, as it may have been written meanwhile.
             if self.look_at_line(inode, &state)?.is_some() {
-                let mends = self.store.check_writable().is_ok() && !is_unreadable(&damage);
-                if mends {
-                    let (block, offset) = self.store.inode_at(ino)?;
-                    let line = self.store.write(block, offset, &expected(inode, &state))?;
-                    line.flush(&self.store)?.fence(&self.store)?;
+                let mut mended = self.store.check_writable().is_ok() && !is_unreadable(&damage);
+                if mended {
+                    match self.store.write(block, offset, &expected(inode, &state)) {
+                        Err(Error::Io(_)) => mended = false, // of two copies one has failed
+                        line => _ = line?.flush(&self.store)?.fence(&self.store)?,
+                    }
                 }
-                fault(damage, mends);
+                fault(damage, mended);
             }
         }
         for at in 0.. {

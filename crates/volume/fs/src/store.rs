@@ -107,6 +107,8 @@ pub struct Store {
     medium: Box<dyn Medium>,
     superblock: Superblock,
     in_doubt: AtomicBool,
+    /// One of two copies may say otherwise once it can be read again.
+    one_sided: AtomicBool,
     frozen: AtomicBool,
     failed: Arc<Failed>,
     /// Regions that are not there, also where a twin has their metadata.
@@ -163,8 +165,8 @@ impl Store {
     pub fn new(medium: Box<dyn Medium>, superblock: Superblock) -> Self {
         let lost = (0..medium.regions()).filter(|region| medium.is_missing(*region)).collect();
         let medium = if superblock.has_twins() { Box::new(Twins::new(medium, &superblock)) } else { medium };
-        let (in_doubt, frozen) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { medium, superblock, in_doubt, frozen, lost, failed: Arc::default(), pages: Mutex::default() }
+        let [in_doubt, one_sided, frozen] = [false; 3].map(AtomicBool::new);
+        Self { medium, superblock, in_doubt, one_sided, frozen, lost, failed: Arc::default(), pages: Mutex::default() }
     }
 
     /// Blocks whose memory has failed.
@@ -251,7 +253,17 @@ impl Store {
     /// What the two copies of a part of a block are worth ([`Medium::compare`]). With `mend` they
     /// are alike afterwards, and after the next fence durably so.
     pub fn compare(&self, block: Block, offset: u64, len: usize, mend: bool) -> Result<Copies> {
-        self.medium.compare(at(block, offset), len, mend && self.check_writable().is_ok())
+        let found = self.medium.compare(at(block, offset), len, mend && self.check_writable().is_ok())?;
+        if mend && found.unreadable {
+            self.one_sided.store(true, Ordering::Relaxed);
+        }
+        Ok(found)
+    }
+
+    /// Whether a copy could not be made like the other one, or missed the end of a journal: only a
+    /// mount that makes both alike may believe them.
+    pub fn is_one_sided(&self) -> bool {
+        self.one_sided.load(Ordering::Relaxed)
     }
 
     /// Copies to a block.
@@ -392,6 +404,7 @@ impl Store {
             return self.commit(&[(journal, 0, word)], after);
         }
         self.check_writable()?;
+        self.one_sided.store(true, Ordering::Relaxed);
         self.medium.store_anywhere(at(journal, 0), word)?;
         Flushed(()).fence(self)
     }
@@ -404,7 +417,7 @@ impl Store {
 
     /// Begins to write a line back that another thread has stored.
     pub fn flush_line(&self, block: Block, offset: u64) -> Result<Flushed> {
-        Dirty::new(at(block, offset), LINE_BYTES).flush(self)
+        Dirty::new(at(block, offset), 1).flush(self)
     }
 
     /// Runs a step that must not fail half-way. When it fails, the volume is in doubt.

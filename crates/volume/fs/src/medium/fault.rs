@@ -139,6 +139,35 @@ pub(super) unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> bool {
     left == 0
 }
 
+/// Loads a word of a region, as one load that comes before all behind it. False: its memory has
+/// failed.
+///
+/// # Safety
+/// `from` is aligned, and such words are only accessed as atomics.
+pub(super) unsafe fn load(from: *const u64) -> (u64, bool) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let (mut word, mut left) = (0_u64, 1_u64);
+        // SAFETY: the caller's promise. An aligned load of eight bytes is one, and comes before
+        // those behind it; the compiler moves none across.
+        unsafe {
+            std::arch::asm!(
+                "call {load}",
+                load = sym homenode_load,
+                inout("rcx") left,
+                inout("rsi") word,
+                in("rdi") from,
+            );
+        }
+        (word, left == 0)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        // SAFETY: the caller's promise.
+        (unsafe { std::sync::atomic::AtomicU64::from_ptr(from.cast_mut()) }.load(Ordering::Acquire), true)
+    }
+}
+
 /// Stores a word to a region, as one store that comes after all before it. False: its memory has
 /// failed, and the word is what it was.
 ///
@@ -203,10 +232,12 @@ pub(super) unsafe fn write_back(_: Instruction, _: *const u8, _: usize) -> bool 
 std::arch::global_asm!(
     ".hidden homenode_copy, homenode_copy_end",
     ".hidden homenode_stream, homenode_stream_end",
+    ".hidden homenode_load, homenode_load_end",
     ".hidden homenode_store, homenode_store_end",
     ".hidden homenode_clwb, homenode_clflushopt, homenode_clflush, homenode_clflush_end",
     ".globl homenode_copy, homenode_copy_end",
     ".globl homenode_stream, homenode_stream_end",
+    ".globl homenode_load, homenode_load_end",
     ".globl homenode_store, homenode_store_end",
     ".globl homenode_clwb, homenode_clflushopt, homenode_clflush, homenode_clflush_end",
     "homenode_copy:",
@@ -227,6 +258,11 @@ std::arch::global_asm!(
     "dec rcx",
     "jnz homenode_stream",
     "homenode_stream_end:",
+    "ret",
+    "homenode_load:",
+    "mov rsi, [rdi]",
+    "xor ecx, ecx",
+    "homenode_load_end:",
     "ret",
     "homenode_store:",
     "mov [rdi], rsi",
@@ -260,6 +296,8 @@ unsafe extern "C" {
     fn homenode_copy_end();
     fn homenode_stream();
     fn homenode_stream_end();
+    fn homenode_load();
+    fn homenode_load_end();
     fn homenode_store();
     fn homenode_store_end();
     fn homenode_clwb();
@@ -274,9 +312,10 @@ fn goes_on(context: *mut libc::c_void) -> bool {
     // SAFETY: the kernel hands a handler with SA_SIGINFO its context, which nobody else has.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else { return false };
     let Some(at) = context.uc_mcontext.gregs.get_mut(libc::REG_RIP as usize) else { return false };
-    let places: [[unsafe extern "C" fn(); 2]; 4] = [
+    let places: [[unsafe extern "C" fn(); 2]; 5] = [
         [homenode_copy, homenode_copy_end],
         [homenode_stream, homenode_stream_end],
+        [homenode_load, homenode_load_end],
         [homenode_store, homenode_store_end],
         [homenode_clwb, homenode_clflush_end],
     ];

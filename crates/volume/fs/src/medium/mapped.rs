@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FileType, FlockOperation, OFlags};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
@@ -334,8 +334,10 @@ impl Medium for Mapped {
     }
 
     fn load_u64(&self, at: At) -> Result<u64> {
-        self.read(at, &mut [0; 8])?; // an error where its memory has failed
-        Ok(u64::from_le(self.word(at)?.load(Ordering::Acquire)))
+        let place = self.word(at)?.as_ptr();
+        // SAFETY: it is aligned and an atomic, as `word` says.
+        let (word, done) = unsafe { fault::load(place) };
+        worked(done).map(|()| u64::from_le(word))
     }
 
     fn store_u64(&self, at: At, word: u64) -> Result<()> {

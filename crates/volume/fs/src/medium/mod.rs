@@ -82,7 +82,7 @@ pub trait Medium: Send + Sync {
     /// Fails where the memory of the line that this byte is in has failed, so that nothing can be
     /// stored there.
     fn can_store(&self, at: At) -> Result<()> {
-        self.load_u64(At { offset: at.offset / 8 * 8, ..at }).map(drop)
+        self.read(At { offset: at.offset / 8 * 8, ..at }, &mut [0; 8])
     }
     /// Copies from the medium.
     fn read(&self, at: At, out: &mut [u8]) -> Result<()>;

@@ -296,12 +296,8 @@ impl Medium for Twins {
             return self.below.flush(at, len);
         }
         let twin = area.twin.plus(from - area.first.start);
-        let flushed = self.below.flush(at, len);
-        if self.strict {
-            flushed.and_then(|()| self.below.flush(twin, end - from))
-        } else {
-            either(flushed, self.below.flush(twin, end - from))
-        }
+        let (first, twin) = (self.below.flush(at, len), self.below.flush(twin, end - from));
+        if self.strict { first.and(twin) } else { either(first, twin) }
     }
 
     fn fence(&self) -> Result<()> {

@@ -352,7 +352,7 @@ impl Volume {
         let mut dirty = std::mem::take(&mut log.dirty);
         let (block, line) = self.store.inode_at(new)?;
         dirty.and(self.store.write(block, line, &inode::encode(new, generation, log.head(), log.tail))?);
-        let flushed = dirty.flush(&self.store)?;
+        let flushed = self.flush_new(dirty)?;
         let mut copy = State::new(log.into_log());
         (copy.attributes, copy.size) = (state.attributes, state.size);
         Ok((Inode::new(new, generation, inode.kind, copy), flushed))

@@ -75,7 +75,13 @@ impl Volume {
         self.with_room(|| {
             let written = self.write_locked(&mut Locked::new(&[&inode]), ino, offset, data, placement);
             match written {
-                Err(Error::NoSpace | Error::Lacks(_)) => self.write_over(&inode, offset, data, placement),
+                Err(full @ (Error::NoSpace | Error::Lacks(_))) => {
+                    match (full, self.write_over(&inode, offset, data, placement)) {
+                        // Cleaning logs makes room for that.
+                        (Error::NoSpace, Err(Error::Lacks(_))) => Err(Error::NoSpace),
+                        (_, done) => done,
+                    }
+                }
                 done => done,
             }
         })

@@ -16,7 +16,7 @@ use crate::log::{self, NO_TAIL};
 use crate::ops::Stat;
 use crate::placement::Regions;
 use crate::scan;
-use crate::store::{Durable, Flushed};
+use crate::store::{Dirty, Durable, Flushed};
 use crate::sync::lock;
 use crate::volume::{Locked, Volume};
 use crate::xattrs::PROJECT;
@@ -309,13 +309,19 @@ impl Volume {
         )?;
         let mut dirty = std::mem::take(&mut log.dirty);
         dirty.and(self.store.write(block, line, &inode::encode(ino, generation, log.head(), log.tail))?);
-        let flushed = data.and(dirty.flush(&self.store)?);
+        let flushed = data.and(self.flush_new(dirty)?);
         fresh.keep();
         let mut state = State::new(log.into_log());
         for (entry, time) in &entries {
             state.apply(entry, *time, &mut Vec::new()).map_err(Error::Invalid)?;
         }
         Ok((Inode::new(ino, generation, kind, state), flushed))
+    }
+
+    /// Begins to write a new inode back. Where that fails, its line may say already that it is
+    /// used: recovery takes it for an orphan.
+    pub(super) fn flush_new(&self, dirty: Dirty) -> Result<Flushed> {
+        dirty.flush(&self.store).inspect_err(|_| self.orphaned.store(true, Ordering::Release))
     }
 
     /// Takes back an inode that could not be named. A crash finds an orphan, or nothing; in doubt,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, NewFile, Rename, Result, Volume};
@@ -158,4 +158,30 @@ fn a_checkpoint_that_leads_in_a_circle_is_read_once() {
     let crc = crc32c::crc32c(&block[4..]);
     block[..4].copy_from_slice(&crc.to_le_bytes());
     assert_eq!(reads(image), reads(unsealed));
+}
+
+/// A new inode of which the line was stored and could not be written back was in nobody's memory,
+/// and an unmount said that there is none.
+#[test]
+fn an_inode_that_cannot_be_written_back_is_an_orphan() {
+    let (ram, is_bad) = (formatted(&[400]), Arc::new(AtomicBool::new(false)));
+    let (block, _) = fs::superblock_of(&ram, 0).unwrap().inode_at(Ino::ROOT).unwrap();
+    let fails = Arc::clone(&is_bad);
+    let check = move |access: Access| match access {
+        Access::Flush(at) if at.offset / 4096 == block.index() && fails.swap(false, Ordering::Relaxed) => {
+            Err(std::io::Error::from_raw_os_error(libc::EIO).into())
+        }
+        _ => Ok(()),
+    };
+    let volume = mount_whole(Box::new(Watched(ram.clone(), Box::new(check))), options(1)).unwrap();
+    is_bad.store(true, Ordering::Relaxed);
+    let made = volume.create(Ino::ROOT, b"f", new(0o644));
+    assert!(matches!(made, Err(Error::Io(_))), "{made:?}");
+    volume.create(Ino::ROOT, b"g", new(0o644)).unwrap();
+    volume.unmount().unwrap();
+    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
+    assert_eq!((&report.damage[..], report.orphans.len()), (&[][..], 1));
+    mount_whole(Box::new(ram.clone()), options(1)).unwrap().unmount().unwrap();
+    let report = fs::fsck::check(Box::new(ram)).unwrap();
+    assert!(report.damage.is_empty() && report.orphans.is_empty(), "{report:?}");
 }

@@ -176,6 +176,7 @@ pub enum Access {
     Read(At, usize),
     Load(At),
     Write(At, usize),
+    Flush(At),
     Fence,
 }
 
@@ -210,6 +211,7 @@ impl<M: Medium> Medium for Watched<M> {
         self.0.store_u64(at, word)
     }
     fn flush(&self, at: At, len: u64) -> Result<()> {
+        (self.1)(Access::Flush(at))?;
         self.0.flush(at, len)
     }
     fn fence(&self) -> Result<()> {

@@ -9,7 +9,7 @@ use fs::format::superblock::{LOGS_TWICE, Superblock};
 use fs::format::word::Field;
 use fs::format::{Block, Ino};
 use fs::medium::{At, Mapped, Medium, RegionFile};
-use fs::{Damage, Error, Fault, Layout, NewFile, Placement, Result, ScrubPlace, SetXattr, Volume};
+use fs::{Damage, Error, Fault, Layout, NewFile, Placement, Result, ScrubPlace, SetXattr, Volume, Word};
 
 use crate::medium::{Access, Image, Ram, Watched, blank};
 use crate::model::{Tree, observe};
@@ -271,6 +271,28 @@ fn no_log_is_read_or_cleaned_for_want_of_data_blocks() {
     volume.append(large, &[1; 4096]).unwrap();
 }
 
+/// A file that grew found no page for its log. That it had nothing to write over hid this, and no
+/// log was cleaned for it.
+#[test]
+fn a_file_that_grows_gets_a_page_that_cleaning_gives() {
+    let ram = Ram::new(blank(&TWICE));
+    format_twice(Box::new(ram.clone()), false);
+    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
+    let (history, grows) = (create(&volume, "history").unwrap(), create(&volume, "grows").unwrap());
+    for (file, times) in [(history, 100), (grows, 55)] {
+        (0..times).for_each(|i| volume.write(file, 0, &[i; 4096]).unwrap());
+    }
+    let is_free = || volume.usage().regions.iter().any(|region| region.free_inodes > 0);
+    for i in (0..).take_while(|_| is_free()) {
+        create(&volume, &format!("{i}")).unwrap();
+    }
+    assert_eq!(volume.looks(), 0);
+    for block in 1..12 {
+        volume.write(grows, block * 4096, &[1; 4096]).unwrap();
+    }
+    assert!(volume.looks() > 0, "there was a page");
+}
+
 /// Memory of which a line fails as long as that is said: what it held stays there.
 fn failing(ram: &Ram, (region, line): (usize, usize), is_bad: &Arc<AtomicBool>) -> Box<dyn Medium> {
     let is_bad = Arc::clone(is_bad);
@@ -520,8 +542,19 @@ fn a_committed_journal_of_which_a_line_fails_happens_once_or_not() {
         let look = Volume::look(medium(), options(1)).unwrap();
         let case = format!("{what}, {bad:?}, {stored} stored");
         assert!(look.damage().is_empty() && observe(&look) == with, "{case}: {:?}", look.damage());
-        // Half of it is there already, and the other half cannot be stored.
+        // Half of it is there already, and the other half cannot be stored: nobody changes anything
+        // until it can, and who looks sees all of it.
         if stored == 1 && what == 2 {
+            let half = |error| matches!(error, Error::Damaged(Damage::Journal { .. }));
+            let refused = Volume::mount(medium(), options(1)).map(drop).unwrap_err();
+            assert!(refused.to_string().lines().count() == 1 && half(refused), "{case}");
+            assert!(half(fs::fsck::repair(Arc::from(medium())).unwrap_err()), "{case}");
+            let look = Volume::look(medium(), options(1)).unwrap();
+            assert!(look.damage().is_empty() && observe(&look) == with, "{case}: {:?}", look.damage());
+            let report = fs::fsck::check(medium()).unwrap();
+            assert!(report.journals == 1 && report.orphans.is_empty(), "{case}: {report:?}");
+            is_bad.store(false, Ordering::Relaxed);
+            assert_eq!(observe(&mount_whole(medium(), options(1)).unwrap()), with, "{case}");
             continue;
         }
         let volume = mount_whole(medium(), options(1)).unwrap();
@@ -626,5 +659,162 @@ fn one_region_has_no_twin_and_a_feature_nobody_knows_is_refused_in_one_line() {
         let said = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).map(drop).unwrap_err().to_string();
         assert!(said.contains("later version") && said.lines().count() == 1, "{said}");
         assert!(Volume::look(Box::new(Ram::new(image)), options(1)).is_err());
+    }
+}
+
+/// The pages of an inode's log, both copies of each: region and place.
+fn pages_of(ram: &Ram, ino: Ino) -> Vec<(usize, usize)> {
+    let owner = ino.raw().to_le_bytes();
+    let mut pages = Vec::new();
+    for (region, bytes) in ram.image().iter().enumerate() {
+        let is_page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == owner;
+        let found = bytes.chunks(BLOCK).enumerate().filter(|(_, block)| is_page(block));
+        pages.extend(found.map(|(at, _)| (region, at * BLOCK)));
+    }
+    pages
+}
+
+/// The link past a page of history was stored in one copy, and left the volume in doubt.
+#[test]
+fn a_page_of_history_stays_where_the_link_past_it_cannot_be_stored() {
+    let make = |line: (usize, usize), is_bad: &Arc<AtomicBool>| {
+        let ram = Ram::new(blank(&TWICE));
+        format_twice(Box::new(ram.clone()), false);
+        let volume = mount_whole(failing(&ram, line, is_bad), options(1)).unwrap();
+        crate::crash::history().into_iter().for_each(|op| op.on_volume(&volume).unwrap());
+        let file = volume.resolve(b"/h").unwrap();
+        (ram, volume, file)
+    };
+    let (ram, volume, file) = make((0, 0), &Arc::default());
+    assert_eq!(volume.drop_history(file).unwrap(), 1);
+    let (mut dropped, mut stayed) = (0, 0);
+    for line in pages_of(&ram, file) {
+        let is_bad = Arc::default();
+        let (_, volume, file) = make(line, &is_bad);
+        let tree = observe(&volume);
+        is_bad.store(true, Ordering::Relaxed);
+        match volume.drop_history(file).unwrap() {
+            0 => stayed += 1,
+            _ => dropped += 1,
+        }
+        assert!(!volume.in_doubt(), "{line:?}");
+        assert_eq!(observe(&volume), tree);
+    }
+    assert!(stayed == 2 && dropped > 1, "{stayed} {dropped}");
+}
+
+/// A line that is to be mended, and of which one of two copies cannot be stored to, ended each
+/// scrub.
+#[test]
+fn a_scrub_goes_past_a_line_that_it_cannot_mend() {
+    let (image, tree) = example(true);
+    let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
+    let (block, line) = superblock.inode_at(Ino::ROOT).unwrap();
+    for which in [0, 1] {
+        let (ram, is_bad) = (Ram::new(image.clone()), Arc::default());
+        let [bad, other] = [which, 1 - which].map(|which| both(&superblock, block)[which].plus(line));
+        let volume = mount_whole(failing(&ram, (bad.region, bad.offset as usize), &is_bad), options(1)).unwrap();
+        observe(&volume);
+        is_bad.store(true, Ordering::Relaxed);
+        ram.store_u64(other.plus(8), 0x5a5a_1111_2222_3333).unwrap();
+        let mut faults: Vec<Fault> = Vec::new();
+        let done = volume.scrub(ScrubPlace::default(), None, &mut |fault| faults.push(fault), &mut |_| true).unwrap();
+        assert!(done.done && !faults.is_empty() && faults.iter().all(|fault| !fault.mended), "{faults:?}");
+        assert!(!volume.in_doubt());
+        is_bad.store(false, Ordering::Relaxed);
+        faults.clear();
+        volume.scrub(ScrubPlace::default(), None, &mut |fault| faults.push(fault), &mut |_| true).unwrap();
+        assert!(faults.iter().all(|fault| fault.mended), "{faults:?}");
+        assert_eq!(observe(&volume), tree);
+    }
+}
+
+/// The next server asks which request of the last one is committed, where one of two copies has
+/// failed: that left the volume in doubt.
+#[test]
+fn a_word_that_one_of_two_copies_has_is_stored() {
+    let (image, _) = example(false);
+    let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
+    let (block, line) = superblock.inode_at(Ino::ROOT).unwrap();
+    for copy in both(&superblock, block).map(|at| at.plus(line)) {
+        let (ram, is_bad) = (Ram::new(image.clone()), Arc::new(AtomicBool::new(true)));
+        let volume = mount_whole(failing(&ram, (copy.region, copy.offset as usize), &is_bad), options(1)).unwrap();
+        let word = ram.load_u64(copy.plus(16)).unwrap();
+        assert!(volume.has_stored(Word([block.raw(), line + 16, word])).unwrap());
+        assert!(!volume.has_stored(Word([block.raw(), line + 16, word ^ 1])).unwrap());
+        assert!(!volume.in_doubt());
+    }
+}
+
+/// An unmount said that all is as the logs say, where a mount had not made both copies alike: the
+/// next one would believe the other copy, once it can be read again.
+#[test]
+fn an_unmount_vouches_for_nothing_that_one_copy_may_say_otherwise() {
+    let (image, tree) = example(false);
+    let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
+    let (block, line) = superblock.inode_at(Ino::ROOT).unwrap();
+    for copy in both(&superblock, block).map(|at| at.plus(line)) {
+        let (ram, is_bad) = (Ram::new(image.clone()), Arc::default());
+        for bad in [false, true, false] {
+            AtomicBool::store(&is_bad, bad, Ordering::Relaxed);
+            if bad {
+                drop(mount_whole(Box::new(ram.clone()), options(1)).unwrap());
+            }
+            let medium = failing(&ram, (copy.region, copy.offset as usize), &is_bad);
+            let volume = mount_whole(medium, options(1)).unwrap();
+            assert_eq!(observe(&volume), tree);
+            volume.unmount().unwrap();
+            assert_eq!(fs::fsck::check(Box::new(ram.clone())).unwrap().clean, !bad);
+        }
+    }
+}
+
+/// A repair that could not store to a line of which one of two copies has failed ended after it had
+/// said that it is under way: nobody could mount the volume any more.
+#[test]
+fn a_repair_leaves_alone_what_one_of_two_copies_refuses() {
+    let ram = Ram::new(blank(&TWICE));
+    format_twice(Box::new(ram.clone()), false);
+    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    create(&volume, "whole").unwrap();
+    let tree = observe(&volume);
+    let file = create(&volume, "file").unwrap();
+    volume.write(file, 0, &[1; 9000]).unwrap();
+    drop(volume);
+    let superblock = fs::superblock_of(&ram, 0).unwrap();
+    let (block, line) = superblock.inode_at(file).unwrap();
+    // Nothing of its log is left, or not all, or a bit of it has flipped.
+    let damages: [(&str, &dyn Fn(&mut [u8])); 3] = [
+        ("all", &|page| page[64..].iter_mut().for_each(|byte| *byte ^= 0xa5)),
+        ("a line", &|page| page[128..192].fill(0xa5)),
+        ("a bit", &|page| page[140] ^= 4),
+    ];
+    for (what, damage) in damages {
+        for copy in both(&superblock, block).map(|at| at.plus(line)) {
+            let (damaged, is_bad) = (Ram::new(ram.image()), Arc::new(AtomicBool::new(true)));
+            for (region, at) in pages_of(&damaged, file) {
+                damage(&mut damaged.0.lock().unwrap()[region][at..at + BLOCK]);
+            }
+            let medium = || failing(&damaged, (copy.region, copy.offset as usize), &is_bad);
+            let case = format!("{what}, {copy:?}");
+            let done = fs::fsck::repair(Arc::from(medium())).unwrap_or_else(|error| panic!("{case}: {error}"));
+            assert_eq!((done.emptied, done.kept, done.mended), (0, 0, 0), "{case}");
+            assert_eq!(done.removed, usize::from(what == "all"), "{case}");
+            for bad in [true, false] {
+                is_bad.store(bad, Ordering::Relaxed);
+                let volume = Volume::mount(medium(), options(1)).unwrap();
+                assert!(volume.lookup(Ino::ROOT, b"whole").is_ok(), "{case}");
+                if what == "all" {
+                    assert_eq!(observe(&volume), tree, "{case}");
+                } else {
+                    assert_eq!(volume.damage().is_empty(), what == "a bit", "{case}: {:?}", volume.damage());
+                }
+            }
+            let done = fs::fsck::repair(Arc::from(medium())).unwrap();
+            assert_eq!(done.kept + done.mended, usize::from(what != "all"), "{case}");
+            mount_whole(medium(), options(1)).unwrap().unmount().unwrap();
+            let report = fs::fsck::check(medium()).unwrap();
+            assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{case}: {report:?}");
+        }
     }
 }

@@ -47,7 +47,7 @@ impl Holed {
             let (at, len) = match access {
                 Access::Read(at, len) | Access::Write(at, len) => (at, len),
                 Access::Load(at) => (at, 8),
-                Access::Fence => return Ok(()),
+                Access::Flush(_) | Access::Fence => return Ok(()),
             };
             let hit = |bad: &At| {
                 bad.region == at.region && at.offset < bad.offset + 64 && bad.offset < at.offset + len as u64
