@@ -784,7 +784,8 @@ fn a_repair_leaves_alone_what_one_of_two_copies_refuses() {
     let superblock = fs::superblock_of(&ram, 0).unwrap();
     let (block, line) = superblock.inode_at(file).unwrap();
     // Nothing of its log is left, or not all, or a bit of it has flipped.
-    let damages: [(&str, &dyn Fn(&mut [u8])); 3] = [
+    type Damage<'a> = (&'a str, &'a dyn Fn(&mut [u8]));
+    let damages: [Damage<'_>; 3] = [
         ("all", &|page| page[64..].iter_mut().for_each(|byte| *byte ^= 0xa5)),
         ("a line", &|page| page[128..192].fill(0xa5)),
         ("a bit", &|page| page[140] ^= 4),
