@@ -190,6 +190,10 @@ impl<M: Medium> Medium for Watched<M> {
     fn len(&self, region: usize) -> u64 {
         self.0.len(region)
     }
+    fn can_store(&self, at: At) -> Result<()> {
+        (self.1)(Access::Load(at))?;
+        self.0.can_store(at)
+    }
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         (self.1)(Access::Read(at, out.len()))?;
         self.0.read(at, out)
