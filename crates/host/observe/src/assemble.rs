@@ -495,7 +495,7 @@ mod tests {
             ]
         };
         let mut pass = pass(&[(7, 0, EARLY)]);
-        pass.tasks[0].cgroup_id = 2;
+        (pass.tasks[0].cgroup_id, pass.tasks[0].process_cgroup_id) = (2, 2);
         let of_scope = |mut filter: Filter| {
             let mut groups = no_groups();
             groups.window(Ok((vec![(1, Some("/a".to_owned())), (2, Some("/a/b".to_owned()))], false)));

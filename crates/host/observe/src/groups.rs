@@ -230,10 +230,15 @@ mod tests {
             groups.window(Ok((vec![], false)));
         }
         assert_eq!([first, second].map(|id| path(&mut groups, id)), [None, Some("/x/2".to_owned())]);
-        // Some were lost: it looks again, however lately it did.
+        // Some were lost: a note says so, and it looks again, but no sooner than its share of the
+        // time allows: any user can make more groups than the kernel can tell of.
         std::fs::create_dir(dir.path().join("cg/b")).unwrap();
-        groups.not_before += Duration::from_secs(3600);
+        groups.not_before = Instant::now() + Duration::from_secs(3600);
         groups.window(Ok((vec![], true)));
+        assert_eq!(path(&mut groups, id(&dir, "b")), None);
+        assert!(groups.note().is_some_and(|note| note.contains("too many came at once")));
+        groups.not_before = Instant::now();
+        assert_eq!(path(&mut groups, u64::MAX), None);
         assert_eq!(path(&mut groups, id(&dir, "b")).as_deref(), Some("/d/b"));
     }
 
