@@ -7,7 +7,7 @@ use engine::settings::Guardrail;
 use engine::{Finished, MoveEvent};
 use placement::{Snapshot, flow};
 use serde_json::{Map, Value, json};
-use trial::Better;
+use trial::{Better, Effect};
 
 use super::metric;
 use crate::output::units::{number, percent, rate};
@@ -59,9 +59,15 @@ pub fn all(primary: Outcome) -> Vec<Outcome> {
     std::iter::once(primary).chain(rest.into_iter().filter(|outcome| *outcome != primary)).collect()
 }
 
-/// Whether a policy that makes this worse does not help, whatever else it does.
-pub fn guards(outcome: &Outcome) -> bool {
-    [READS, WAITING].contains(outcome)
+/// A change that is not by chance counts from here on: a tenth of what ends a period at once. A
+/// trial is sure of changes that nobody feels.
+const FELT: f64 = 0.03;
+
+/// Whether a policy that makes this worse by so much does not help, whatever else it does: of bytes
+/// read the share of those without it, of waiting seconds of each second.
+pub fn guards(outcome: &Outcome, effect: &Effect) -> bool {
+    let (Some(mean), Some(off)) = (effect.mean, effect.off) else { return false };
+    (*outcome == READS && -mean >= FELT * off) || (*outcome == WAITING && mean >= FELT)
 }
 
 impl Outcome {

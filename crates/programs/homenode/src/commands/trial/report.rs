@@ -236,7 +236,8 @@ impl<'a> Report<'a> {
         let lost = self.pairs(policy).any(|(_, on)| !on.values.get(primary.key).is_finite());
         let ended = |of: fn((&Period, &Period)) -> bool| self.pairs(policy).filter(|pair| of(*pair)).count();
         let early = ended(|(_, on)| on.beyond.is_some()) > ended(|(off, _)| off.beyond.is_some());
-        let worse = effects.iter().filter(|(outcome, effect)| guards(outcome) && effect.verdict == Verdict::Hurts);
+        let worse =
+            effects.iter().filter(|(outcome, effect)| effect.verdict == Verdict::Hurts && guards(outcome, effect));
         let worse = worse
             .map(|(outcome, effect)| format!("worse by {} ({})", outcome.name, change(outcome, effect, effect.mean)));
         worse.chain(lost.then(|| LOST.to_owned())).chain(early.then(|| GUARDRAIL.to_owned())).collect()
@@ -517,6 +518,10 @@ mod tests {
             (judged.verdict, judged.why.clone().unwrap_or_default(), judged.stopped)
         };
         assert_eq!(trial(&values(120.0, 900.0, 0.09), None, 15).0, Verdict::Helps);
+        // A trial is sure of these, too, and nobody feels them.
+        assert_eq!(trial(&values(120.0, 790.0, 0.12), None, 15).0, Verdict::Helps);
+        assert_eq!(trial(&values(120.0, 770.0, 0.1), None, 15).0, Verdict::Mixed);
+        assert_eq!(trial(&values(120.0, 900.0, 0.14), None, 15).0, Verdict::Mixed);
         let (verdict, why, _) = trial(&values(120.0, 480.0, 4.0), None, 15);
         assert_eq!(verdict, Verdict::Mixed);
         let worse = "worse by file bytes read per second (-39.9 %); worse by time waited for a CPU, of each second";
