@@ -12,7 +12,7 @@ use placement::services;
 /// What a control group is called: `postgresql.service`, `docker-3f2a.scope`,
 /// `user@1000.service/app-x.scope`, `shop/cart-0`, `/kubepods/burstable/pod8c/3f2a`.
 pub fn name(cgroup: &str) -> String {
-    pods::known(cgroup).map_or_else(|| services::name(cgroup), |(name, _)| services::shortened(name))
+    pods::name(cgroup).map_or_else(|| services::name(cgroup), services::shortened)
 }
 
 /// The control group of the unit or pod that this group is, or is a part of.

@@ -138,23 +138,6 @@ impl Hierarchies {
         let dirs: Vec<PathBuf> = self.0.iter().filter_map(|mount| dir(mount, group)).collect();
         (!dirs.is_empty()).then(|| dirs.iter().any(|dir| dir.is_dir()))
     }
-
-    /// The groups of version 2: their names with their directories. A group that may not be listed
-    /// hides those below it.
-    pub fn unified(&self) -> Vec<(String, PathBuf)> {
-        let Some(mount) = self.0.iter().find(|mount| mount.fs_type == "cgroup2") else { return Vec::new() };
-        let mut found = Vec::new();
-        let mut left = vec![mount.point.clone()];
-        while let Some(at) = left.pop() {
-            let entries = std::fs::read_dir(&at).into_iter().flatten().flatten();
-            let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            left.extend(dirs.map(|entry| entry.path()));
-            if let Ok(below) = at.strip_prefix(&mount.point) {
-                found.push((crate::shown(mount.root.join(below).as_os_str()), at));
-            }
-        }
-        found
-    }
 }
 
 /// The name of the group that descendants share with their ancestors; `None` for the root group,

@@ -24,6 +24,11 @@ pub fn known(cgroup: &str) -> Option<(String, usize)> {
     Some((KNOWN.lock().unwrap_or_else(PoisonError::into_inner).name(&uid)?, end))
 }
 
+/// The name of the pod that a group is in, `NAMESPACE/POD`.
+pub fn name(cgroup: &str) -> Option<String> {
+    known(cgroup).map(|(name, _)| name)
+}
+
 /// Whether a group is that of a pod, or in one.
 pub fn is_of_one(cgroup: &str) -> bool {
     pod(cgroup).is_some()

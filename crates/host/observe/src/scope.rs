@@ -146,9 +146,9 @@ impl Ruled {
                 continue;
             }
             let (command, group) = (text(&task.command), groups.path(task.process_cgroup_id));
-            let sure = group.as_deref().is_some_and(|group| pods::known(group).is_some() || !pods::is_of_one(group));
             let group = group.as_deref().unwrap_or_default();
-            let pod = pods::known(group).map(|(name, _)| name);
+            let pod = pods::name(group);
+            let sure = !group.is_empty() && (pod.is_some() || !pods::is_of_one(group));
             let (rule, does) =
                 rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
             let &task_record { process_cgroup_id: group, uid, command, .. } = &task.record;
@@ -164,7 +164,7 @@ impl Ruled {
     }
 
     fn of_group(&self, group: &str) -> Does {
-        let pod = pods::known(group).map(|(name, _)| name);
+        let pod = pods::name(group);
         let process = ProcessId::new(0, None);
         self.rules.of(&Facts { group, pod: pod.as_deref(), uid: u32::MAX, command: "", process }).1
     }
