@@ -16,21 +16,21 @@ static __always_inline bool is_file(struct inode *inode)
 #define PMD_PAGES 512UL
 #define PMD_LEAF 0x81UL /* x86: present, and a page of its own */
 
-/* Counts the pages of a range that fault-around does not skip, also those that were mapped before. */
-static __always_inline int window_mapped(struct address_space *mapping, u64 first, u64 last)
+/* Counts the pages of a range that fault-around does not skip, also those that were mapped before. The walk is the caller's, all
+ * zero: with one of each, the stack is too large for Linux before 6.13, which allows 512 bytes for a whole chain of calls. */
+static __always_inline int window_mapped(struct walk *walk, struct address_space *mapping, u64 first, u64 last)
 {
 	u64 pages = pages_of((last + 1 - first) << PAGE_SHIFT);
 	struct sampler *s = sampler();
-	struct walk walk = {};
 
 	if (!s || !drawn(s, pages))
 		return 0;
-	access_init(&walk.access, mapping->host, false, take(s, pages));
+	access_init(&walk->access, mapping->host, false, take(s, pages));
 	if (!is_file(mapping->host))
 		return 0;
-	walk.kind = WALK_FAULT;
-	walk.folios = WALK_MAX;
-	walk_range(&walk, mapping, first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT);
+	walk->kind = WALK_FAULT;
+	walk->folios = WALK_MAX;
+	walk_range(walk, mapping, first << PAGE_SHIFT, (last + 1) << PAGE_SHIFT);
 	return 0;
 }
 
@@ -75,12 +75,13 @@ SEC("fexit/filemap_map_pages")
 int BPF_PROG(map_function, struct vm_fault *vmf, unsigned long first, unsigned long last)
 {
 #if defined(__TARGET_ARCH_x86)
+	struct walk walk = {};
 	unsigned long pmd = 0;
 
 	bpf_probe_read_kernel(&pmd, sizeof(pmd), vmf->pmd);
 	if ((pmd & PMD_LEAF) == PMD_LEAF) {
 		first &= ~(PMD_PAGES - 1);
-		return window_mapped(vmf->vma->vm_file->f_mapping, first, first + PMD_PAGES - 1);
+		return window_mapped(&walk, vmf->vma->vm_file->f_mapping, first, first + PMD_PAGES - 1);
 	}
 #endif
 	return 0;
@@ -217,7 +218,7 @@ int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first,
 	size = mapping->host->i_size;
 	in_last = size & ((1 << PAGE_SHIFT) - 1);
 	if (!fault || last + 1 - first > AROUND)
-		return window_mapped(mapping, first, last);
+		return window_mapped(&filled.walk, mapping, first, last);
 	filled.entries = entries_of(fault->address);
 	filled.pages = fault->none & ~none_of(filled.entries);
 	/* The fault may come here again: it begins anew when it has waited for a page. */
@@ -260,7 +261,9 @@ int fault_begins(void *ctx)
 SEC("tp_btf/mm_filemap_map_pages")
 int BPF_PROG(map_tracepoint, struct address_space *mapping, unsigned long first, unsigned long last)
 {
-	return window_mapped(untrusted(struct address_space, mapping), first, last);
+	struct walk walk = {};
+
+	return window_mapped(&walk, untrusted(struct address_space, mapping), first, last);
 }
 
 #endif
