@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use lab::daemon::{Window, last_notes};
 use lab::machine::Busy;
 use lab::readers::Readers;
 use rustix::process::Signal;
 use testing::{Case, cases};
 
-use crate::lab_bench::{Bench, Outcome, cpus, set_mask, windows};
+use crate::lab_bench::{Bench, Outcome, cpus, ends, masks, set_mask, windows, windows_until};
 use crate::{nodes, say};
 
 pub const CASES: &[Case] = cases![[nodes([4])]
     four_programs_go_home,
     read_locality_alone_crowds_a_node,
+    a_crowd_is_put_back_by_the_guardrail,
     nthread_neither_crowds_a_node_nor_splits_sharers,
 ];
 
@@ -87,7 +89,9 @@ fn crowd(
     let readers = bench.readers(DUTY, files)?;
     let tids: Vec<u32> = readers.threads.iter().map(|t| t.tid).collect();
     ensure!(tids.len() == 8, "eight readers");
-    let mut daemon = bench.daemon_for(&[readers.pid()], &["--policy", policy])?;
+    // The guardrail would put a crowd back; `a_crowd_is_put_back_by_the_guardrail` leaves it on.
+    let config = bench.config("[guardrail]\nwindows = 0")?;
+    let mut daemon = bench.daemon_of(&config, &[readers.pid()], &["--policy", policy])?;
     // homenode is slow in an emulated machine, so it is kept off the node in question.
     set_mask(daemon.pid(), cpus(&bench.machine, 3)?)?;
     windows(&mut daemon, 6)?;
@@ -120,6 +124,24 @@ fn read_locality_alone_crowds_a_node() -> Outcome {
         crowd.at_home
     );
     Ok(())
+}
+
+/// The same crowd under the guardrail as shipped: once its threads wait for CPUs, all of them get
+/// their affinities back, and stay with them.
+fn a_crowd_is_put_back_by_the_guardrail() -> Outcome {
+    let bench = Bench::new()?;
+    let readers = bench.readers(DUTY, &bench.files(0, 8)?)?;
+    let before = masks(readers.pid());
+    let mut daemon = bench.daemon_for(&[readers.pid()], &["--policy", "nthread-rl"])?;
+    set_mask(daemon.pid(), cpus(&bench.machine, 3)?)?;
+    let rang = |window: &Window| window.notes.iter().any(|note| note.starts_with("guardrail: "));
+    let seen = windows_until(&mut daemon, 20, "guardrail", |window| Ok(rang(window)))?;
+    say!("{}", last_notes(&seen));
+    ensure!(seen.iter().any(|window| !window.moves.is_empty()), "it rang and nothing was moved");
+    let after = windows(&mut daemon, 5)?;
+    ensure!(after.iter().all(|window| window.moves.is_empty()), "moved again: {after:?}");
+    ensure!(masks(readers.pid()) == before, "before {before:?}, now {:?}", masks(readers.pid()));
+    ends(daemon, Signal::TERM)
 }
 
 /// With two of the readers on one file, the node stays at or below 90 %, and the sharers stay
