@@ -18,6 +18,8 @@
 //! **Limits.** The policy hears of the moves of a window in the order of its plan, so `publish`
 //! keeps their events, and [`Engine::step`] tells them at the end of the window.
 
+use std::sync::Arc;
+
 use placement::{Move, Outcome, OutcomeState};
 use serde::Serialize;
 
@@ -89,6 +91,8 @@ pub(crate) struct Attempt {
     pub about: About,
     /// Remote share in the window that decided it.
     pub remote_share: Option<f64>,
+    /// The rule that allows it.
+    pub rule: Option<Arc<str>>,
     /// Its place among the moves of this window; `None`: an earlier window decided it.
     pub place: Option<usize>,
     /// It has passed the rails in this window.
@@ -102,7 +106,8 @@ pub(crate) struct Attempt {
 
 impl Attempt {
     pub fn new(mv: Move, about: About) -> Self {
-        Self { mv, about, remote_share: None, place: None, passed: false, back: false, undo: None, job: None }
+        let (remote_share, rule, place) = (None, None, None);
+        Self { mv, about, remote_share, rule, place, passed: false, back: false, undo: None, job: None }
     }
 
     /// Whether it can take long.
@@ -159,15 +164,16 @@ impl MoveEvent {
 
     /// The form in the journal, if it has one.
     fn entry(&self, attempt: &Attempt) -> Option<Event> {
-        let Attempt { mv: Move { from, to, reason, why: decided, .. }, remote_share, .. } = attempt;
+        let Attempt { mv: Move { from, to, reason, why: decided, .. }, remote_share, rule, .. } = attempt;
         let (from, to, reason, remote_share) = (*from, *to, *reason, *remote_share);
+        let decided = || Decided { from, to, reason, why: decided.to_string(), remote_share, rule: rule.clone() };
         Some(match self.clone() {
             Self::HeldBack { rail, why } => Event::HeldBack { from, to, rail, why },
             Self::Refused { reason, why } => Event::Refused { from, to, reason, why },
             Self::Dropped { reason, why } => Event::Refused { from, to, reason: reason.to_owned(), why },
             Self::Gone => Event::Gone,
-            Self::Applied => Event::Moved(Decided { from, to, reason, why: decided.to_string(), remote_share }),
-            Self::Started => Event::CopyStarted(Decided { from, to, reason, why: decided.to_string(), remote_share }),
+            Self::Applied => Event::Moved(decided()),
+            Self::Started => Event::CopyStarted(decided()),
             Self::Progress(p) => Event::CopyProgress { bytes: p.bytes, done: p.done, failed: p.failed() },
             Self::Ended { progress: Progress { bytes, done, left, .. }, seconds, why } => {
                 Event::CopyEnded { from, to, bytes, done, left, seconds: Some(seconds), why }

@@ -10,6 +10,8 @@
 //! **Limits.** A thread is in one move of a window, because undo after a crash could not tell which
 //! of two records came first.
 
+use std::sync::Arc;
+
 use placement::{Move, Snapshot, Thread};
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::ProcessId;
@@ -83,6 +85,7 @@ impl<P: Plane> Engine<P> {
                 self.publish(&attempt, MoveEvent::Queued);
                 continue;
             }
+            attempt.rule = rule(mv, snapshot, thread);
             attempt.remote_share = audit::remote_share(&mv.subject, snapshot);
             let later = waits.is_some() || self.slots(&batch) == 0 || self.copying(&mv.subject, &batch);
             match attempt.copies() && later && !self.settings.dry_run {
@@ -304,6 +307,17 @@ pub(crate) fn held_again(forgets: &mut Vec<Record>, holds: &[Record]) {
         .filter_map(|record| if let Record::Hold { undo, .. } = record { Some(undo.subject) } else { None })
         .collect();
     forgets.retain(|record| !matches!(record, Record::Done { subject } if held.contains(subject)));
+}
+
+/// The rule that applies to the subject of a move; to a file, that of a reader.
+fn rule(mv: &Move, snapshot: &Snapshot, thread: Option<&Thread>) -> Option<Arc<str>> {
+    let of = |is: &dyn Fn(&Thread) -> bool| snapshot.threads.iter().find(|thread| is(thread));
+    let thread = match &mv.subject {
+        Subject::Thread(_) => thread,
+        Subject::Process(process) => of(&|thread| thread.pid == process.pid),
+        Subject::File(file) => of(&|thread| thread.files.iter().any(|used| used.file == file.any_generation())),
+    };
+    thread?.rule.clone()
 }
 
 /// The subject of a move as the journal names it.

@@ -47,6 +47,9 @@ pub const OTHER: &str = "other";
 /// The row of threads whose service is not known.
 pub const UNKNOWN: &str = "unknown";
 
+/// Rules of a service that are told: its processes may have several.
+pub const RULES: usize = 4;
+
 /// Windows after which the bytes that a service has read count half.
 const HALF_LIFE: f64 = 300.0;
 /// So much more than the least of those with a row must a service read to take its place.
@@ -115,6 +118,10 @@ pub struct Moves {
 pub struct Row {
     /// Its name ([`crate::services::name`]), [`OTHER`] or [`UNKNOWN`].
     pub service: String,
+    /// The rules that applied to its threads when it was last seen, the first [`RULES`]; of
+    /// [`OTHER`] and [`UNKNOWN`] none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<Arc<str>>,
     #[serde(flatten)]
     pub bytes: Flow,
 }
@@ -127,6 +134,8 @@ struct Service {
     /// Bytes read and written, those of long ago counting less; as of this window.
     recent: f64,
     window: u64,
+    /// Rules that applied to it in that window.
+    rules: Vec<Arc<str>>,
     /// Its control group, as of the last process that was asked.
     group: Option<Arc<str>>,
     /// That was gone when rows last changed hands.
@@ -234,6 +243,12 @@ impl Totals {
                     // One that was started again is the same service.
                     service.ended = false;
                     service.recent = service.recent(window) + thread.file_bytes() as f64;
+                    if service.window != window {
+                        service.rules.clear();
+                    }
+                    let more = thread.rule.iter().filter(|rule| !service.rules.contains(rule)).cloned();
+                    let more: Vec<_> = more.take(RULES.saturating_sub(service.rules.len())).collect();
+                    service.rules.extend(more);
                     service.window = window;
                     // A service may go on in another group.
                     service.group = Some(group.clone());
@@ -298,11 +313,14 @@ impl Totals {
     }
 
     fn rows(&self) -> Vec<Row> {
-        let row = |service: &str, bytes: &Flow| Row { service: service.to_owned(), bytes: bytes.clone() };
+        let row = |service: &str, rules: &[Arc<str>], bytes: &Flow| {
+            let (service, bytes, rules) = (service.to_owned(), bytes.clone(), rules.to_vec());
+            Row { service, bytes, rules }
+        };
         let shown = self.services.iter().filter(|(_, service)| service.shown);
-        let mut rows: Vec<Row> = shown.map(|(name, service)| row(name, &service.bytes)).collect();
+        let mut rows: Vec<Row> = shown.map(|(name, of)| row(name, &of.rules, &of.bytes)).collect();
         rows.sort_by(|a, b| a.service.cmp(&b.service));
-        rows.extend([row(OTHER, &self.other), row(UNKNOWN, &self.unknown)]);
+        rows.extend([row(OTHER, &[], &self.other), row(UNKNOWN, &[], &self.unknown)]);
         rows
     }
 
@@ -418,6 +436,23 @@ mod tests {
         assert_eq!(pairs(&totals, UNKNOWN), [(0, 0, 2)]);
         assert_eq!((totals.told.windows, totals.told.threads, totals.told.services), (2, 3, 2));
         assert_eq!(totals.told.unlisted_read_bytes, bytes(&[(0, 0), (1, 2)]));
+    }
+
+    /// They are labels of metrics.
+    #[test]
+    fn a_row_has_the_rules_of_the_last_window_and_few_of_them() {
+        let root = tempfile::tempdir().unwrap();
+        let mut totals = Totals::new(root.path(), root.path(), "nthread");
+        let by = |pid: u32, rule: &str| Thread { rule: Some(rule.into()), ..thread(pid, 0, &[(0, 1)]) };
+        let rules = |totals: &Totals| {
+            let rows = totals.rows();
+            rows.into_iter().map(|row| row.rules.iter().map(|rule| rule.to_string()).collect()).collect::<Vec<Vec<_>>>()
+        };
+        totals.add(&snapshot(vec![by(2, "a"), by(2, "b"), by(2, "a"), by(1, "a"), thread(3, 0, &[(0, 1)])]));
+        let none: Vec<String> = Vec::new();
+        assert_eq!(rules(&totals), [vec!["a".to_owned(), "b".to_owned()], none.clone(), none.clone(), none]);
+        totals.add(&snapshot((0..10).map(|i| by(2, &i.to_string())).collect()));
+        assert_eq!(rules(&totals)[0], ["0", "1", "2", "3"][..RULES]);
     }
 
     /// Rows come and go with what services read; no counter goes down, and no byte is lost.

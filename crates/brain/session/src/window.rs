@@ -82,6 +82,9 @@ pub struct ThreadRow {
     pub rates: Rates,
     /// CPU use as a fraction of one CPU.
     pub cpu: f64,
+    /// The rule of homenode.toml that applies to it; absent if none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Arc<str>>,
     /// Its last move by a running homenode, from the journal.
     pub last_move: Option<String>,
     /// Why homenode leaves it alone.
@@ -96,6 +99,9 @@ pub struct ServiceRow {
     pub processes: usize,
     pub threads: usize,
     pub nodes: Vec<NodeId>,
+    /// The rules of homenode.toml that apply to its threads.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rules: BTreeSet<Arc<str>>,
     #[serde(flatten)]
     pub rates: Rates,
     /// Share that would be local if each thread ran at its home node; absent where nothing was
@@ -121,6 +127,7 @@ pub fn service_rows(snapshot: &Snapshot) -> Vec<ServiceRow> {
             processes: listed().map(|thread| thread.pid).collect::<BTreeSet<u32>>().len(),
             threads: listed().count(),
             nodes: threads.iter().map(|thread| thread.node).collect::<BTreeSet<NodeId>>().into_iter().collect(),
+            rules: threads.iter().filter_map(|thread| thread.rule.clone()).collect(),
             rates: Rates::of(&sums, snapshot.window_s),
             could_be_local_share: sums.could_be_local_share(),
             cpu: match snapshot.window_s {
@@ -205,6 +212,7 @@ impl Window {
             home: t.home(),
             rates: Rates::of(&Sums::of_thread(t), snapshot.window_s),
             cpu: if snapshot.window_s > 0.0 { t.cpu_s / snapshot.window_s } else { 0.0 },
+            rule: t.rule.clone(),
             last_move: None,
             pinned: t.pinned.clone(),
         };
@@ -349,6 +357,7 @@ mod tests {
             pid,
             node: NodeId(node),
             cpu_s: 0.5,
+            rule: (pid == 2).then(|| "db".into()),
             group: groups.get(pid as usize).copied().flatten().map(Into::into),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
             read_bytes: read.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect(),
@@ -372,6 +381,8 @@ mod tests {
         let (other, db) = (&rows[1], &rows[2]);
         assert_eq!((other.processes, other.threads, other.rates.read_bytes_per_s), (0, 0, 4.5));
         assert_eq!((db.processes, db.threads, &db.nodes[..]), (2, 3, &[NodeId(0), NodeId(1)][..]));
+        assert_eq!(db.rules.iter().map(|rule| &**rule).collect::<Vec<_>>(), ["db"]);
+        assert!(other.rules.is_empty());
         assert_eq!((db.rates.read_bytes_per_s, db.rates.remote_bytes_per_s, db.cpu), (400.0, 250.0, 0.75));
         assert_eq!((db.rates.remote_share, db.could_be_local_share), (Some(500.0 / 800.0), Some(400.0 / 800.0)));
     }

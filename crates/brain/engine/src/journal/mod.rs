@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use placement::{Reason, Subject};
@@ -122,6 +123,9 @@ pub struct Decided {
     /// nothing was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_share: Option<f64>,
+    /// The rule that allowed it; absent if none applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

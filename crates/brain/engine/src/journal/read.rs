@@ -98,7 +98,7 @@ mod tests {
 
     fn moved() -> Event {
         let (from, to, reason, why) = (NodeId(1), NodeId(0), Reason::ReadLocality, "812 MB of 830 MB".into());
-        Event::Moved(Decided { from, to, reason, why, remote_share: Some(0.98) })
+        Event::Moved(Decided { from, to, reason, why, remote_share: Some(0.98), rule: None })
     }
 
     fn write(dir: &Path, entries: &[Entry]) {

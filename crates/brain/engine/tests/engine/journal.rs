@@ -25,8 +25,9 @@ fn a_move_is_told_with_reason_figures_and_what_it_brought() {
     let lines = history(read(tmp.path(), &Filter { tid: Some(1), ..Filter::default() }).unwrap());
     assert_eq!(lines.len(), 2);
     assert_eq!((lines[0].entry.time, lines[0].remote_share), (1_001.0, Some((1.0, 0.0))));
-    let Event::Moved(Decided { why, remote_share, .. }) = &lines[0].entry.event else { panic!("{lines:?}") };
+    let Event::Moved(Decided { why, remote_share, rule, .. }) = &lines[0].entry.event else { panic!("{lines:?}") };
     assert_eq!((why.as_str(), *remote_share), ("1.0 MB of 1.0 MB read there", Some(1.0)));
+    assert_eq!(rule.as_deref(), Some("db"));
     let Event::Undone { affinity, occasion, .. } = &lines[1].entry.event else { panic!("{lines:?}") };
     assert_eq!((affinity.as_str(), occasion.as_str(), lines[1].entry.time), ("0-5", "on exit", 1_005.0));
     let all = read(tmp.path(), &Filter::default()).unwrap();

@@ -312,7 +312,7 @@ impl Plane for Fake {
         let thread = |(tid, t): (&u32, &Task)| -> Thread {
             let value = serde_json::json!({
                 "tid": tid, "pid": t.pid, "comm": format!("t{tid}"), "start_ns": t.start, "node": t.node,
-                "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1,
+                "allowed_nodes": (0..NODES).collect::<Vec<_>>(), "cpu_s": 0.1, "rule": "db",
                 "read_bytes": {t.home.to_string(): 1_000_000},
                 "files": [{"file": file_of(*tid), "read_bytes": {t.home.to_string(): 1_000_000}}],
             });

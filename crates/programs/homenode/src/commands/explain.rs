@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 
 use chrono::{DateTime, Local, TimeDelta};
 use clap::Args;
@@ -158,16 +159,17 @@ pub fn time(unix_s: f64, now: DateTime<Local>) -> String {
 fn sentence(line: &Line) -> String {
     let moved = |from, to, word: &str, why: &str| format!("{}   {word}   {why}", words::direction(from, to));
     let share = |(before, after)| format!("   (remote share {} → {})", percent(before), percent(after));
+    let by = |rule: &Option<Arc<str>>| rule.as_ref().map_or(String::new(), |rule| format!("   (rule {rule})"));
     let brought = || line.remote_share.map(share).unwrap_or_default();
     match &line.entry.event {
         Event::Started { daemon, policy } => format!("started (pid {daemon}), policy {policy}"),
         Event::Stopped(of) => format!("stopped: {}", counts(of)),
         Event::Recovered(of) => format!("after a crash: {}", counts(of)),
-        Event::Moved(Decided { from, to, reason, why, .. }) => {
-            moved(*from, *to, &words::reason(*reason), why) + &brought()
+        Event::Moved(Decided { from, to, reason, why, rule, .. }) => {
+            moved(*from, *to, &words::reason(*reason), why) + &by(rule) + &brought()
         }
-        Event::CopyStarted(Decided { from, to, reason, why, .. }) => {
-            moved(*from, *to, "copying", &format!("{}: {why}", words::reason(*reason)))
+        Event::CopyStarted(Decided { from, to, reason, why, rule, .. }) => {
+            moved(*from, *to, "copying", &format!("{}: {why}", words::reason(*reason))) + &by(rule)
         }
         Event::CopyProgress { bytes: all, done, failed } => {
             let left = if *failed > 0 { format!(", {} left behind", bytes(*failed)) } else { String::new() };

@@ -83,6 +83,13 @@ fn counters(text: &mut Text, told: &Told) {
             text.sample(name, &[("service", &row.service)], of(&row.bytes));
         }
     }
+    let name = "homenode_service_rule_info";
+    text.head(name, "gauge", "1: this rule applies to threads of the service");
+    for row in &told.rows {
+        for rule in &row.rules {
+            text.sample(name, &[("rule", rule), ("service", &row.service)], 1);
+        }
+    }
     let name = "homenode_unlisted_read_bytes_total";
     text.counter(
         name,
@@ -190,7 +197,7 @@ mod tests {
             unix_s: 1.5,
             observer_cpu_s: Some(0.25),
             moves: vec![Moves { kind: "thread".to_owned(), result: "made".to_owned(), count: 4 }],
-            rows: vec![Row { service: "db.service".to_owned(), bytes }],
+            rows: vec![Row { service: "db.service".to_owned(), rules: vec!["db".into()], bytes }],
             ..Told::default()
         }
     }
@@ -206,6 +213,7 @@ mod tests {
             "homenode_file_written_bytes_total{cpu_node=\"0\",data_node=\"1\",service=\"db.service\"} 2",
             "homenode_file_remote_read_bytes_total{service=\"db.service\"} 6",
             "homenode_file_could_be_local_bytes_total{service=\"db.service\"} 5",
+            "homenode_service_rule_info{rule=\"db\",service=\"db.service\"} 1",
             "homenode_moves_total{kind=\"thread\",policy=\"nthread\",result=\"made\"} 4",
             "homenode_observer_cpu_seconds_total 0.25",
             "homenode_window_timestamp_seconds 1.5",

@@ -107,7 +107,7 @@ pub const NODE_COLUMNS: [Column<NodeRow>; 7] = [
     Column { head: ">free memory", width: 11, expendable: 4, cell: |n| size(n.memory_free) },
 ];
 
-pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
+pub const THREAD_COLUMNS: [Column<ThreadRow>; 11] = [
     Column { head: ">tid", width: 7, expendable: 1, cell: |t| t.tid.to_string() },
     Column { head: ">pid", width: 7, expendable: 8, cell: |t| t.pid.to_string() },
     Column { head: "name", width: 15, expendable: 0, cell: |t| t.comm.clone() },
@@ -117,11 +117,13 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 10] = [
     Column { head: ">read", width: 10, expendable: 3, cell: |t| rate(t.rates.read_bytes_per_s) },
     Column { head: ">written", width: 10, expendable: 6, cell: |t| rate(t.rates.write_bytes_per_s) },
     Column { head: ">CPU", width: 6, expendable: 4, cell: |t| percent(t.cpu) },
+    Column { head: "rule", width: 12, expendable: 9, cell: |t| or_dash(t.rule.as_deref(), str::to_owned) },
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
-pub const SERVICE_COLUMNS: [Column<ServiceRow>; 9] = [
+pub const SERVICE_COLUMNS: [Column<ServiceRow>; 10] = [
     Column { head: "service", width: 28, expendable: 0, cell: service },
+    Column { head: "rule", width: 12, expendable: 9, cell: rules },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
     Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
     Column { head: "on nodes", width: 8, expendable: 3, cell: on_nodes },
@@ -134,6 +136,11 @@ pub const SERVICE_COLUMNS: [Column<ServiceRow>; 9] = [
 
 fn service(row: &ServiceRow) -> String {
     if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
+}
+
+fn rules(row: &ServiceRow) -> String {
+    let rules = row.rules.iter().map(|rule| &**rule).collect::<Vec<_>>().join(", ");
+    or_dash(Some(rules).filter(|rules| !rules.is_empty()), |rules| rules)
 }
 
 /// `0, 1`.

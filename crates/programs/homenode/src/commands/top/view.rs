@@ -191,6 +191,7 @@ mod tests {
             .unwrap()
             .decide(&snapshot.topology(), &snapshot);
         let mut window = Window::new(&snapshot, &plan, &Limits::recorded(0));
+        window.threads[0].rule = Some("db".into());
         window.threads[0].last_move = Some("10:02:31 0 → 1".to_owned());
         sort(&mut window, Sort::Remote, false);
         window
@@ -241,6 +242,7 @@ mod tests {
             processes: 2,
             threads: 17,
             nodes: vec![NodeId(0), NodeId(1)],
+            rules: ["batch".into(), "db".into()].into(),
             rates: Rates {
                 remote_share: Some(0.5),
                 remote_bytes_per_s: read_bytes_per_s / 2.0,
