@@ -16,6 +16,7 @@ pub mod at_home;
 pub mod auto;
 pub mod by_rule;
 pub mod cache_affinity;
+pub mod delegated;
 pub mod dragonfly;
 pub mod flow;
 mod load;

@@ -44,6 +44,8 @@ pub struct Facts<'a> {
     pub command: &'a str,
     /// Its id.
     pub process: ProcessId,
+    /// The policy that the owner of its control group has chosen ([`crate::delegated`]).
+    pub chosen: Option<&'a str>,
 }
 
 /// Which processes a rule is for. An empty list says nothing.
@@ -63,6 +65,8 @@ pub struct Of {
     pub users: Vec<u32>,
     /// Processes.
     pub processes: Vec<ProcessId>,
+    /// The policy that their owner has chosen.
+    pub chosen: Option<Arc<str>>,
 }
 
 /// `*` stands for no `/`: no unit of a user's is taken for one of the machine's.
@@ -91,6 +95,7 @@ impl Of {
         let short = |pattern: &Pattern, id: &str| pattern.as_str().len() == 12 && id.starts_with(pattern.as_str());
         let container = |pattern: &Pattern| containers(facts.group).any(|id| is(pattern, id) || short(pattern, id));
         !self.is_empty()
+            && self.chosen.as_deref().is_none_or(|policy| facts.chosen == Some(policy))
             && any(&self.users, |uid| *uid == facts.uid)
             && any(&self.processes, |process| *process == facts.process)
             && any(&self.commands, |pattern| is(pattern, facts.command))
@@ -165,7 +170,7 @@ mod tests {
     }
 
     fn facts(group: &str) -> Facts<'_> {
-        Facts { group, pod: None, uid: 0, command: "postgres", process: ProcessId::new(7, Some(1)) }
+        Facts { group, pod: None, uid: 0, command: "postgres", process: ProcessId::new(7, Some(1)), chosen: None }
     }
 
     #[test]
@@ -228,6 +233,9 @@ mod tests {
         assert_eq!(rules.of(&Facts { uid: 26, ..in_db }), (Some(0), Does::Ignore));
         assert_eq!(rules.of(&in_db), (Some(1), Does::Move));
         assert_eq!(rules.of(&Facts { command: "sh", ..in_db }), (None, Does::Observe));
+        let chosen = Of { chosen: Some("arc".into()), ..Of::default() };
+        let has = |chosen_by: Option<&'static str>| chosen.has(&Facts { chosen: chosen_by, ..in_db });
+        assert!(has(Some("arc")) && !has(Some("nthread")) && !has(None));
         let only = Rules::only(vec![ProcessId::new(7, Some(1))]);
         assert_eq!(only.of(&in_db).1, Does::Move);
         assert_eq!(only.of(&Facts { process: ProcessId::new(7, Some(2)), ..in_db }).1, Does::Ignore);

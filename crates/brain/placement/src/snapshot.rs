@@ -61,6 +61,10 @@ pub struct Snapshot {
     /// seen: …").
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// Control groups whose owners have chosen a policy that does not count, and why
+    /// ([`crate::delegated`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
 }
 
 /// One node in one window.

@@ -28,6 +28,9 @@ pub struct Status {
     /// Rules in their order; empty: there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleStatus>,
+    /// Control groups whose owners have chosen a policy that does not count, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<String>,
     /// Threads that the last window left in place or held back, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stays: BTreeMap<String, u64>,
@@ -91,6 +94,7 @@ impl Status {
 
     pub(crate) fn window(&mut self, report: &WindowReport) {
         self.stays.clear();
+        self.refused.clone_from(&report.snapshot.refused);
         let held = report.outcomes.iter().filter_map(|outcome| match &outcome.result {
             MoveEvent::HeldBack { rail, .. } => Some(format!("{rail:?}")),
             MoveEvent::Refused { reason, .. } => Some(reason.clone()),

@@ -15,7 +15,7 @@ use topology::config::NodeConfig;
 
 use crate::args::CONFIG_FILE;
 use crate::exit::{Exit, Failure};
-use crate::rules::{self, Drop, Service};
+use crate::rules::{self, Delegate, Drop, Service};
 
 /// The whole file. Every section and key is optional; an unknown one is an error.
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -46,6 +46,8 @@ pub struct Config {
     pub moves: engine::settings::Moves,
     /// `[[service]]`: which services may be moved, by which policy; with those of `conf.d`.
     pub service: Vec<Service>,
+    /// `[delegate]`: what owners of control groups may choose; its rules are the last of `service`.
+    pub delegate: Delegate,
     /// `[guardrail]`: when a service that was moved is put back.
     pub guardrail: engine::settings::Guardrail,
 }
@@ -130,6 +132,8 @@ impl Config {
             self.service.append(&mut service);
         }
         rules::number(&mut self.service);
+        let delegated = self.delegate.services(main);
+        self.service.append(&mut delegated.map_err(|why| Failure::new(Exit::Usage, self.place(), why))?);
         Ok(())
     }
 
@@ -233,6 +237,42 @@ mod tests {
         fs::write(dir.path().join("conf.d/10-web.toml"), "[engine]\n").unwrap();
         let error = Config::load(Some(&file)).unwrap_err().to_string();
         assert!(error.contains("10-web.toml:1:") && error.contains("unknown key"), "{error}");
+    }
+
+    /// Root's file names what owners may choose; without that they may choose nothing.
+    #[test]
+    fn policies_that_owners_may_choose_are_the_last_rules() {
+        let load = |text: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            let file = dir.path().join("homenode.toml");
+            fs::write(&file, text).unwrap();
+            Config::load(Some(&file)).map_err(|error| error.to_string())
+        };
+        assert_eq!(load("[delegate]\nbytes_per_day = \"1 GB\"\n").unwrap().service, []);
+        let text = "[nthread]\nmin_bytes = \"1 MB\"\n[delegate]\npolicies = [\"nthread\", \"arc\"]\n\
+            [[service]]\nunit = \"db\"\npolicy = \"observe\"\n";
+        let config = load(text).unwrap();
+        let rules = config.rules().list;
+        let all: Vec<_> = rules.iter().map(|rule| (&*rule.name, rule.of.chosen.as_deref(), rule.does)).collect();
+        let expected = [
+            ("db", None, Does::Observe),
+            ("delegated nthread", Some("nthread"), Does::Move),
+            ("delegated arc", Some("arc"), Does::Move),
+        ];
+        assert_eq!(all, expected);
+        let nthread = &config.service[1];
+        assert_eq!((nthread.settings.nthread.min_bytes, nthread.bytes_per_day), (1_000_000, 0.0));
+        let limited = load(&text.replace("\"arc\"]", "\"arc\"]\nbytes_per_day = \"2 GB\"")).unwrap();
+        assert_eq!(limited.service[2].bytes_per_day, 2e9);
+        for (text, why) in [
+            ("[delegate]\npolicies = [\"observe\"]", "no policy is called observe"),
+            ("[delegate]\npolicies = [\"exec:/bin/sh\"]", "no policy is called exec:/bin/sh"),
+            ("[delegate]\npolicy = \"arc\"", "unknown key `policy`"),
+            ("[[service]]\nname = \"delegated arc\"\nunit = \"a\"\npolicy = \"arc\"", "those of [delegate]"),
+        ] {
+            let error = load(text).unwrap_err();
+            assert!(error.contains("homenode.toml") && error.contains(why), "{error}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use placement::delegated;
 use placement::rules::{Does, Of, Rule};
 use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, SeqAccess, Visitor};
@@ -24,6 +25,33 @@ use crate::exit::Failure;
 /// What `policy` says of services that are not moved.
 const IGNORE: &str = "ignore";
 const OBSERVE: &str = "observe";
+
+/// `[delegate]`: what owners of control groups may choose for them.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Delegate {
+    #[serde(deserialize_with = "policies")]
+    policies: Vec<String>,
+    /// Bytes that moves of each policy may copy in 24 hours, for all groups together.
+    #[serde(deserialize_with = "topology::units::bytes_limit")]
+    bytes_per_day: f64,
+}
+
+impl Delegate {
+    /// A rule for each policy that may be chosen, with the settings of the file with this text.
+    pub(crate) fn services(&self, main: &str) -> Result<Vec<Service>, String> {
+        let main = table(main)?;
+        let service = |policy: &String| {
+            let text = format!("name = \"{}\"\npolicy = \"{policy}\"", delegated::rule(policy));
+            let mut service: Service = toml::from_str(&text).map_err(|error| error.message().to_owned())?;
+            service.bytes_per_day = self.bytes_per_day;
+            service.chosen = Some(policy.as_str().into());
+            service.settle(&main, &toml::Table::new())?;
+            Ok(service)
+        };
+        self.policies.iter().map(service).collect()
+    }
+}
 
 /// The sections that a rule may have of its own.
 const SECTIONS: [&str; 5] = ["nthread", "dragonfly", "npolicy", "arc", "promote"];
@@ -56,6 +84,9 @@ pub struct Service {
     npolicy: Option<placement::npolicy::Settings>,
     arc: Option<placement::cache_affinity::Settings>,
     promote: Option<placement::promote::Settings>,
+    /// It is for those whose owner has chosen this policy.
+    #[serde(skip)]
+    chosen: Option<Arc<str>>,
     /// The settings of its policy: those of the file's sections with its own.
     #[serde(skip)]
     pub settings: placement::Settings,
@@ -77,6 +108,7 @@ impl Service {
             commands: globs(&self.command),
             users: self.user.0.iter().map(|user| user.0).collect(),
             processes: Vec::new(),
+            chosen: self.chosen.clone(),
         };
         let does = match self.policy.as_str() {
             IGNORE => Does::Ignore,
@@ -109,6 +141,10 @@ impl Service {
             list.0.iter().map(|glob| glob.0.as_str()).find(|text| is(text)).map(str::to_owned)
         };
         let open = |text: &str| text.contains(['*', '?', '[']);
+        let ours = delegated::rule("");
+        if self.name().starts_with(&ours) {
+            return Err(format!("service {}: names that begin with {ours}are those of [delegate]", self.name()));
+        }
         let whys = [
             (any(&self.group, &|text| !text.starts_with(['/', '*', '?', '['])), "a control group begins with /"),
             (any(&self.pod, &|text| !text.contains('/')), "a pod is NAMESPACE/NAME"),
@@ -141,9 +177,12 @@ impl Service {
     }
 }
 
+fn table(text: &str) -> Result<toml::Table, String> {
+    toml::from_str(text).map_err(|error| error.message().to_owned())
+}
+
 /// Completes the entries of a file with this text; `main` is the text whose sections hold for all.
 pub(crate) fn settle(services: &mut [Service], text: &str, main: &str) -> Result<(), String> {
-    let table = |text: &str| toml::from_str::<toml::Table>(text).map_err(|error| error.message().to_owned());
     let (own, main) = (table(text)?, table(main)?);
     let entries = own.get("service").and_then(toml::Value::as_array).into_iter().flatten();
     for (service, own) in services.iter_mut().zip(entries.filter_map(toml::Value::as_table)) {
@@ -284,6 +323,16 @@ impl Word for User {
             Ok(None) => Err(format!("no user is called {text}")),
             Err(error) => Err(format!("user {text}: {}", error.desc())),
         }
+    }
+}
+
+/// Names of policies.
+fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let names = Vec::<String>::deserialize(from)?;
+    let is = |name: &str| placement::POLICIES.iter().any(|(known, _)| *known == name);
+    match names.iter().find(|name| !is(name)) {
+        Some(name) => Err(de::Error::custom(format!("no policy is called {name}"))),
+        None => Ok(names),
     }
 }
 

@@ -131,6 +131,12 @@ impl Groups {
         self.known.entry(id).or_insert(Known { path: None, gone }).path.clone()
     }
 
+    /// The directory of the group with this path, as far as one is mounted.
+    pub(super) fn directory(&self, path: &str) -> Option<PathBuf> {
+        let (point, base) = self.mount.as_ref()?;
+        Some(point.join(path.strip_prefix(base.as_str())?.trim_start_matches('/')))
+    }
+
     /// Learns the groups that there are now, and which have gone.
     fn walk(&mut self) {
         let Some((point, base)) = &self.mount else { return };

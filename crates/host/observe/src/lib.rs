@@ -69,6 +69,7 @@ pub mod groups;
 pub mod hooks;
 pub mod inode;
 pub mod mapped;
+mod owners;
 mod page_nodes;
 mod pass;
 pub mod probe;
@@ -121,7 +122,7 @@ use placement::rules::Rules;
 use programs::{Machine, Programs, Refused};
 use records::intf::{MARK_MOVED, MARK_TREE, WEIGHT_ONE};
 use records::{Counters, Record};
-use scope::{Filter, Ruled};
+use scope::Filter;
 use slices::{Attached, HookCost, Slicer, Slices};
 
 /// Observes until dropped; then nothing stays in the kernel.
@@ -242,8 +243,8 @@ impl Observer {
     /// Takes other rules from the next window on, which looks at every thread once. In that window
     /// nothing of the rules `anew` counts as allowed.
     pub fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
-        if matches!(self.filter, Filter::Ruled(_)) {
-            self.filter = Filter::Ruled(Ruled::new(rules, anew));
+        if let Filter::Ruled(ruled) = &mut self.filter {
+            ruled.rule(rules, anew);
             self.programs.pass_all();
         }
     }
@@ -333,6 +334,7 @@ impl Observer {
             files,
             births_lost: sum.children_full > 0,
             notes,
+            refused: self.filter.refused(),
             tasks: tasks_passed.saturating_sub(self.before.tasks_passed) as usize,
             cost: Cost {
                 cpu_s: cpu - self.before.cpu_s,

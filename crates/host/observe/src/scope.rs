@@ -11,6 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use topology::ProcessId;
 
 use super::groups::Groups;
+use super::owners::Owners;
 use super::records::intf::{COMM_LEN, task_record};
 use super::records::{Task, text};
 use super::types::{ObserveError, Scope};
@@ -26,7 +27,7 @@ pub(super) enum Filter {
 impl Filter {
     pub fn new(scope: &Scope, proc_root: &Path) -> Result<Self, ObserveError> {
         Ok(match scope {
-            Scope::Ruled(rules) => Self::Ruled(Ruled::new(rules.clone(), FxHashSet::default())),
+            Scope::Ruled(rules) => Self::Ruled(Ruled::new(rules.clone(), proc_root)),
             Scope::Tree(root) => Self::Tree(Processes::alive(proc_root, *root)?),
         })
     }
@@ -71,6 +72,11 @@ impl Filter {
         self.of(task).does != Does::Ignore
     }
 
+    /// Choices of owners that do not count, and why.
+    pub fn refused(&self) -> Vec<String> {
+        if let Self::Ruled(ruled) = self { ruled.owners.refused() } else { Vec::new() }
+    }
+
     /// Whether what has ended in this control group is in scope, as far as its group alone tells.
     pub fn has(&self, group: &str) -> bool {
         match self {
@@ -100,7 +106,10 @@ pub(super) struct Ruling {
 struct Chosen {
     process: ProcessId,
     group: u64,
-    uid: u32,
+    /// Real and effective.
+    users: [u32; 2],
+    /// The policy that its owner has chosen.
+    chosen: Option<Arc<str>>,
     command: [u8; COMM_LEN as usize],
     rule: Option<usize>,
     does: Does,
@@ -119,6 +128,7 @@ pub(super) struct Ruled {
     pass: u32,
     /// Rules with another policy than before: what was bound for them is put back once.
     anew: FxHashSet<Arc<str>>,
+    owners: Owners,
 }
 
 /// Passes after which a process that ran in none of them is forgotten; its rule is then chosen
@@ -126,8 +136,16 @@ pub(super) struct Ruled {
 const IDLE: u32 = 60;
 
 impl Ruled {
-    pub fn new(rules: Rules, anew: FxHashSet<Arc<str>>) -> Self {
-        Self { rules, processes: FxHashMap::default(), pass: 0, anew }
+    fn new(rules: Rules, proc_root: &Path) -> Self {
+        let (anew, owners) = (FxHashSet::default(), Owners::new(&rules, proc_root));
+        Self { rules, processes: FxHashMap::default(), pass: 0, anew, owners }
+    }
+
+    /// Takes other rules. What owners have chosen goes on, where it may be chosen still.
+    pub fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
+        self.owners.rule(&rules);
+        self.processes.clear();
+        (self.rules, self.anew, self.pass) = (rules, anew, 0);
     }
 
     fn learn(&mut self, tasks: &[Task], groups: &mut Groups) {
@@ -138,10 +156,13 @@ impl Ruled {
             self.anew.clear();
         }
         self.pass = self.pass.wrapping_add(1);
-        let Self { rules, processes, pass, .. } = self;
+        let Self { rules, processes, pass, owners, .. } = self;
         for task in tasks {
             let process = task.process();
-            if let Some(known) = processes.get_mut(&task.tgid).filter(|known| known.is_of(task)) {
+            let users = [task.real_uid, task.uid];
+            let chosen = owners.of(task.process_cgroup_id, users);
+            let same = |known: &&mut Chosen| known.is_of(task) && known.chosen.as_ref() == chosen;
+            if let Some(known) = processes.get_mut(&task.tgid).filter(same) {
                 known.seen = *pass;
                 continue;
             }
@@ -149,12 +170,21 @@ impl Ruled {
             let group = group.as_deref().unwrap_or_default();
             let pod = pods::name(group);
             let sure = !group.is_empty() && (pod.is_some() || !pods::is_of_one(group));
-            let (rule, does) =
-                rules.of(&Facts { group, pod: pod.as_deref(), uid: task.uid, command: &command, process });
-            let &task_record { process_cgroup_id: group, uid, command, .. } = &task.record;
-            processes.insert(task.tgid, Chosen { process, group, uid, command, rule, does, sure, seen: *pass });
+            let pod = pod.as_deref();
+            let facts = Facts { group, pod, uid: task.uid, command: &command, process, chosen: chosen.map(|of| &**of) };
+            let (rule, does) = rules.of(&facts);
+            let &task_record { process_cgroup_id: group, command, .. } = &task.record;
+            let chosen = chosen.cloned();
+            let seen = *pass;
+            processes.insert(task.tgid, Chosen { process, group, users, chosen, command, rule, does, sure, seen });
         }
         processes.retain(|_, known| pass.wrapping_sub(known.seen) < IDLE);
+        // Rules of root's file come first.
+        let asks = |at: usize| rules.list.get(at).is_some_and(|rule| rule.of.chosen.is_some());
+        let free = processes.values().filter(|known| known.sure && known.rule.is_none_or(asks));
+        let wanted = free.map(|known| (known.group, known.users[1])).collect();
+        let seen = |known: &&Chosen| known.seen == *pass;
+        owners.look(&wanted, groups, &|process| Some(processes.get(&process).filter(seen)?.users));
     }
 
     fn allows(&self, pid: u32) -> bool {
@@ -166,7 +196,7 @@ impl Ruled {
     fn of_group(&self, group: &str) -> Does {
         let pod = pods::name(group);
         let process = ProcessId::new(0, None);
-        self.rules.of(&Facts { group, pod: pod.as_deref(), uid: u32::MAX, command: "", process }).1
+        self.rules.of(&Facts { group, pod: pod.as_deref(), uid: u32::MAX, command: "", process, chosen: None }).1
     }
 
     fn of(&self, task: &Task) -> (Option<Arc<str>>, Does) {
@@ -178,8 +208,8 @@ impl Ruled {
 
 impl Chosen {
     fn is_of(&self, task: &Task) -> bool {
-        let of = (task.process(), task.process_cgroup_id, task.uid, task.command);
-        self.sure && (self.process, self.group, self.uid, self.command) == of
+        let of = (task.process(), task.process_cgroup_id, [task.real_uid, task.uid], task.command);
+        self.sure && (self.process, self.group, self.users, self.command) == of
     }
 }
 
@@ -315,7 +345,9 @@ mod tests {
     fn a_rule_with_another_policy_is_not_allowed_for_one_window() {
         let Scope::Ruled(rules) = Scope::Ruled(Rules::only(vec![process(10, 500).process()])) else { panic!() };
         let anew = FxHashSet::from_iter([rules.list[0].name.clone()]);
-        let mut filter = Filter::Ruled(Ruled::new(rules, anew));
+        let mut ruled = Ruled::new(Rules::default(), Path::new("/proc"));
+        ruled.rule(rules, anew);
+        let mut filter = Filter::Ruled(ruled);
         let mut allowed = || {
             learn(&mut filter, &[process(10, 500)]);
             filter.allows(10)

@@ -132,6 +132,8 @@ pub struct Observed {
     pub births_lost: bool,
     /// Limits of this observation, in plain sentences.
     pub notes: Vec<String>,
+    /// Control groups whose owners have chosen a policy that does not count, and why.
+    pub refused: Vec<String>,
     /// Number of threads on the machine.
     pub tasks: usize,
     pub cost: Cost,

@@ -270,7 +270,7 @@ impl Plane for HostPlane {
         let Some(observed) = observed else { return self.actor.observe(window) };
         self.spent.window(&observed, self.actor.moves().jobs.cpu_s());
         let (nodes, controllers) = self.nodes(&observed);
-        let Observed { time_s, window_s, threads, ended, mut files, mut notes, .. } = observed;
+        let Observed { time_s, window_s, threads, ended, mut files, mut notes, refused, .. } = observed;
         notes.extend(controllers);
 
         let threads: Vec<Thread> =
@@ -306,6 +306,7 @@ impl Plane for HostPlane {
             idle,
             processes,
             notes,
+            refused,
             ..Snapshot::default()
         })
     }

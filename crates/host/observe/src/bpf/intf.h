@@ -143,7 +143,7 @@ struct task_record {
 	u32 flags;     /* TASK_* */
 	u32 mask_words;
 	u64 process_cgroup_id; /* of the first thread, as are user and command: rules are for processes */
-	u32 uid, unused; /* effective, as the first user namespace has it */
+	u32 uid, real_uid; /* effective and real, as the first user namespace has them */
 	char comm[COMM_LEN];
 	char command[COMM_LEN]; /* the name of the first thread */
 	/* followed by mask_words u64 */

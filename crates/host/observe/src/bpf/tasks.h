@@ -152,6 +152,7 @@ int task_pass(struct bpf_iter__task *ctx)
 	record.mask_words = mask_words;
 	record.process_cgroup_id = task->group_leader->cgroups->dfl_cgrp->kn->id;
 	record.uid = task->group_leader->real_cred->euid.val;
+	record.real_uid = task->group_leader->real_cred->uid.val;
 	__builtin_memcpy(record.comm, task->comm, sizeof(record.comm));
 	__builtin_memcpy(record.command, task->group_leader->comm, sizeof(record.command));
 	/* cpus_mask, not cpus_ptr, which is one CPU while the thread may not migrate.

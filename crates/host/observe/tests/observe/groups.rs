@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use observe::{Hooks, Observed, Observer};
+use observe::{Hooks, Observed, Observer, Scope, Settings};
+use placement::delegated;
+use placement::rules::{Does, Of, Rule, Rules};
 use testing::{Tried, ensure, skip};
 use topology::FileId;
 
@@ -16,6 +18,7 @@ pub const CASES: &[Case] = cases![
     WithKernels: a_move_to_another_group_divides_what_a_thread_read;
     // A hundred programs take an emulated machine 45 s.
     Never: threads_that_ended_count_for_their_group, backends_of_postgresql_that_ended_count_for_their_group,
+        an_owner_chooses_for_his_own_processes_only,
         a_group_that_came_and_went_within_a_window_has_its_name, in_a_namespace_paths_are_from_the_root;
 ];
 
@@ -247,4 +250,86 @@ fn in_a_namespace_paths_are_from_the_root(hooks: Hooks) -> Tried {
     });
     std::fs::write(own, "0")?;
     Ok(result.map_err(|_| "it panicked")??)
+}
+
+/// A process that is ended in the end.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The owner of the group's directory has a policy move his processes, until one of another user
+/// is in the group, or he chooses what root has not listed.
+fn an_owner_chooses_for_his_own_processes_only(hooks: Hooks) -> Tried {
+    use std::os::unix::process::CommandExt;
+    const USER: u32 = 54_321;
+    let group = Group::new("owner")?;
+    std::os::unix::fs::chown(&group.dir, Some(USER), None)?;
+    let choose =
+        |value: &[u8]| rustix::fs::setxattr(&group.dir, delegated::ATTRIBUTE, value, rustix::fs::XattrFlags::empty());
+    if let Err(error) = choose(b"nthread") {
+        return skip(format!("control groups have no attributes here: {error}"));
+    }
+    let start = |script: &str, user: u32| -> Tried<Ended> {
+        let child = Ended(shell(script, &[]).uid(user).spawn()?);
+        std::fs::write(group.procs(), child.0.id().to_string())?;
+        Ok(child)
+    };
+    let busy = start("while :; do :; done", USER)?;
+    let pid = busy.0.id();
+    let name = delegated::rule("nthread");
+    let of = Of { chosen: Some("nthread".into()), ..Of::default() };
+    let rule = Rule { name: name.as_str().into(), of, does: Does::Move };
+    let rules = Rules { list: vec![rule], rest: Does::Observe };
+    let mut observer = open(&Settings { scope: Scope::Ruled(rules.clone()), ..settings(false, hooks) })?;
+    // The rule of the process and why there is none, once the windows show what is waited for.
+    let wait = |observer: &mut Observer, chosen: bool, why: &str| -> Tried {
+        let mut last = None;
+        for _ in 0..100 {
+            let observed = observer.window(Duration::from_millis(50))?;
+            let Some(seen) = observed.threads.iter().find(|seen| seen.thread.tid == pid) else { continue };
+            let rule = seen.thread.rule.as_deref();
+            let refused = observed.refused.iter().find(|line| line.starts_with(&group.path)).cloned();
+            let moved = !seen.thread.only_observed && observer.allows(pid);
+            ensure!(moved == (rule == Some(&name)), "{rule:?}, and moved: {moved}");
+            if moved == chosen && refused.as_deref().unwrap_or_default().contains(why) {
+                return Ok(());
+            }
+            last = Some((moved, refused));
+        }
+        ensure!(false, "waited for {chosen} {why}: {last:?}");
+        Ok(())
+    };
+    wait(&mut observer, true, "")?;
+    // The first window after a reload knows it still.
+    observer.rule(rules, Default::default());
+    let observed = observer.window(Duration::from_millis(200))?;
+    let seen = observed.threads.iter().find(|seen| seen.thread.tid == pid);
+    ensure!(seen.is_some_and(|seen| !seen.thread.only_observed), "{seen:?}");
+    // It sleeps, so that no pass shows it.
+    let foreign = start("exec sleep 1000", 0)?;
+    wait(&mut observer, false, "is not of the user")?;
+    drop(foreign);
+    wait(&mut observer, true, "")?;
+    for (value, why) in [
+        (&b"arc"[..], "[delegate] does not list policy arc"),
+        (b"numad", "no policy is called numad"),
+        (b"n\x1b[31m", "no name of a policy"),
+        (&[b'n'; 1000], "no name of a policy"),
+    ] {
+        choose(value)?;
+        wait(&mut observer, false, why)?;
+        choose(b"nthread")?;
+        wait(&mut observer, true, "")?;
+    }
+    std::os::unix::fs::chown(&group.dir, Some(USER + 1), None)?;
+    wait(&mut observer, false, "is not of the user")?;
+    std::os::unix::fs::chown(&group.dir, Some(USER), None)?;
+    wait(&mut observer, true, "")?;
+    rustix::fs::removexattr(&group.dir, delegated::ATTRIBUTE)?;
+    wait(&mut observer, false, "")
 }

@@ -73,6 +73,9 @@ fn text(told: &Told, trouble: &[String]) -> String {
         }
         text += &format!("\n{}", table.render());
     }
+    for refused in &status.refused {
+        text += &format!("not delegated: {}\n", escape(refused));
+    }
     if !status.stays.is_empty() {
         let mut stays: Vec<_> = status.stays.iter().collect();
         stays.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
