@@ -57,6 +57,7 @@ pub struct RuleStatus {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reload {
+    /// When homenode began to read its files.
     pub unix_s: f64,
     /// Why the rules stayed as they were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -66,7 +67,8 @@ pub struct Reload {
     pub later: Vec<String>,
 }
 
-fn now_s() -> f64 {
+/// Seconds since 1970.
+pub fn now_s() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64())
 }
 
@@ -86,10 +88,10 @@ impl Status {
         self.rules = rules.iter().map(rule).collect();
     }
 
-    pub fn reloaded(&mut self, result: Result<Vec<String>, String>) {
+    pub fn reloaded(&mut self, unix_s: f64, result: Result<Vec<String>, String>) {
         self.reloads += 1;
         let (error, later) = result.map_or_else(|error| (Some(error), Vec::new()), |later| (None, later));
-        self.reload = Some(Reload { unix_s: now_s(), error, later });
+        self.reload = Some(Reload { unix_s, error, later });
     }
 
     pub(crate) fn window(&mut self, report: &WindowReport) {

@@ -171,7 +171,12 @@ impl Output {
     /// # Errors
     ///
     /// The reader of the output is gone.
-    pub fn reloaded(&mut self, rules: &[Service], said: Result<Vec<String>, String>) -> Result<(), Failure> {
+    pub fn reloaded(
+        &mut self,
+        begun_s: f64,
+        rules: &[Service],
+        said: Result<Vec<String>, String>,
+    ) -> Result<(), Failure> {
         let text = match &said {
             Ok(later) => {
                 let later = later.iter().map(|what| format!("; {what}"));
@@ -192,7 +197,7 @@ impl Output {
             if said.is_ok() {
                 status.rule(rules);
             }
-            status.reloaded(said);
+            status.reloaded(begun_s, said);
         }
         Ok(())
     }

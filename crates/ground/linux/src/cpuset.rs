@@ -9,11 +9,14 @@
 //! the nearest group upwards that has it (the controller need not be on further down). A machine
 //! without cpusets gives every CPU.
 //!
-//! **Limits.** For a group outside of our mounts (homenode runs in a container, the thread does
-//! not) the CPUs are unknown: [`Group::Hidden`].
+//! In a control-group namespace (a container) paths begin at its root, `/../x` beside it. Where the
+//! whole hierarchy is mounted there, that root is the directory whose `cgroup.procs` has us.
+//!
+//! **Limits.** For a group outside of our mounts (homenode runs in a container without the host's
+//! groups, the thread does not) the CPUs are unknown: [`Group::Hidden`].
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use topology::CpuSet;
 
@@ -37,13 +40,15 @@ pub enum Group {
 pub struct Cpusets {
     v1: Option<Mount>,
     v2: Option<Mount>,
+    /// The root of our namespace, below a mount of version 2 that shows more than it.
+    namespace: Option<PathBuf>,
 }
 
 impl Cpusets {
     pub fn new(proc_root: &Path) -> std::io::Result<Self> {
         let path = proc_root.join("self/mountinfo");
         let bytes = std::fs::read(&path).map_err(|e| named(path.display(), e))?;
-        let mut found = Self { v1: None, v2: None };
+        let mut found = Self { v1: None, v2: None, namespace: None };
         for mount in mounts::list(&bytes) {
             match mount.fs_type.as_str() {
                 "cgroup" if mount.options.split(',').any(|o| o == "cpuset") => _ = found.v1.get_or_insert(mount),
@@ -51,6 +56,9 @@ impl Cpusets {
                 _ => {}
             }
         }
+        let own = std::fs::read_to_string(proc_root.join("self/cgroup")).unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
+        found.namespace = found.v2.as_ref().zip(own).and_then(|(mount, own)| namespace(mount, own));
         Ok(found)
     }
 
@@ -73,7 +81,15 @@ impl Cpusets {
             }
         }
         match (v2_path, &self.v2) {
-            (Some(path), Some(mount)) => dir(mount, path).map_or_else(|| Group::Hidden(path.to_owned()), Group::V2),
+            (Some(path), Some(mount)) => {
+                let dir = match &self.namespace {
+                    Some(root) => {
+                        beside(root, path).and_then(|path| dir(&Mount { root: "/".into(), ..mount.clone() }, &path))
+                    }
+                    None => dir(mount, path),
+                };
+                dir.map_or_else(|| Group::Hidden(path.to_owned()), Group::V2)
+            }
             // Groups exist but are not mounted. The root group has no limits; those of other groups
             // are unknown.
             (Some(path), None) if path != "/" => Group::Hidden(path.to_owned()),
@@ -110,10 +126,47 @@ impl Cpusets {
     }
 }
 
+/// How often `..` comes first in an absolute path, and what follows.
+fn ups(path: &Path) -> (usize, PathBuf) {
+    let mut parts = path.components().skip_while(|part| *part == Component::RootDir).peekable();
+    let ups = std::iter::from_fn(|| parts.next_if_eq(&Component::ParentDir)).count();
+    (ups, parts.collect())
+}
+
+/// The root of our namespace below a mount that shows the hierarchy from so many groups above it;
+/// `own` is our group's path in it.
+fn namespace(mount: &Mount, own: &str) -> Option<PathBuf> {
+    let (above, rest) = ups(&mount.root);
+    if above == 0 || rest != Path::new("") {
+        return None;
+    }
+    let us = std::process::id().to_string();
+    let mut level = vec![PathBuf::new()];
+    for _ in 0..above {
+        let below = level.iter().flat_map(|path| {
+            let entries = std::fs::read_dir(mount.point.join(path)).into_iter().flatten().map_while(Result::ok);
+            let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            groups.map(|entry| path.join(entry.file_name())).collect::<Vec<_>>()
+        });
+        level = below.collect();
+    }
+    level.into_iter().find(|path| {
+        let tasks = std::fs::read_to_string(mount.point.join(path).join(own).join("cgroup.procs"));
+        tasks.is_ok_and(|tasks| tasks.lines().any(|pid| pid == us))
+    })
+}
+
+/// A path in our namespace as one from the root of the hierarchy.
+fn beside(namespace: &Path, path: &str) -> Option<String> {
+    let (above, rest) = ups(Path::new(path));
+    let base = namespace.ancestors().nth(above)?;
+    Some(Path::new("/").join(base).join(rest).to_str()?.to_owned())
+}
+
 /// The directory of a group; `None` if it is not below the mounted hierarchy.
 pub(crate) fn dir(mount: &Mount, path: &str) -> Option<PathBuf> {
     let below = Path::new(path).strip_prefix(&mount.root).ok()?;
-    let inside = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+    let inside = below.components().all(|c| matches!(c, Component::Normal(_)));
     inside.then(|| mount.point.join(below))
 }
 
@@ -259,6 +312,38 @@ mod tests {
         }
         let (_dir, unmounted) = machine("1 0 0:1 / / rw - ext4 /dev/vda rw\n", &[]);
         assert!(cpus(&unmounted, "0::/a\n").unwrap_err().contains("/a is outside"));
+    }
+
+    /// A container with the host's groups refused each move: `/../reader.service` was hidden.
+    #[test]
+    fn groups_beside_our_namespace_are_found_where_all_are_mounted() {
+        let us = std::process::id().to_string();
+        let procs = format!("1\n{us}\n");
+        let files = [
+            ("proc/self/cgroup", "0::/init\n"),
+            ("cg/pods/other/init/cgroup.procs", "1\n"),
+            ("cg/pods/ours/init/cgroup.procs", procs.as_str()),
+            ("cg/pods/ours/in/cpuset.cpus.effective", "0-1"),
+            ("cg/pods/other/cpuset.cpus.effective", "2-3"),
+            ("cg/reader/cpuset.cpus.effective", "4-5"),
+            ("cg/cpuset.cpus.effective", "0-7"),
+        ];
+        let mounts = |root: &str| format!("30 23 0:28 {root} {{}}/cg rw - cgroup2 cgroup2 rw\n");
+        // The table is read before the files are there.
+        let (dir, _) = machine(&mounts("/../.."), &files);
+        let cpusets = Cpusets::new(&dir.path().join("proc")).unwrap();
+        for (path, seen) in
+            [("/in", "0-1"), ("/../other", "2-3"), ("/../../reader", "4-5"), ("/../..", "0-7"), ("/init", "0-7")]
+        {
+            assert_eq!(cpus(&cpusets, &format!("0::{path}\n")), Ok(seen.into()), "{path}");
+        }
+        for hidden in ["/../../../x", "/../other/../x"] {
+            assert!(cpus(&cpusets, &format!("0::{hidden}\n")).unwrap_err().contains("is outside"), "{hidden}");
+        }
+        // We are in none of them: nothing is known.
+        std::fs::write(dir.path().join("cg/pods/ours/init/cgroup.procs"), "1\n").unwrap();
+        let cpusets = Cpusets::new(&dir.path().join("proc")).unwrap();
+        assert!(cpus(&cpusets, "0::/../other\n").unwrap_err().contains("/../other is outside"));
     }
 
     #[test]

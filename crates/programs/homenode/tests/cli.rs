@@ -39,7 +39,8 @@ fn machine(name: &str) -> String {
     format!("{}/../../ground/topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 21] = [
+const SUB_COMMANDS: [&str; 22] = [
+    "check",
     "reload",
     "status",
     "nodes",
@@ -889,4 +890,22 @@ fn every_test_that_security_md_names_is_there() {
         }
     }
     assert!(tests > 100, "{tests}");
+}
+
+#[test]
+fn check_says_at_once_that_one_node_is_none_too_many() {
+    if std::fs::read_dir("/sys/devices/system/node")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|e| e.path().join("meminfo").exists())
+        .count()
+        > 1
+    {
+        return; // in_vm has the others
+    }
+    let (code, out, err) = ends(&["--json", "check"]);
+    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &said["verdict"], &said["seconds"]), (0, &"not_worth_it".into(), &0.0.into()), "{said} {err}");
+    assert_eq!(said["because"], "this machine has one node with memory");
 }

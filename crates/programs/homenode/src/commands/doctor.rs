@@ -241,6 +241,12 @@ fn observing(facts: &Capabilities, chosen: &Configuration) -> Vec<Finding> {
     findings
 }
 
+/// What is missing for moving threads, each with its cause.
+pub fn cannot_move(global: &Global) -> Vec<String> {
+    let found = [("setting other threads' affinity", may_move()), (STATE_DIRECTORY, may_write(&global.state_dir))];
+    found.into_iter().filter_map(|(name, cause)| Some(format!("{name}: {}", cause?))).collect()
+}
+
 fn moving(global: &Global, machine: &Machine) -> Vec<Finding> {
     let topology = &machine.topology;
     let one = (topology.nodes.len() < 2)

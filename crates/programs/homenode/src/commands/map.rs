@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use command::args::Global;
 use engine::Plane;
-use placement::Traits;
 use placement::flow::Flow;
+use placement::{Snapshot, Traits};
 use session::map::{Map, Report};
 use topology::{NodeId, sysfs};
 
@@ -39,19 +39,20 @@ pub struct MapArgs {
 
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top)?;
+    let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top, |_| ())?;
     output::tell(global.json, &report, || text(&report, &limits))?;
     Ok(Exit::Done)
 }
 
-/// Observes `windows` windows, for at most `top` processes and files. Gives up all privileges but
-/// those that observing takes.
+/// Observes `windows` windows, for at most `top` processes and files; `each` has every window's
+/// snapshot. Gives up all privileges but those that observing takes.
 pub fn observe(
     global: &Global,
     config: &Config,
     args: &ObserveArgs,
     windows: u64,
     top: usize,
+    mut each: impl FnMut(&Snapshot),
 ) -> Result<(Report, Limits), Failure> {
     let window = Duration::from_secs_f64(args.window.unwrap_or(config.engine.window_s));
     let stop = Stop::or_killed()?;
@@ -66,7 +67,9 @@ pub fn observe(
             break;
         }
         bar.set_position(done);
-        map.add(&plane::observe(&mut plane, window)?);
+        let snapshot = plane::observe(&mut plane, window)?;
+        each(&snapshot);
+        map.add(&snapshot);
     }
     bar.finish_and_clear();
     let mut report = map.report(top);

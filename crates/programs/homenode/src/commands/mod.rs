@@ -1,5 +1,6 @@
 //! The sub-commands, one module each.
 
+pub mod check;
 pub mod doctor;
 pub mod explain;
 pub mod export;

@@ -89,7 +89,7 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     };
     let tried = trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value()));
     let mapped = config.as_ref().map_err(&unusable).and_then(|config| {
-        let observe = || map::observe(global, config, &args.observe, args.windows, MOST);
+        let observe = || map::observe(global, config, &args.observe, args.windows, MOST, |_| ());
         let seen = thread::scope(|scope| scope.spawn(observe).join());
         let seen = seen.map_err(|_| "the map was not made".to_owned())?;
         seen.map_err(|f| unseen(&f))

@@ -71,6 +71,7 @@ impl Reload<'_> {
     ///
     /// The reader of the output is gone.
     pub fn now(&mut self, engine: &mut Engine<HostPlane>, out: &mut Output) -> Result<(), Failure> {
+        let begun_s = session::status::now_s();
         let read = self.read();
         let result = read.as_ref().map(|(config, _)| self.later(config)).map_err(Failure::line);
         let rules = read.as_ref().map_or_else(|_| Vec::new(), |(config, _)| config.service.clone());
@@ -79,7 +80,7 @@ impl Reload<'_> {
             engine.decide_by(policy);
             self.last = config.service;
         }
-        out.reloaded(&rules, result)
+        out.reloaded(begun_s, &rules, result)
     }
 
     fn read(&self) -> Result<(Config, Box<dyn Policy>), Failure> {

@@ -76,7 +76,12 @@ fn process_to_file(bench: &Bench, dir: &Path) -> Outcome {
     let home: CpuSet = cpus(&bench.machine, 0)?.iter().copied().collect();
     windows_until(&mut daemon, 60, "process on node 0", |_| {
         let mask = masks(load.pid()).remove(&reader).context("the reader ended")?;
-        Ok(mask.parse::<CpuSet>()? == home)
+        let bound = mask.parse::<CpuSet>()? == home;
+        // The kernel may have brought it home, where there is nothing to do.
+        if !bound && bench.nodes_of(load.pid(), &[reader])?.get(&reader) == Some(&Some(0)) {
+            bench.send_away(&load, |_| 0)?;
+        }
+        Ok(bound)
     })?;
     restores(daemon, load.pid(), &before)
 }

@@ -146,6 +146,19 @@ impl Bench {
         }
         bail!("the kernel put every reader beside its data, ten times")
     }
+
+    /// Sends each reader to another node than its data's, whose node `home` gives, and lets it free
+    /// again: where a policy has moved it once, the kernel leaves it.
+    pub fn send_away(&self, readers: &Readers, home: impl Fn(&Path) -> u32) -> Result<()> {
+        let all: Vec<u32> = self.machine.nodes.values().flatten().copied().collect();
+        for thread in &readers.threads {
+            let home = home(&thread.file);
+            let away = self.machine.nodes.iter().find(|(node, _)| **node != home).context("a second node")?;
+            set_mask(thread.tid, away.1)?;
+            set_mask(thread.tid, &all)?;
+        }
+        Ok(())
+    }
 }
 
 /// Starts the workload program: one thread for each file.

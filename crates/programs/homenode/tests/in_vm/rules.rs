@@ -74,7 +74,12 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
         Ok(())
     };
     let moved = |daemon: &mut Daemon| -> Outcome {
-        let seen = windows_until(daemon, 15, "move", |window| Ok(!window.moves.is_empty()))?;
+        let seen = windows_until(daemon, 15, "move", |window| {
+            if window.moves.is_empty() {
+                bench.send_away(&ours, home_of)?;
+            }
+            Ok(!window.moves.is_empty())
+        })?;
         untouched(&seen)?;
         untouched(&windows(daemon, 3)?)?;
         ensure!(masks(ours.pid()) != before, "a move changed no affinity: {before:?}");

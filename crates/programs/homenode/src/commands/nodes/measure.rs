@@ -83,17 +83,29 @@ impl Drop for Figures {
 
 pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit, Failure> {
     let path = args.output.clone().or_else(|| config.measured.clone()).unwrap_or_else(|| MEASURED_FILE.into());
+    let figures = Figures::create(&path, Path::new(MEASURED_FILE))?;
+    let stop = Stop::on_signals()?;
+    let measured = measure(global, args.seconds, args.force, &stop)?;
+    let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
+    figures.finish(&json)?;
+    match global.json {
+        true => output::print(&json)?,
+        false => output::print(&format!("{}wrote {}\n", text(&measured), path.display()))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Measures for so many seconds at most, with a bar.
+pub fn measure(global: &Global, seconds: f64, force: bool, stop: &Stop) -> Result<Measured, Failure> {
     // Without what was measured before: it may be of another machine.
     let sys = Path::new(machine::SYS);
     let topology = topology::sysfs::read(sys)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
-    let figures = Figures::create(&path, Path::new(MEASURED_FILE))?;
-    let stop = Stop::on_signals()?;
     let settings = Settings {
-        limit: Duration::from_secs_f64(args.seconds),
+        limit: Duration::from_secs_f64(seconds),
         step: None,
         most_bytes: measure::MOST_BYTES,
-        force: args.force,
+        force,
         sys: sys.to_owned(),
         proc: plane::PROC.into(),
     };
@@ -105,14 +117,7 @@ pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit,
     };
     let measured = measure::measure(&topology, &settings, &mut tell, &|| stop.requested());
     bar.finish_and_clear();
-    let measured = measured.map_err(|e| failure(&e))?;
-    let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
-    figures.finish(&json)?;
-    match global.json {
-        true => output::print(&json)?,
-        false => output::print(&format!("{}wrote {}\n", text(&measured), path.display()))?,
-    }
-    Ok(Exit::Done)
+    measured.map_err(|e| failure(&e))
 }
 
 fn failure(error: &MeasureError) -> Failure {
