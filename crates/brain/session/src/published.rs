@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use command::exit::Failure;
 use linux::clock::boot_s;
+use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 
 use crate::totals::boot;
@@ -57,20 +58,37 @@ impl Publisher {
     }
 }
 
-/// Writes a file of this mode into a state directory, as a whole and by rename.
+/// Writes a file of this mode into a state directory, as a whole and by rename. The two files change
+/// places, so that the next text has room on a disk that is full by then.
 pub(crate) fn write(dir: &Path, name: &str, what: &impl Serialize, mode: u32) -> std::io::Result<()> {
-    let next = dir.join(format!("{name}.new"));
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&next)?;
+    let (next, path) = (next(dir, name), dir.join(name));
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(mode).open(&next)?;
     // Whatever the umask, and whoever left it there.
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-    file.write_all(&serde_json::to_vec(what)?)?;
-    std::fs::rename(&next, dir.join(name))
+    let text = serde_json::to_vec(what)?;
+    file.write_all(&text)?;
+    file.set_len(text.len() as u64)?;
+    // There is none at first, and not every file system can do it.
+    match rustix::fs::renameat_with(CWD, &next, CWD, &path, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(_) => std::fs::rename(&next, &path),
+    }
+}
+
+fn next(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.new"))
+}
+
+/// Removes what was written; perhaps nothing ever was.
+pub(crate) fn remove(dir: &Path, name: &str) {
+    for path in [dir.join(name), next(dir, name)] {
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // Perhaps nothing was ever published.
-        let _ = std::fs::remove_file(self.dir.join(WINDOW));
+        remove(&self.dir, WINDOW);
     }
 }
 

@@ -332,8 +332,7 @@ impl Totals {
 
 impl Drop for Totals {
     fn drop(&mut self) {
-        // Perhaps nothing was ever written.
-        let _ = std::fs::remove_file(self.dir.join(FILE));
+        published::remove(&self.dir, FILE);
     }
 }
 

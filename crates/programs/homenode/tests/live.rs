@@ -13,6 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use linux::threads::Threads;
@@ -27,6 +28,7 @@ const CASES: &[Case] = cases![
         plan_of_this_machine,
         a_full_device_ends_a_recording_by_name,
         a_full_disk_leaves_whole_lines,
+        a_reload_is_answered_where_the_state_directory_is_full,
         run_returns_what_its_command_returned,
         a_signal_ends_a_long_window,
         sigterm_is_passed_on_to_the_command,
@@ -277,18 +279,49 @@ fn a_full_device_ends_a_recording_by_name() {
     assert!(error.starts_with("homenode: cannot write /dev/full: ") && error.contains("(ENOSPC)"), "{error}");
 }
 
-fn a_full_disk_leaves_whole_lines() {
-    struct Mounted(PathBuf);
-    impl Drop for Mounted {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg(&self.0).status();
-        }
+/// A disk of a few pages, unmounted when dropped.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(within: &tempfile::TempDir) -> Self {
+        let disk = Self(within.path().join("disk"));
+        fs::create_dir(&disk.0).unwrap();
+        let options = ["-t", "tmpfs", "-o", "size=96k,mode=755", "tmpfs"];
+        assert!(Command::new("mount").args(options).arg(&disk.0).status().unwrap().success());
+        disk
     }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// It was done, but `reload` said that homenode has not answered, and `status` that none runs.
+fn a_reload_is_answered_where_the_state_directory_is_full() {
     let place = Place::new();
-    let disk = Mounted(place.0.path().join("disk"));
-    fs::create_dir(&disk.0).unwrap();
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=96k", "tmpfs"]).arg(&disk.0).status().unwrap();
-    assert!(mount.success());
+    let disk = Small::mount(&place.1);
+    let config = place.path("homenode.toml");
+    fs::write(&config, "[[service]]\nunit = \"nobody\"\npolicy = \"observe\"\n").unwrap();
+    let global = ["--config", &config, "--state-dir", disk.0.to_str().unwrap()];
+    let told = |what: &[&str]| homenode(&[&global[..], what].concat());
+    let _run = Ends(command(&[&global[..], &["run", "--window", "0.1", "--quiet"]].concat()).spawn().unwrap());
+    let windows = || serde_json::from_slice::<Value>(&told(&["--json", "status"]).stdout).unwrap()["windows"].as_u64();
+    // Two windows are written side by side.
+    while windows() < Some(3) {
+        sleep(Duration::from_millis(50));
+    }
+    let mut filler = fs::File::create(disk.0.join("filler")).unwrap();
+    while filler.write_all(&[0; 4096]).is_ok() {}
+    let reloaded = told(&["reload"]);
+    assert!(reloaded.status.success(), "{}", text(&reloaded.stderr));
+    assert!(told(&["status"]).status.success());
+}
+
+fn a_full_disk_leaves_whole_lines() {
+    let place = Place::new();
+    let disk = Small::mount(&place.0);
     let file = disk.0.join("r.jsonl");
     let file = file.to_str().unwrap();
     let output = homenode(&["record", "--windows", "10000", "--window", "0.05", file]);

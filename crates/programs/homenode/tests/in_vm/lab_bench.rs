@@ -167,6 +167,41 @@ pub fn load(options: &[&str], files: &[PathBuf]) -> Result<Readers> {
     Readers::start(&homenode_load(), options.chain(files.iter().map(|file| file.clone().into())))
 }
 
+/// A control group, removed when dropped.
+pub struct Group(PathBuf);
+
+impl Group {
+    pub fn new(name: &str) -> Result<Self> {
+        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let Some(mount) = mounts.into_iter().find(|dir| dir.join("cgroup.procs").exists()) else {
+            bail!("no control groups of version 2 are mounted")
+        };
+        let dir = mount.join(name);
+        std::fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+        Ok(Self(dir))
+    }
+
+    /// Takes a process in.
+    pub fn take(&self, pid: u32) -> Result<()> {
+        put(&self.0, pid)
+    }
+
+    /// Puts a process into the group above.
+    pub fn give_back(&self, pid: u32) -> Result<()> {
+        put(self.0.parent().context("the root group")?, pid)
+    }
+}
+
+fn put(group: &Path, pid: u32) -> Result<()> {
+    std::fs::write(group.join("cgroup.procs"), pid.to_string()).with_context(|| group.display().to_string())
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 /// Starts this program in another role, and waits until it says `ready`. Its input is a pipe.
 pub fn play(role: &str, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Ends> {
     let mut command = testing::myself(role);

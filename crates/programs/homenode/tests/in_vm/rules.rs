@@ -1,45 +1,19 @@
 //! Rules of homenode.toml: nothing is moved that none allows, and a reload takes effect while
 //! programs run.
 
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use lab::daemon::{Daemon, Window};
 use rustix::process::Signal;
 use testing::{Case, cases};
 
-use crate::lab_bench::{Bench, Outcome, home_of, homenode, masks, windows, windows_until};
+use crate::lab_bench::{Bench, Group, Outcome, home_of, homenode, masks, windows, windows_until};
 use crate::nodes;
 
 pub const CASES: &[Case] = cases![[nodes([2])] nothing_moves_that_no_rule_allows_and_a_reload_puts_back];
 
 const NAME: &str = "homenode-test-rules";
-
-/// A control group, removed when dropped.
-struct Group(PathBuf);
-
-impl Group {
-    fn new() -> Result<Self> {
-        let mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
-        let Some(mount) = mounts.into_iter().find(|dir| dir.join("cgroup.procs").exists()) else {
-            bail!("no control groups of version 2 are mounted")
-        };
-        let dir = mount.join(NAME);
-        std::fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
-        Ok(Self(dir))
-    }
-
-    fn take(dir: &Path, pid: u32) -> Result<()> {
-        std::fs::write(dir.join("cgroup.procs"), pid.to_string()).with_context(|| dir.display().to_string())
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
 
 fn rule(policy: &str) -> String {
     let settings =
@@ -54,10 +28,10 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
     let (first, second) = (bench.files(0, 4)?, bench.files(1, 4)?);
     let half = |from: usize| [&first[from..from + 2], &second[from..from + 2]].concat();
     // The group goes after the reader in it.
-    let group = Group::new()?;
+    let group = Group::new(NAME)?;
     let others = bench.readers_away(0.2, &half(0), home_of)?;
     let ours = bench.readers_away(0.2, &half(2), home_of)?;
-    Group::take(&group.0, ours.pid())?;
+    group.take(ours.pid())?;
     let (before, of_others) = (masks(ours.pid()), masks(others.pid()));
     let config = bench.config(&rule("nthread"))?;
     let mut daemon = bench.daemon_of(&config, &[], &[])?;
@@ -116,7 +90,7 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
     ensure!(told("reload")?.status.success());
     moved(&mut daemon)?;
     // A process that leaves its group leaves the rule.
-    Group::take(group.0.parent().context("the root group")?, ours.pid())?;
+    group.give_back(ours.pid())?;
     put_back(&mut daemon, "restoration after a change of groups")?;
     let (_, status) = daemon.stop(Signal::TERM)?;
     ensure!(status.success(), "{status}");
