@@ -58,8 +58,8 @@ impl Publisher {
     }
 }
 
-/// Writes a file of this mode into a state directory, as a whole and by rename. The two files change
-/// places, so that the next text has room on a disk that is full by then.
+/// Writes a file of this mode into a state directory, as a whole and by rename. The two files
+/// change places, so that the next text has room on a disk that is full by then.
 pub(crate) fn write(dir: &Path, name: &str, what: &impl Serialize, mode: u32) -> std::io::Result<()> {
     let (next, path) = (next(dir, name), dir.join(name));
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).mode(mode).open(&next)?;

@@ -1,8 +1,8 @@
 //! `homenode check`: whether a trial is worth its time on this machine, in one command that moves
 //! nothing.
 //!
-//! **Problem.** doctor, nodes, map and trial each answer a part of "does locality matter here?", and
-//! who asks knows none of them yet.
+//! **Problem.** doctor, nodes, map and trial each answer a part of "does locality matter here?",
+//! and who asks knows none of them yet.
 //!
 //! **Approach.** What works, what the nodes are, what a remote read costs (the figures of
 //! `nodes --measure`, or measured now if the machine is quiet), and which services read what from
@@ -270,8 +270,8 @@ fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result
     Ok((known, said))
 }
 
-/// The verdict and its reason. `unknown`: why costs are not known; `own_cpu`: CPUs that homenode may
-/// use.
+/// The verdict and its reason. `unknown`: why costs are not known; `own_cpu`: CPUs that homenode
+/// may use.
 fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64) -> (Verdict, String) {
     let share = |part: u64| percent(part as f64 / sum.read_bytes as f64);
     if sum.read_bytes == 0 || seconds <= 0.0 {
@@ -422,8 +422,9 @@ mod tests {
         );
     }
 
-    /// A thread on node 1 reads 3 MB of node 0 and 1 MB of its own: 2 MB could become local. Each byte
-    /// costs 1 ns at home; 1.5 ns from the other node in calls of 4 KiB, and 1.2 ns in those of 1 MiB.
+    /// A thread on node 1 reads 3 MB of node 0 and 1 MB of its own: 2 MB could become local. Each
+    /// byte costs 1 ns at home; 1.5 ns from the other node in calls of 4 KiB, and 1.2 ns in those
+    /// of 1 MiB.
     #[test]
     fn what_is_saved_lies_between_the_sizes_of_calls() {
         let mut costs = Costs::default();

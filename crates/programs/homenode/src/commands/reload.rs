@@ -40,8 +40,8 @@ pub fn run(global: &Global) -> Result<Exit, Failure> {
     ))
 }
 
-/// The reload that read the files after it was asked for; another one may have been under way. Where
-/// the clock was set back, the second one from then on.
+/// The reload that read the files after it was asked for; another one may have been under way.
+/// Where the clock was set back, the second one from then on.
 fn answer<'a>(before: &Status, asked_s: f64, now: &'a Status) -> Option<&'a Reload> {
     let since = now.reloads.saturating_sub(before.reloads);
     now.reload.as_ref().filter(|reload| since > 1 || (since > 0 && reload.unix_s >= asked_s))

@@ -128,7 +128,8 @@ fn nothing_stays_bound_after_kills_at_random_instants() -> Outcome {
     Ok(())
 }
 
-/// Affinities of all threads of programs; those of the kernel go where it wants them (`PF_KTHREAD`).
+/// Affinities of all threads of programs; those of the kernel go where it wants them
+/// (`PF_KTHREAD`).
 fn everybody() -> BTreeMap<u32, String> {
     let of_kernel = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
