@@ -20,14 +20,20 @@
 //! before, and does so in the windows after a move, cannot be told from one that is stuck: it is
 //! put back. One that slept as long before can be stuck unseen; so can a few threads of many, and
 //! a service that was not seen before it was moved. The median of fewer windows than [`BEFORE`]
-//! counts for less; of one or two it is what there is. A service is a unit's control group, or a
-//! process where that is not known.
+//! counts for less; of one or two it is what there is. One that had only begun to read has a median
+//! of nothing, and cannot read less. What a load would have read is not known: where it would have
+//! read more, as with a cold cache before or a neighbour that ended after, it hides a loss of as
+//! much. A service is a unit's control group, or a process where that is not known.
 //!
 //! Of 600 made-up loads of ten minutes, of which something is moved once a minute and nothing gets
 //! worse, it is wrong, by the scatter of windows: never an hour at 10 %; 0.2 times at 20 %, 1.8
 //! where half of each window is in the next, and 3.1 where four fifths are; 1.4 where a load swings
 //! between a fifth and all of its rate each minute; 4.4 where it pauses for some seconds now and
 //! then. A loss of half is put back within five windows in 99.8 % at 10 %, and in 93 % at 20 %.
+//!
+//! Of 600 recorded series (laboratory, `tests/guardrail.rs`), at no noise and at 10 %: it is wrong
+//! 0.7 and 1.01 times an hour; services that read half as much as before are put back in 95 % and
+//! 94 %, those that read half as much as they would have in 78 % and 75 %.
 
 use std::collections::VecDeque;
 use std::fmt;
