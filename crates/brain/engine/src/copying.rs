@@ -325,7 +325,7 @@ impl<P: Plane> Engine<P> {
             let pause_s = self.settings.guardrail.pause_s;
             self.say(format!("guardrail: {service} went worse after a move: {why}; {n} threads were put back, and it is left alone for {pause_s} s"));
             let subjects: FxHashSet<Subject> = moves.iter().map(|mv| mv.subject).collect();
-            self.rollback.put_back(&subjects);
+            self.rollback.put_back(&subjects, &pids, snapshot);
             self.stop_copies(&|subject| subjects.contains(subject), &why);
             for mv in moves {
                 let attempt = Attempt::new(mv.clone(), About::new(&mv.subject, mv.pid, ""));

@@ -198,9 +198,22 @@ impl Rollback {
         [self.made.len(), self.jobs.len() + self.watched.iter().map(|t| t.waits.len()).sum::<usize>()]
     }
 
-    /// These were put back already.
-    pub fn put_back(&mut self, subjects: &FxHashSet<Subject>) {
-        self.watched.retain(|plan| !plan.moves.iter().any(|mv| subjects.contains(&mv.subject)));
+    /// These, and all of these processes, were put back already. The rest of their plans is
+    /// watched anew, over the threads that are left.
+    pub fn put_back(&mut self, subjects: &FxHashSet<Subject>, pids: &FxHashSet<u32>, snapshot: &Snapshot) {
+        let back: FxHashSet<Subject> =
+            snapshot.threads.iter().filter(|t| pids.contains(&t.pid)).map(Subject::thread).collect();
+        self.watched.retain_mut(|plan| {
+            let made = plan.moves.len();
+            plan.moves.retain(|mv| !subjects.contains(&mv.subject));
+            if plan.moves.len() == made {
+                return true;
+            }
+            let left = members(&plan.moves, snapshot);
+            plan.members.retain(|member| left.contains(member) && !back.contains(member));
+            plan.after.clear();
+            !plan.members.is_empty()
+        });
     }
 
     pub fn copied(&mut self, job: JobId) {
@@ -367,6 +380,34 @@ mod tests {
         assert_eq!(rollback.window(&window(50)), []);
         assert_eq!(rollback.window(&window(50)), []); // as bad as before the second move
         assert!(rollback.watched.is_empty());
+    }
+
+    #[test]
+    fn what_is_left_of_a_plan_is_watched_when_a_part_of_it_was_put_back() {
+        let both = |first: u64, second: u64| {
+            let thread = |tid: u32, mb: u64| Thread { pid: tid, cpu_s: 1.0, ..testing::thread(tid, 0, &[(1, mb)], 0) };
+            Snapshot { window_s: 1.0, threads: vec![thread(7, first), thread(8, second)], ..Snapshot::default() }
+        };
+        let pids = |of: &Snapshot| FxHashSet::from_iter([of.threads[0].pid]);
+        let run = |after: u64| {
+            let mut rollback = Rollback::new(2);
+            let before = both(100, 100);
+            (0..2).for_each(|_| assert_eq!(rollback.window(&before), []));
+            for thread in &before.threads {
+                let mv = Move::thread(thread, NodeId(1), Reason::ReadLocality, "");
+                rollback.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
+            }
+            rollback.begin(&before);
+            // The service of the first is put back after two bad windows.
+            (0..2).for_each(|_| assert_eq!(rollback.window(&both(10, after)), []));
+            rollback.put_back(&FxHashSet::from_iter([Subject::thread(&before.threads[0])]), &pids(&before), &before);
+            // It is fast again, which says nothing of the second.
+            let unpaid: Vec<_> = (0..3).flat_map(|_| rollback.window(&both(1000, after))).collect();
+            assert!(rollback.watched.is_empty());
+            unpaid.into_iter().flat_map(|plan| plan.moves).map(|mv| mv.subject).collect::<Vec<_>>()
+        };
+        assert_eq!(run(50), [Subject::thread(&both(0, 0).threads[1])]);
+        assert_eq!(run(100), []);
     }
 
     /// Shares in a thousand of plans with this effect that are found not to pay. Windows scatter by

@@ -12,12 +12,15 @@
 //! threads to one node at once, and see that in the next window. Bytes that a part has copied are
 //! forgotten at a restart.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use topology::{FileId, Topology};
 
-use crate::{Move, ObservedFile, OutcomeState, Plan, Policy, Snapshot, Subject, Thread, Traits};
+use crate::{
+    IdleFile, Move, ObservedFile, Outcome, OutcomeState, Plan, Policy, Process, Snapshot, Subject, Thread, Traits,
+};
 
 /// Hours of a day, the running one twice.
 const HOURS: usize = 25;
@@ -93,31 +96,36 @@ impl ByRule {
         }
     }
 
-    /// The window as one part sees it.
-    fn seen_by(&mut self, at: usize, snapshot: &Snapshot) -> Snapshot {
+    /// The window as one part sees it: no copy where all of it is the part's own.
+    fn seen_by<'a>(&mut self, at: usize, snapshot: &'a Snapshot) -> Cow<'a, Snapshot> {
+        let Self { parts, asked, .. } = self;
+        let Some(Running { part, own, foreign, .. }) = parts.get_mut(at) else { return Cow::Borrowed(snapshot) };
+        let (mut others, mut processes) = (FxHashSet::default(), FxHashSet::default());
+        for thread in &snapshot.threads {
+            _ = if part.decides(thread) { processes.insert(thread.pid) } else { others.insert(thread.tid) };
+        }
+        foreign.retain(|_, since| snapshot.time_s - *since < USED_S);
+        let used = snapshot.files.iter().filter(|file| file.touched_by_others || is_of(file, &others));
+        foreign.extend(used.map(|file| (file.file, snapshot.time_s)));
+        let told = |outcome: &Outcome| asked.get(&outcome.subject).is_some_and(|(part, _)| *part == at);
+        let of_it = |process: &Process| processes.contains(&process.pid);
+        let idle = |file: &IdleFile| own.contains(&file.file);
+        let all = others.is_empty() && foreign.is_empty() && snapshot.outcomes.iter().all(told);
+        if all && snapshot.processes.iter().all(of_it) && snapshot.idle.iter().all(idle) {
+            return Cow::Borrowed(snapshot);
+        }
         let mut seen = snapshot.clone();
-        seen.outcomes.retain(|outcome| self.asked.get(&outcome.subject).is_some_and(|(part, _)| *part == at));
-        let Some(running) = self.parts.get_mut(at) else { return seen };
-        let mut others = FxHashSet::default();
-        let mut processes = FxHashSet::default();
-        for thread in &mut seen.threads {
-            if running.part.decides(thread) {
-                processes.insert(thread.pid);
-                continue;
-            }
-            others.insert(thread.tid);
+        seen.outcomes.retain(told);
+        for thread in seen.threads.iter_mut().filter(|thread| !part.decides(thread)) {
             thread.pinned.get_or_insert_with(|| "another rule applies to it".to_owned());
         }
-        seen.processes.retain(|process| processes.contains(&process.pid));
-        running.foreign.retain(|_, since| snapshot.time_s - *since < USED_S);
-        let foreign = snapshot.files.iter().filter(|file| file.touched_by_others || is_of(file, &others));
-        running.foreign.extend(foreign.map(|file| (file.file, snapshot.time_s)));
-        for file in seen.files.iter_mut().filter(|file| running.foreign.contains_key(&file.file)) {
+        seen.processes.retain(of_it);
+        for file in seen.files.iter_mut().filter(|file| foreign.contains_key(&file.file)) {
             file.movable = Some(false);
             file.pinned.get_or_insert_with(|| "services of other rules use it".to_owned());
         }
-        seen.idle.retain(|idle| running.own.contains(&idle.file));
-        seen
+        seen.idle.retain(idle);
+        Cow::Owned(seen)
     }
 }
 
@@ -235,7 +243,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{NodeLoad, Outcome, Reason};
+    use crate::{NodeLoad, Reason};
     use topology::NodeId;
 
     /// Moves each thread that it may, and each file, to node 1; notes what it saw.
@@ -284,7 +292,7 @@ mod tests {
             nodes: vec![NodeLoad::default()],
             threads: vec![thread(1, Some("a")), thread(2, Some("b")), observed],
             files: vec![file(11, &[1]), file(12, &[2]), file(13, &[1, 3]), file(14, &[1, 2])],
-            processes: (1..=3).map(|pid| crate::Process { pid, ..crate::Process::default() }).collect(),
+            processes: (1..=3).map(|pid| Process { pid, ..Process::default() }).collect(),
             ..Snapshot::default()
         }
     }
@@ -353,6 +361,23 @@ mod tests {
             rules.decide(&Topology::default(), &snapshot).moves.len()
         };
         assert_eq!([moves(1.0, false), moves(2.0, true), moves(30.0, false), moves(63.0, false)], [2, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_window_that_is_all_of_one_part_is_not_copied() {
+        let (a, _) = part("threads", "a", f64::INFINITY);
+        let mut rules = ByRule::new(vec![a]);
+        let mut own = window(1.0);
+        own.threads.truncate(1);
+        own.files.truncate(1);
+        let copied = |rules: &mut ByRule, of: &Snapshot| matches!(rules.seen_by(0, of), Cow::Owned(_));
+        assert!(copied(&mut rules, &own), "processes 2 and 3 are not its own");
+        own.processes.truncate(1);
+        assert!(!copied(&mut rules, &own));
+        let foreign = Snapshot { threads: window(1.0).threads, ..own.clone() };
+        assert!(copied(&mut rules, &foreign));
+        own.files[0].touched_by_others = true;
+        assert!(copied(&mut rules, &own));
     }
 
     #[test]
