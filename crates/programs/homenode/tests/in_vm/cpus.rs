@@ -79,7 +79,8 @@ fn spare(machine: &Machine, node: u32) -> Result<&[u32]> {
 
 /// Starts homenode for these processes, or for all, with a load that settles soon.
 fn daemon(bench: &Bench, pids: &[u32]) -> Result<Daemon> {
-    let config = bench.config(&format!("[engine.settle]\nwindows = {SETTLE}"))?;
+    // Without the guardrail: what readers get on emulated CPUs depends on what else the host does.
+    let config = bench.config(&format!("[engine.settle]\nwindows = {SETTLE}\n[guardrail]\nwindows = 0"))?;
     bench.daemon_of(&config, pids, OPTIONS)
 }
 

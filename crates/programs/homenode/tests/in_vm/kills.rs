@@ -68,7 +68,7 @@ fn asked(times: usize) -> (usize, u64) {
 }
 
 fn nothing_stays_bound_after_kills_at_random_instants() -> Outcome {
-    let (times, seed) = asked(10);
+    let (times, seed) = asked(6);
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let bench = Bench::new()?;
     let files = bench.files(0, 3)?;
@@ -158,7 +158,7 @@ const GROUP: &str = "homenode-test-kills";
 /// The installed service (`run --by-rules`), while somebody rewrites its rules, reloads them, and
 /// puts processes from one group into another.
 fn nothing_stays_bound_after_kills_amid_rules_and_reloads() -> Outcome {
-    let (times, seed) = asked(4);
+    let (times, seed) = asked(3);
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let bench = Bench::new()?;
     let (config, state) = (bench.config("")?, bench.state_dir());
