@@ -58,7 +58,12 @@ impl Cpusets {
         }
         let own = std::fs::read_to_string(proc_root.join("self/cgroup")).unwrap_or_default();
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
-        found.namespace = found.v2.as_ref().zip(own).and_then(|(mount, own)| namespace(mount, own));
+        if let (Some(mount), Some(own)) = (&mut found.v2, own) {
+            found.namespace = namespace(mount, own);
+            if found.namespace.is_some() {
+                mount.root = "/".into();
+            }
+        }
         Ok(found)
     }
 
@@ -83,9 +88,7 @@ impl Cpusets {
         match (v2_path, &self.v2) {
             (Some(path), Some(mount)) => {
                 let dir = match &self.namespace {
-                    Some(root) => {
-                        beside(root, path).and_then(|path| dir(&Mount { root: "/".into(), ..mount.clone() }, &path))
-                    }
+                    Some(root) => beside(root, path).and_then(|path| dir(mount, &path)),
                     None => dir(mount, path),
                 };
                 dir.map_or_else(|| Group::Hidden(path.to_owned()), Group::V2)

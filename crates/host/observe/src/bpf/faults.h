@@ -75,11 +75,12 @@ SEC("fexit/filemap_map_pages")
 int BPF_PROG(map_function, struct vm_fault *vmf, unsigned long first, unsigned long last)
 {
 #if defined(__TARGET_ARCH_x86)
-	struct walk walk = {};
 	unsigned long pmd = 0;
 
 	bpf_probe_read_kernel(&pmd, sizeof(pmd), vmf->pmd);
 	if ((pmd & PMD_LEAF) == PMD_LEAF) {
+		struct walk walk = {};
+
 		first &= ~(PMD_PAGES - 1);
 		return window_mapped(&walk, vmf->vma->vm_file->f_mapping, first, first + PMD_PAGES - 1);
 	}

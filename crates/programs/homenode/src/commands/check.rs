@@ -15,7 +15,7 @@
 //! makes remote reads dearer, which only a trial shows. Whether threads find CPUs at their home
 //! nodes is a policy's question (`plan`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread;
 
@@ -334,31 +334,29 @@ fn text(report: &Report, measured: &str, limits: &Limits) -> String {
     lines.extend((!measured.is_empty()).then(|| measured.to_owned()));
     lines.extend(report.missing.iter().map(|missing| format!("missing: {missing}")));
     let sum = &report.sum;
-    let share = |part: u64, all: u64| if all == 0 { "-".to_owned() } else { percent(part as f64 / all as f64) };
     if sum.read_bytes > 0 {
         lines.push(format!(
             "in {} {} read {} of file data: {} from another node, {} could become local",
             seconds(report.seconds),
             count(report.services.len(), "service"),
             bytes(sum.read_bytes),
-            share(sum.remote_bytes, sum.read_bytes),
-            share(sum.could_be_local_bytes, sum.read_bytes),
+            map::share(sum.remote_bytes, sum.read_bytes),
+            map::share(sum.could_be_local_bytes, sum.read_bytes),
         ));
     }
     let mut text = lines.join("\n") + "\n";
     if !report.services.is_empty() {
         let mut table = Table::new(&["service", ">read", ">remote", ">could be local", ">CPUs", ">would save"]);
         for row in report.services.iter().take(SHOWN) {
-            let name = if row.service.is_empty() { "(unknown)" } else { &row.service };
             let saved = |saved: Span| match row.cpu_s > 0.0 {
                 true => format!("{} to {}", percent(saved.least / row.cpu_s), percent(saved.most / row.cpu_s)),
                 false => "-".to_owned(),
             };
             table.row([
-                escape(name),
+                map::name(&row.service),
                 bytes(row.read_bytes),
-                share(row.remote_bytes, row.read_bytes),
-                share(row.could_be_local_bytes, row.read_bytes),
+                map::share(row.remote_bytes, row.read_bytes),
+                map::share(row.could_be_local_bytes, row.read_bytes),
                 format!("{:.2}", row.cpu_s / report.seconds),
                 row.saved_s.map_or_else(|| "-".to_owned(), saved),
             ]);
@@ -372,8 +370,7 @@ fn text(report: &Report, measured: &str, limits: &Limits) -> String {
         Verdict::CannotTell => "cannot tell",
     };
     text += &format!("\n{verdict}: {}\n", escape(&report.because));
-    let mut seen = BTreeSet::new();
-    for next in report.next.iter().filter(|next| seen.insert(next.as_str())) {
+    for next in &report.next {
         text += &format!("next: {next}\n");
     }
     text + "to show others: sudo homenode report --output report.md\n"

@@ -80,11 +80,11 @@ pub fn observe(
     Ok((report, limits))
 }
 
-fn name(service: &str) -> String {
+pub fn name(service: &str) -> String {
     if service.is_empty() { "(unknown)".to_owned() } else { service.to_owned() }
 }
 
-fn share(part: u64, all: u64) -> String {
+pub fn share(part: u64, all: u64) -> String {
     if all == 0 { "-".to_owned() } else { percent(part as f64 / all as f64) }
 }
 
