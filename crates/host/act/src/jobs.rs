@@ -338,10 +338,12 @@ mod tests {
     /// It kept one of few places for ever, and its part of the rate.
     #[test]
     fn a_copy_whose_step_does_not_return_is_given_up() {
-        struct Hangs(std::sync::mpsc::Receiver<()>);
+        struct Hangs(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
         impl Copying for Hangs {
             fn step(&mut self, _: u64) -> io::Result<bool> {
-                self.0.recv().map_err(io::Error::other)?;
+                // Without effect once the test waits for the end.
+                let _ = self.0.send(());
+                self.1.recv().map_err(io::Error::other)?;
                 Ok(false)
             }
 
@@ -351,8 +353,11 @@ mod tests {
         }
         let mut jobs = Jobs::default();
         let (go_on, wait) = std::sync::mpsc::channel();
-        let job = jobs.start(|| Ok(Box::new(Hangs(wait)))).unwrap();
+        let (begins, begun) = std::sync::mpsc::channel();
+        let job = jobs.start(|| Ok(Box::new(Hangs(begins, wait)))).unwrap();
         assert_eq!(jobs.poll()[0].0.state, JobState::Running);
+        // One that is given up before its first step makes none, and leaves no thread behind.
+        begun.recv().unwrap();
         let (progress, _) = jobs.poll_for(Duration::ZERO).remove(0);
         assert_eq!(progress.job, job);
         assert!(matches!(&progress.state, JobState::Failed { why } if why.contains("not returned")), "{progress:?}");
