@@ -62,6 +62,7 @@ mod arc;
 mod assemble;
 mod cause;
 pub mod choose;
+mod crowd;
 mod drain;
 mod frames;
 mod grace;
@@ -114,6 +115,7 @@ pub use probe::{Capabilities, Fact};
 pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
 
 use assemble::{Assembled, Places};
+use crowd::Crowd;
 use groups::Groups;
 use linux::births::Descendant;
 use linux::clock::{self, ClockId};
@@ -133,6 +135,7 @@ pub struct Observer {
     places: Places,
     filter: Filter,
     groups: Groups,
+    crowd: Crowd,
     settings: Settings,
     /// Of a table.
     entries: u32,
@@ -224,6 +227,7 @@ impl Observer {
             places,
             filter,
             groups,
+            crowd: Crowd::default(),
             settings: settings.clone(),
             entries: machine.entries,
             before,
@@ -297,7 +301,8 @@ impl Observer {
             refused: self.programs.reads().and_then(Slicer::refused),
         };
         let read_s = passed.duration_since(self.before.passed).as_secs_f64();
-        let mut exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns).collect();
+        self.crowd.window(&pass.tasks);
+        let mut exited: Vec<u64> = since.iter().map(|cpu| cpu.exited_cpu_ns.wrapping_add(cpu.hidden_cpu_ns)).collect();
         assemble::of_window(&mut pass.tasks, &mut exited, length_s / read_s);
         assemble::unslice(&slices, &pass, &mut entries);
         self.unplaced = assemble::place(&mut entries, &self.located, &pass, &self.places);
@@ -351,6 +356,25 @@ impl Observer {
         self.ranges.as_mut()
     }
 
+    /// Looks no longer at every thread of the user with the most, if he has many: what his least
+    /// busy ones touch counts for their services and nodes only. Says so; `None`: nobody has many.
+    ///
+    /// # Errors
+    ///
+    /// As the kernel gives them. Then every thread is looked at as before.
+    pub fn shed(&mut self) -> Result<Option<String>, ObserveError> {
+        self.crowd.shed().map(|(change, text)| self.programs.floor(change).map(|()| text)).transpose()
+    }
+
+    /// Looks at more threads again of a user for whom [`Observer::shed`] left some out.
+    ///
+    /// # Errors
+    ///
+    /// As the kernel gives them.
+    pub fn relax(&mut self) -> Result<Option<String>, ObserveError> {
+        self.crowd.relax().map(|(change, text)| self.programs.floor(change).map(|()| text)).transpose()
+    }
+
     /// Watches a thread that is about to be moved, and its later descendants. After an error it is
     /// not watched.
     pub fn watch(&self, thread: ThreadId) -> Result<(), ObserveError> {
@@ -401,6 +425,7 @@ impl Observer {
     fn notes(&self, sum: &Counters, slices: &Slices, all: &Assembled) -> Vec<String> {
         let mut notes = self.configuration.notes.clone();
         notes.extend(self.groups.note());
+        notes.extend(self.crowd.notes());
         if slices.sliced() {
             let part = 100.0 * slices.attached_s / slices.length_s;
             notes.push(format!(

@@ -30,7 +30,7 @@ use super::slices::{Limits, Maps, Slicer};
 use linux::births::Descendant;
 
 use super::types::{ObserveError, Settings};
-use super::{cause, choose, drain, pass};
+use super::{cause, choose, crowd, drain, pass};
 use linux::threads::{as_shown, own_tid};
 use placement::ranges::RangeKey;
 use topology::ThreadId;
@@ -431,6 +431,20 @@ impl Programs {
         self.all_next = true;
     }
 
+    /// Passes leave out this user's threads that ran and waited for less, if they are to.
+    pub fn floor(&mut self, (user, floor): crowd::Change) -> Result<(), ObserveError> {
+        let map = &self.skel.maps.floors;
+        let done = match floor {
+            Some(ns) => map.update(&user.to_ne_bytes(), &ns.to_ne_bytes(), MapFlags::ANY),
+            None => map.delete(&user.to_ne_bytes()),
+        };
+        done.map_err(bpf(format!("choosing which threads of user {user} to look at")))?;
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.crowded = map.keys().next().is_some().into();
+        }
+        Ok(())
+    }
+
     /// One pass over all tasks: returns those that used CPU time since the last pass.
     pub fn pass(&mut self) -> Result<Pass, ObserveError> {
         let all_tasks = std::mem::take(&mut self.all_next);
@@ -575,6 +589,7 @@ impl Programs {
             maps.pending.as_fd(),
             maps.times_before.as_fd(),
             maps.marked.as_fd(),
+            maps.floors.as_fd(),
             maps.open_requests.as_fd(),
             maps.thread_faults.as_fd(),
             maps.over_budget.as_fd(),

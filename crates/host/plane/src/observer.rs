@@ -35,6 +35,14 @@ pub trait Observe {
     fn allows(&self, _pid: u32) -> bool {
         true
     }
+    /// Looks at fewer threads of the user with the most ([`Observer::shed`]).
+    fn shed(&mut self) -> Result<Option<String>, ObserveError> {
+        Ok(None)
+    }
+    /// Looks at more threads again ([`Observer::relax`]).
+    fn relax(&mut self) -> Result<Option<String>, ObserveError> {
+        Ok(None)
+    }
     /// Lists the limits of this kernel, which are part of each window's notes.
     fn limits(&self) -> Vec<String> {
         Vec::new()
@@ -76,6 +84,14 @@ impl Observe for Observer {
 
     fn allows(&self, pid: u32) -> bool {
         Observer::allows(self, pid)
+    }
+
+    fn shed(&mut self) -> Result<Option<String>, ObserveError> {
+        Observer::shed(self)
+    }
+
+    fn relax(&mut self) -> Result<Option<String>, ObserveError> {
+        Observer::relax(self)
     }
 
     fn limits(&self) -> Vec<String> {

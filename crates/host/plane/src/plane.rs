@@ -113,7 +113,7 @@ impl HostPlane {
         }
     }
 
-    fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
+    pub(crate) fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
         self.actor.watcher_mut()
     }
 

@@ -1,7 +1,7 @@
 //! What observing the host costs, and how it costs less.
 
 use engine::{Cost, Thrift};
-use observe::Observed;
+use observe::{ObserveError, Observed};
 
 use crate::HostPlane;
 use crate::facts::Facts;
@@ -36,15 +36,23 @@ impl Spent {
     }
 }
 
+fn said(done: Result<Option<String>, ObserveError>) -> Option<String> {
+    done.unwrap_or_else(|error| Some(error.to_string()))
+}
+
 impl Thrift for HostPlane {
     fn cost(&self) -> Option<Cost> {
         self.spent.cost
     }
 
-    /// First looks at fewer files and processes. Sampling adapts to the load by itself; the
-    /// remaining cost is each window's pass over all threads and entries. So then this makes
-    /// windows longer.
+    /// First looks at fewer threads of a user who has thousands: nobody else pays for them. Then
+    /// looks at fewer files and processes. Sampling adapts to the load by itself; the remaining
+    /// cost is each window's pass over all threads and entries. So at last this makes windows
+    /// longer.
     fn shed(&mut self) -> Option<String> {
+        if let Some(less) = self.observer().and_then(|observer| said(observer.shed())) {
+            return Some(less);
+        }
         if let Some(less) = self.facts.as_mut().and_then(Facts::shed) {
             return Some(less);
         }
@@ -59,7 +67,8 @@ impl Thrift for HostPlane {
     fn relax(&mut self) -> Option<String> {
         let stretch = &mut self.spent.stretch;
         if *stretch == 1 {
-            return self.facts.as_mut().and_then(Facts::relax);
+            let facts = self.facts.as_mut().and_then(Facts::relax);
+            return facts.or_else(|| said(self.observer()?.relax()));
         }
         *stretch /= 2;
         Some(match stretch {

@@ -19,6 +19,9 @@ typedef long long s64;
  * 4 KiB) is then known to 1 %. */
 #define COUNTED_PER_S 16384
 
+/* Users of whom only the busiest threads are looked at. */
+#define USERS_CROWDED 64
+
 /* Ranges of physical memory with a node each. */
 #define FRAMES_MAX 64
 
@@ -125,6 +128,7 @@ struct counters {
 	u64 unknown_read;    /* bytes whose page was not found */
 	u64 unknown_written;
 	u64 exited_cpu_ns;   /* CPU time of threads that ended, since their last pass */
+	u64 hidden_cpu_ns;   /* and of threads that the passes did not show */
 	u64 counted;         /* events counted, all windows */
 	u64 stood_for;       /* events that these represent */
 	u64 children_full;

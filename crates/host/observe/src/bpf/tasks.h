@@ -30,6 +30,18 @@ struct {
 /* Number of threads that the passes have seen. */
 u64 pass_tasks = 0;
 
+/* Users with so many threads that those that ran and waited for less than this since the last pass, ns, are not shown
+ * (../crowd.rs). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, USERS_CROWDED);
+	__type(key, u32);
+	__type(value, u64);
+} floors SEC(".maps");
+
+/* Whether there are any. */
+volatile u32 crowded = 0;
+
 /* A thread's entry. An entry with another start time belongs to an earlier thread with this id; one without a start time was
  * made by user space, which did not know it. */
 static __always_inline struct watched *watched_of(struct task_struct *task)
@@ -102,15 +114,35 @@ static __always_inline bool same_mask(const struct cpumask *a, const struct cpum
 	return !differ;
 }
 
+/* The least time that a thread of this user has to have run and waited for to be shown. */
+static __always_inline u64 floor_of(struct task_struct *task)
+{
+	u32 user = task->group_leader->real_cred->uid.val;
+	u64 *floor = crowded ? bpf_map_lookup_elem(&floors, &user) : NULL;
+
+	return floor ? *floor : 0;
+}
+
+/* Adds to the CPU time of threads that are not shown. Other CPUs add to it, too. */
+static __always_inline void hide(u32 cpu, u64 cpu_ns)
+{
+	u32 zero = 0;
+	struct counters *c = bpf_map_lookup_percpu_elem(&counters, &zero, cpu);
+
+	if (c)
+		__sync_fetch_and_add(&c->hidden_cpu_ns, cpu_ns);
+}
+
 /* Whether the task runs on a CPU now. The kernel adds up a running task's CPU time at ticks only. */
 static __always_inline bool running(struct task_struct *task)
 {
 	return !bpf_core_field_exists(task->on_cpu) || task->on_cpu;
 }
 
-/* Emits all threads if that is wanted, otherwise the threads that used CPU time since the last pass, those that run now, and those that the last pass emitted for either
- * reason: every thread that touched a file in the window is one of them. What a thread touched after the tables were swapped and
- * before the last pass is in this window, even if it has not run since. */
+/* Emits all threads if that is wanted, otherwise the threads that used CPU time since the last pass, those that run now, and those
+ * that the last pass emitted for either reason: every thread that touched a file in the window is one of them. What a thread
+ * touched after the tables were swapped and before the last pass is in this window, even if it has not run since. Of users with too
+ * many threads, only those above their floor. */
 SEC("iter/task")
 int task_pass(struct bpf_iter__task *ctx)
 {
@@ -118,6 +150,7 @@ int task_pass(struct bpf_iter__task *ctx)
 	struct task_record record = {};
 	struct seq_file *seq = ctx->meta->seq;
 	struct times *before, now;
+	u64 spent;
 
 	if (!trusted || (task->flags & PF_EXITING))
 		return 0;
@@ -128,9 +161,16 @@ int task_pass(struct bpf_iter__task *ctx)
 		return 0;
 	now.cpu_ns = task->se.sum_exec_runtime;
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
+	spent = now.cpu_ns - before->cpu_ns + now.wait_ns - before->wait_ns;
 	now.ran = now.cpu_ns > before->cpu_ns || running(task);
+	if (now.ran && spent < floor_of(task) && !running(task) && !(marks_of(task) & MARK_MOVED))
+		now.ran = false;
 	if (!now.ran && !before->ran && !pass_all) {
 		pass_tasks++;
+		if (now.cpu_ns > before->cpu_ns) {
+			hide(task->thread_info.cpu, now.cpu_ns - before->cpu_ns);
+			*before = now;
+		}
 		return 0;
 	}
 	record.tid = task->pid;

@@ -9,8 +9,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use observe::{Hooks, Observed, Settings};
+use linux::clock::{self, ClockId};
+use observe::{Hooks, Observed, Observer, Settings};
+use placement::Thread;
 use testing::{Tried, ensure, skip};
+use topology::ThreadId;
 
 use crate::common::*;
 use crate::{Case, Varies, cases};
@@ -33,6 +36,7 @@ pub const CASES: &[Case] = cases![
         no_byte_is_lost_between_windows,
         a_burst_pays_the_full_hook_for_moments_only,
         steady_hooks_are_attached_once,
+        the_least_busy_threads_of_a_crowd_count_for_their_service,
         nobody_fills_the_table_for_others;
     WithHooks: sampling_has_no_bias, a_full_table_is_reported;
     // Nothing is sliced where reads are emulated.
@@ -444,4 +448,72 @@ fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
     );
     ensure!(!observed.notes.iter().any(|n| n.contains("but not for threads")), "{:?}", observed.notes);
     Ok(())
+}
+
+/// A user has more threads than observing may cost. Those of them that run least are listed no
+/// longer, but for one that was moved; no byte and no CPU time of theirs is lost.
+fn the_least_busy_threads_of_a_crowd_count_for_their_service(hooks: Hooks) -> Tried {
+    const THREADS: usize = 1100;
+    const EACH: u64 = 4096;
+    let directory = directory()?;
+    let path = cached_file(directory.path(), "data", EACH, 4096)?;
+    let (file, id) = (File::open(&path)?, id(&path)?);
+    let mut observer = open(&settings(true, hooks))?;
+    let (go, over, stop) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1), AtomicBool::new(false));
+    // Each reads once, within one window. Who of them is listed, and the bytes of all.
+    let round = |observer: &mut Observer| -> Tried<(BTreeSet<ThreadId>, u64)> {
+        observer.window(Duration::ZERO)?;
+        let before = clock::s(ClockId::ProcessCPUTime);
+        go.wait();
+        over.wait();
+        let ran = clock::s(ClockId::ProcessCPUTime) - before;
+        let seen = observer.window(Duration::ZERO)?;
+        let of = |thread: &Thread| thread.files.iter().find(|used| used.file == id).map(|f| f.read_bytes.total());
+        let listed = seen.threads.iter().map(|t| &t.thread);
+        let listed: BTreeMap<_, u64> =
+            listed.filter_map(|t| Some((ThreadId::new(t.tid, t.start_ns), of(t)?))).collect();
+        let bytes = listed.values().sum::<u64>() + seen.ended.iter().filter_map(of).sum::<u64>();
+        ensure!(seen.node_cpu_s.values().sum::<f64>() >= 0.9 * ran, "{:?} of {ran}", seen.node_cpu_s);
+        Ok((listed.into_keys().collect(), bytes))
+    };
+    let mut rounds = || -> Tried {
+        let (all, bytes) = round(&mut observer)?;
+        ensure!((all.len(), bytes) == (THREADS, THREADS as u64 * EACH), "{} listed, {bytes} bytes", all.len());
+        let text = observer.shed()?.unwrap_or_default();
+        ensure!(text.contains("threads that run"), "{text}");
+        // Who was listed is once more: what he touched after the last window ended is of this one.
+        round(&mut observer)?;
+        let (some, bytes) = round(&mut observer)?;
+        println!("{} of {THREADS} threads are listed", some.len());
+        ensure!(some.len() < THREADS / 2, "{} are listed: {text}", some.len());
+        ensure!(bytes == THREADS as u64 * EACH, "{bytes} bytes");
+        let hidden = all.difference(&some).next().copied().ok_or("all are listed")?;
+        observer.watch(hidden)?;
+        let (some, _) = round(&mut observer)?;
+        ensure!(some.contains(&hidden), "{hidden:?} was moved, and is not listed");
+        while observer.relax()?.is_some() {}
+        let (all, bytes) = round(&mut observer)?;
+        ensure!((all.len(), bytes) == (THREADS, THREADS as u64 * EACH), "{} listed, {bytes} bytes", all.len());
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let read = || {
+                loop {
+                    go.wait();
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    // A read that fails is missed in the sum.
+                    _ = file.read_at(&mut [0; EACH as usize], 0);
+                    over.wait();
+                }
+            };
+            std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, read)?;
+        }
+        let done = rounds();
+        stop.store(true, Ordering::Relaxed);
+        go.wait();
+        done
+    })
 }
