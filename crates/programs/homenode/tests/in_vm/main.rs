@@ -17,6 +17,7 @@ mod kills;
 mod lab_bench;
 mod map;
 mod masks;
+mod neighbour;
 mod policies;
 mod process;
 mod programs;
@@ -44,6 +45,7 @@ fn main() {
         "holder": process::be_holder,
         "hot-and-cold": conditions::be_hot_and_cold,
         "forker": kills::be_forker,
+        "worst-neighbour": neighbour::be_worst,
         "map-reader": map::be_reader,
         "slowed": trial::be_slowed,
         "range-reader": promote::be_reader,
@@ -55,6 +57,7 @@ fn main() {
         two_nodes::CASES,
         masks::CASES,
         rules::CASES,
+        neighbour::CASES,
         kills::CASES,
         cpus::CASES,
         files::CASES,
