@@ -121,6 +121,29 @@ impl Output {
         Ok(output::print(&text)?)
     }
 
+    /// Programs that place threads or memory, too, and have come or gone since the start.
+    ///
+    /// # Errors
+    ///
+    /// The reader of the output is gone.
+    pub fn neighbours(&self, came: &[Interference], gone: &[Interference]) -> Result<(), Failure> {
+        if came.is_empty() && gone.is_empty() {
+            return Ok(());
+        }
+        if self.json {
+            let line = json!({ "kind": "interference", "came": came, "gone": gone });
+            return Ok(output::print_json_line(&line)?);
+        }
+        let mut text = String::new();
+        for found in came {
+            text.push_str(&format!("note: since the start: {}\n", escape(&words::interference(found))));
+        }
+        for Interference { name, found, .. } in gone {
+            text.push_str(&format!("note: {} is gone ({})\n", escape(name), escape(found)));
+        }
+        Ok(output::print(&text)?)
+    }
+
     /// The moves of a crashed run that were undone.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ const CASES: &[Case] = cases![[root()]
     somebody_elses_kubelet_does_not_hold_doctor_up = || beside_a_fake_kubelet(&["doctor", "--json"]),
     somebody_elses_kubelet_does_not_hold_run_up = || beside_a_fake_kubelet(&["run", "--dry-run", "--windows", "1"]),
     sigterm_ends_run_while_it_starts,
+    a_program_that_places_threads_and_comes_later_is_told,
 ];
 
 fn main() {
@@ -75,6 +76,29 @@ fn beside_a_fake_kubelet(args: &[&str]) -> Tried {
     let status = homenode(args).ends();
     assert!(status.code().is_some(), "{status}");
     Ok(())
+}
+
+/// numad was found only if it was there at the start.
+fn a_program_that_places_threads_and_comes_later_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let numad = dir.path().join("numad");
+    std::fs::copy("/bin/sleep", &numad).unwrap();
+    let mut run = homenode(&["--json", "run", "--dry-run", "--window", "0.1"]);
+    let mut lines = BufReader::new(run.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.next().unwrap().contains("\"kind\":\"start\""));
+    let mut told = |what: &str| {
+        let line = lines.find(|line| line.contains("\"kind\":\"interference\"")).expect("run has ended");
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let names = line[what].as_array().unwrap().iter().filter(|it| it["name"] == "numad").count();
+        assert_eq!(names, 1, "{what}: {line}");
+    };
+    let mut command = Command::new(&numad);
+    let running = Running(command.arg("600").process_group(0).spawn().unwrap());
+    told("came");
+    drop(running);
+    told("gone");
+    let _ = kill_process(Pid::from_child(&run.0), Signal::TERM);
+    run.ends();
 }
 
 fn sigterm_ends_run_while_it_starts() {

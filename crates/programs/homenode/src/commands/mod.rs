@@ -7,6 +7,7 @@ pub mod export;
 pub mod hot;
 pub mod map;
 pub mod r#move;
+pub mod neighbours;
 pub mod nodes;
 mod off;
 mod pace;

@@ -23,6 +23,7 @@ use session::windows::{Output, windows};
 use session::{policies, undo};
 
 use crate::child::Child;
+use crate::commands::neighbours::Neighbours;
 use crate::commands::off::Off;
 use crate::commands::plane::{self, PROC};
 use crate::commands::rules::{self, Reload};
@@ -128,6 +129,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let topology = engine.plane().topology();
     let less = policies::without_bandwidth(engine.policy(), topology);
     let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
+    let mut neighbours = Neighbours::new(interference);
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         // A command that has not begun when the stop comes never begins, nor one whose user cannot
         // be told anything.
@@ -140,9 +142,12 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     notify::ready(Some(settings.window_s));
     let ran = ran.and_then(|()| {
         let mut ended = || child.as_mut().is_some_and(Child::ended);
-        let mut between = |engine: &mut Engine<HostPlane>, out: &mut Output| match stop.take_reload() {
-            true => reload.now(engine, out),
-            false => Ok(()),
+        let mut between = |engine: &mut Engine<HostPlane>, out: &mut Output| {
+            neighbours.window(out)?;
+            match stop.take_reload() {
+                true => reload.now(engine, out),
+                false => Ok(()),
+            }
         };
         windows(&mut engine, &mut out, &|| stop.requested(), &mut ended, &mut between, args.windows)
     });
