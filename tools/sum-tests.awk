@@ -10,6 +10,11 @@
     sub(/-[0-9a-f]+\)$/, "", program)
 }
 
+# What a failed test said: the first lines of its part of the list of failures, for the end, which is all that some logs keep.
+/^---- .* ----$/ { said = program ": " $2 " (" FILENAME ")"; lines[said] = 0; next }
+/^failures:$|^test result:/ { said = "" }
+said != "" && $0 != "" && lines[said] < 3 { why[said] = why[said] "\n    " substr($0, 1, 400); lines[said]++ }
+
 # The result of a test: behind its name, or alone on a line when the test itself printed something.
 function took(result) {
     if (name == "") return
@@ -67,7 +72,7 @@ END {
         printf "skipped: %s: %s\n", name, skips[name] == "" ? "no reason given" : skips[name]
     }
     for (i = 1; i <= unsteadies; i++) printf "unsteady: %s: failed once, passed when run again\n", unsteady[i]
-    for (i = 1; i <= count; i++) printf "failed: %s\n", failures[i]
+    for (i = 1; i <= count; i++) printf "failed: %s%s\n", failures[i], why[failures[i]]
     # A leg that failed without a failed test did not run to its end.
     legs = split(failed, leg, ",")
     for (i = 1; i <= legs; i++) {
