@@ -322,11 +322,8 @@ mod tests {
         let of = Of { commands, ..Of::default() };
         let of_user = Of { users: vec![26], ..Of::default() };
         let of_group = Of { groups: vec![glob::Pattern::new("/b").unwrap()], ..Of::default() };
-        let list = vec![
-            rule("b", of_group, Does::Observe),
-            rule("db", of, Does::Move),
-            rule("user", of_user, Does::Observe),
-        ];
+        let list =
+            vec![rule("b", of_group, Does::Observe), rule("db", of, Does::Move), rule("user", of_user, Does::Observe)];
         let mut filter = Filter::new(&Scope::Ruled(Rules { list, rest: Does::Ignore }), Path::new("/proc")).unwrap();
         // In a known group: otherwise its rule is chosen anew in each window.
         let (dir, id) = group();
