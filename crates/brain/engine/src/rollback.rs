@@ -180,8 +180,7 @@ impl Rollback {
         // Once a subject is moved again, the effect of its first move cannot be seen any more.
         self.watched.retain(|t| t.members.is_disjoint(&members));
         let before: Vec<Arc<Window>> = self.past.iter().map(Arc::clone).collect();
-        let worked = |w: &Arc<Window>| sum(w, &members).rate().is_some();
-        if self.watched.len() < MOST && before.len() == self.n && before.iter().all(worked) {
+        if self.watched.len() < MOST && before.len() == self.n && worked(&before, &members) {
             self.watched.push(Watched { moves, members, waits, before, ..Watched::default() });
         }
     }
@@ -212,13 +211,19 @@ impl Rollback {
             let left = members(&plan.moves, snapshot);
             plan.members.retain(|member| left.contains(member) && !back.contains(member));
             plan.after.clear();
-            !plan.members.is_empty()
+            worked(&plan.before, &plan.members)
         });
     }
 
     pub fn copied(&mut self, job: JobId) {
         self.watched.iter_mut().for_each(|t| _ = t.waits.remove(&job));
     }
+}
+
+/// Whether these threads did something in each window: of fewer windows, chance alone says too
+/// often that a plan has not paid.
+fn worked(windows: &[Arc<Window>], members: &FxHashSet<Subject>) -> bool {
+    windows.iter().all(|window| sum(window, members).rate().is_some())
 }
 
 /// The threads that these moves are about. Of a file that moves, those that no policy may move
@@ -389,10 +394,10 @@ mod tests {
             Snapshot { window_s: 1.0, threads: vec![thread(7, first), thread(8, second)], ..Snapshot::default() }
         };
         let pids = |of: &Snapshot| FxHashSet::from_iter([of.threads[0].pid]);
-        let run = |after: u64| {
+        let run = |second: [u64; 2], after: u64| {
             let mut rollback = Rollback::new(2);
+            second.into_iter().for_each(|mb| assert_eq!(rollback.window(&both(100, mb)), []));
             let before = both(100, 100);
-            (0..2).for_each(|_| assert_eq!(rollback.window(&before), []));
             for thread in &before.threads {
                 let mv = Move::thread(thread, NodeId(1), Reason::ReadLocality, "");
                 rollback.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
@@ -406,8 +411,9 @@ mod tests {
             assert!(rollback.watched.is_empty());
             unpaid.into_iter().flat_map(|plan| plan.moves).map(|mv| mv.subject).collect::<Vec<_>>()
         };
-        assert_eq!(run(50), [Subject::thread(&both(0, 0).threads[1])]);
-        assert_eq!(run(100), []);
+        assert_eq!(run([100, 100], 50), [Subject::thread(&both(0, 0).threads[1])]);
+        assert_eq!(run([100, 100], 100), []);
+        assert_eq!(run([0, 100], 50), [], "one window before says little");
     }
 
     /// Shares in a thousand of plans with this effect that are found not to pay. Windows scatter by

@@ -136,18 +136,18 @@ impl Running {
     }
 }
 
-/// The bytes that a move copies, as far as the window tells.
+/// The bytes that a move copies; of what the window does not show, more than any limit.
 fn bytes_of(mv: &Move, seen: &Snapshot) -> u64 {
     match mv.subject {
         Subject::Thread(_) => 0,
         Subject::Process(_) => {
             let process = seen.processes.iter().find(|process| process.pid == mv.pid);
-            process.map_or(0, |process| process.resident.total().saturating_sub(process.resident.get(mv.to)))
+            process.map_or(u64::MAX, |process| process.resident.total().saturating_sub(process.resident.get(mv.to)))
         }
         Subject::File(_) if mv.is_of_parts() => mv.range_bytes(),
         Subject::File(file) => {
             let of = seen.files.iter().find(|of| of.file == file.any_generation());
-            of.map_or(0, |file| file.bytes.get(mv.from))
+            of.map_or(u64::MAX, |file| file.bytes.get(mv.from))
         }
     }
 }
@@ -348,6 +348,17 @@ mod tests {
         assert!(spent.notes.iter().any(|note| note.contains("rule a")), "{:?}", spent.notes);
         assert_eq!(moves(&mut rules, &at(23.0 * 3600.0, 41)), 1);
         assert_eq!(moves(&mut rules, &at(25.0 * 3600.0, 41)), 2, "a day has passed");
+    }
+
+    /// Its memory is larger than nothing, and owners may copy nothing unless root says so.
+    #[test]
+    fn memory_of_unknown_size_is_over_a_limit() {
+        let seen = window(1.0);
+        let subject = Subject::Process(topology::ProcessId::new(1, None));
+        let mv = Move { subject, ..Move::thread(&seen.threads[0], NodeId(1), Reason::ReadLocality, "x") };
+        assert_eq!(bytes_of(&mv, &seen), 0);
+        let unseen = Snapshot { processes: Vec::new(), ..seen };
+        assert!(bytes_of(&mv, &unseen) as f64 > 1e18);
     }
 
     /// PostgreSQL without a pooler reads by processes that end at once.

@@ -10,9 +10,9 @@
 //! **Limits.** A mount without a policy observes nothing, so it publishes nothing.
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use command::exit::Failure;
@@ -25,6 +25,10 @@ use crate::window::{Mounted, Window};
 
 /// The last window of a mount, in its state directory.
 const WINDOW: &str = "window.json";
+/// More than this is read of no file: it is not ours.
+const LONGEST: u64 = 64 << 20;
+/// How often a file is read that changes meanwhile.
+const TRIES: u32 = 10;
 /// Where a server writes its last window. Dropping it removes the window.
 pub struct Publisher {
     dir: PathBuf,
@@ -79,6 +83,29 @@ fn next(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.new"))
 }
 
+/// Reads such a file. Who is slow can have opened it before it changed places, and sees it being
+/// written over: then it is read again.
+pub(crate) fn text(path: &Path) -> std::io::Result<Vec<u8>> {
+    whole(path, &mut || ())
+}
+
+/// `opened`: what a test does while the file is open.
+fn whole(path: &Path, opened: &mut dyn FnMut()) -> std::io::Result<Vec<u8>> {
+    let mut tries = TRIES;
+    loop {
+        let mut text = Vec::new();
+        let file = std::fs::File::open(path)?;
+        let state = |of: std::fs::Metadata| (of.dev(), of.ino(), of.mtime(), of.mtime_nsec());
+        let before = state(file.metadata()?);
+        opened();
+        file.take(LONGEST).read_to_end(&mut text)?;
+        tries -= 1;
+        if tries == 0 || state(std::fs::metadata(path)?) == before {
+            return Ok(text);
+        }
+    }
+}
+
 /// Removes what was written; perhaps nothing ever was.
 pub(crate) fn remove(dir: &Path, name: &str) {
     for path in [dir.join(name), next(dir, name)] {
@@ -97,7 +124,7 @@ impl Drop for Publisher {
 pub fn read(dir: &Path) -> Option<Mounted> {
     let path = dir.join(WINDOW);
     // What a later build wrote is left out.
-    let mut mounted: Mounted = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+    let mut mounted: Mounted = serde_json::from_slice(&text(&path).ok()?).ok()?;
     let pid = i32::try_from(mounted.pid).ok().and_then(rustix::process::Pid::from_raw)?;
     // The wall clock may have been set since.
     let (then, written_s) = mounted.written.take()?;
@@ -205,6 +232,26 @@ mod tests {
         publisher.publish(Window::default());
         let mode = dir.path().join(WINDOW).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    /// Two files change places, and the one that was open is written over.
+    #[test]
+    fn who_reads_slowly_sees_no_file_that_is_being_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let publish = |text: &str| write(dir.path(), WINDOW, &text, 0o600).unwrap();
+        ["a", "b"].into_iter().for_each(publish);
+        let mut opened = 0;
+        let read = whole(&dir.path().join(WINDOW), &mut || {
+            opened += 1;
+            if opened == 1 {
+                publish("c");
+                std::fs::write(next(dir.path(), WINDOW), "\"half").unwrap();
+            }
+        });
+        assert_eq!((read.unwrap(), opened), (b"\"c\"".to_vec(), 2));
+        // It changes all the time, and a reader comes to an end.
+        let mut change = || ["d", "e", "f"].into_iter().for_each(publish);
+        assert!(whole(&dir.path().join(WINDOW), &mut change).is_ok());
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! that ended within a window is in their service's row, too.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -56,9 +56,6 @@ const HALF_LIFE: f64 = 300.0;
 const MORE: f64 = 2.0;
 /// Rows that may change hands in one window.
 const CHANGES: usize = 10;
-
-/// Longest file that is read, bytes.
-const LONGEST: u64 = 64 << 20;
 
 /// Windows, and seconds, after which a daemon that has written nothing counts as gone. It may
 /// stretch windows, and stop for a while on a busy machine.
@@ -352,14 +349,13 @@ pub enum Found {
 pub fn read(dir: &Path) -> Result<Found, Failure> {
     let path = dir.join(FILE);
     let failure = |e: &std::io::Error| Failure::io("read", &path, e);
-    let mut text = Vec::new();
-    match std::fs::File::open(&path) {
-        Ok(file) => _ = file.take(LONGEST).read_to_end(&mut text).map_err(|e| failure(&e))?,
+    let text = match published::text(&path) {
+        Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Ok(Found::Stale(format!("no homenode run publishes in {}", dir.display()), None));
         }
         Err(error) => return Err(failure(&error)),
-    }
+    };
     let told: Told = serde_json::from_slice(&text).map_err(|e| failure(&std::io::Error::from(e)))?;
     if told.version != 1 {
         let why = format!("its version is {}, this homenode knows version 1", told.version);

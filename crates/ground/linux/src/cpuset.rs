@@ -140,7 +140,8 @@ fn ups(path: &Path) -> (usize, PathBuf) {
 /// `own` is our group's path in it.
 fn namespace(mount: &Mount, own: &str) -> Option<PathBuf> {
     let (above, rest) = ups(&mount.root);
-    if above == 0 || rest != Path::new("") {
+    // We may be beside our namespace, which says nothing of its name.
+    if above == 0 || rest != Path::new("") || own.split('/').any(|part| part == "..") {
         return None;
     }
     let us = std::process::id().to_string();
@@ -343,6 +344,11 @@ mod tests {
         for hidden in ["/../../../x", "/../other/../x"] {
             assert!(cpus(&cpusets, &format!("0::{hidden}\n")).unwrap_err().contains("is outside"), "{hidden}");
         }
+        // We got out of our namespace: each group beside it would do for it.
+        std::fs::write(dir.path().join("proc/self/cgroup"), "0::/../ours/init\n").unwrap();
+        let cpusets = Cpusets::new(&dir.path().join("proc")).unwrap();
+        assert!(cpus(&cpusets, "0::/in\n").unwrap_err().contains("/in is outside"));
+        std::fs::write(dir.path().join("proc/self/cgroup"), "0::/init\n").unwrap();
         // We are in none of them: nothing is known.
         std::fs::write(dir.path().join("cg/pods/ours/init/cgroup.procs"), "1\n").unwrap();
         let cpusets = Cpusets::new(&dir.path().join("proc")).unwrap();

@@ -24,6 +24,7 @@ use placement::rules::Rules;
 use rustc_hash::FxHashMap;
 use rustix::fs::{Mode, OFlags, fgetxattr, fstat, open, openat};
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use super::groups::Groups;
 
@@ -33,6 +34,8 @@ const LOOKS: usize = 1024;
 const MOST: usize = 512;
 /// Bytes of a process's id and the end of its line.
 const LINE: usize = 8;
+/// Windows after which a group is looked at again whose processes are all idle.
+const REST: u32 = 60;
 /// Refusals that are told.
 const TOLD: usize = 20;
 
@@ -85,10 +88,15 @@ impl Owners {
         }
         self.window += 1;
         let chosen = |known: &Known| matches!(known.choice, Ok(Some(_)));
-        // Processes of a group may all be idle for long.
+        // Processes of a group may all be idle for long, and what was chosen counts when they wake.
         self.known.retain(|id, known| wanted.contains_key(id) || chosen(known) && groups.path(*id).is_some());
         let last = |id: &u64| self.known.get(id).map_or(0, |known| known.window);
-        let mut order: Vec<_> = wanted.iter().map(|(id, user)| (last(id), *id, *user)).collect();
+        let rested = self.known.iter().filter_map(|(id, known)| match &known.choice {
+            Ok(Some((owner, _))) if self.window - known.window >= REST => Some((id, owner)),
+            _ => None,
+        });
+        let rested = rested.filter(|(id, _)| !wanted.contains_key(id));
+        let mut order: Vec<_> = wanted.iter().chain(rested).map(|(id, user)| (last(id), *id, *user)).collect();
         order.sort_unstable();
         let mut of_user: FxHashMap<u32, usize> = FxHashMap::default();
         let mut order: Vec<_> = order
@@ -167,8 +175,13 @@ impl Owners {
     fn users(&self, process: u32) -> Result<Option<[u32; 2]>, String> {
         // The kernel writes 0 for one in a process namespace that we do not see.
         let hidden = || "a process in it cannot be looked at".to_owned();
+        // A proc mount may hide those of others (`hidepid`) as if they had ended.
+        let ended = || {
+            let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+            process.is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH))
+        };
         let status = match self.threads.status(process) {
-            Err(error) if process != 0 && is_gone(&error) => return Ok(None),
+            Err(error) if is_gone(&error) && ended() => return Ok(None),
             status => status.map_err(|_| hidden())?,
         };
         let mut ids = field(&status, "Uid").unwrap_or_default().split_whitespace().map(str::parse);
@@ -193,6 +206,7 @@ impl Owners {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::time::Duration;
 
     use placement::rules::{Does, Of, Rule};
 
@@ -235,6 +249,17 @@ mod tests {
         // Those that had to wait come first.
         look(&mut owners);
         assert_eq!((owners.known.len(), owners.known[&neighbour].window), (ids.len(), 2));
+    }
+
+    /// Many users have a group each.
+    #[test]
+    fn no_user_waits_for_the_same_others_again() {
+        let (_root, mut groups, ids) = groups((0..LOOKS + 100).map(|i| format!("g{i}")));
+        let wanted: FxHashMap<u64, u32> = ids.iter().copied().zip(0..).collect();
+        let mut owners = owners();
+        owners.look(&wanted, &mut groups, &|_| None);
+        owners.look(&wanted, &mut groups, &|_| None);
+        assert_eq!(owners.known.len(), ids.len());
     }
 
     #[test]
@@ -286,5 +311,120 @@ mod tests {
             let (policy, refused) = look(&mut owners);
             assert!(policy.is_none() && refused.is_some(), "{value:?}");
         }
+    }
+    /// A group of this one process, whose owner has chosen nthread; `None`: no attributes here.
+    fn chosen(proc_root: &Path) -> Option<(tempfile::TempDir, Groups, u64, u32, Owners)> {
+        let (root, groups, ids) = groups(["g".to_owned()]);
+        let directory = root.path().join("g");
+        let set = rustix::fs::setxattr(&directory, ATTRIBUTE, b"nthread", rustix::fs::XattrFlags::empty());
+        if let Err(error) = set {
+            println!("skipped: no attributes on {}: {error}", root.path().display());
+            return None;
+        }
+        std::fs::write(directory.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        let owner = std::fs::metadata(&directory).unwrap().uid();
+        let owners = Owners { threads: Threads::new(proc_root), ..owners() };
+        Some((root, groups, ids[0], owner, owners))
+    }
+
+    /// Each process that no pass shows is a look: here three groups have too many for one window.
+    #[test]
+    fn looks_at_processes_are_bounded() {
+        let names = ["a", "b", "c"];
+        let (root, mut groups, ids) = groups(names.map(str::to_owned));
+        for name in names {
+            let directory = root.path().join(name);
+            let set = rustix::fs::setxattr(&directory, ATTRIBUTE, b"arc", rustix::fs::XattrFlags::empty());
+            if let Err(error) = set {
+                return println!("skipped: no attributes on {}: {error}", root.path().display());
+            }
+            std::fs::write(directory.join("cgroup.procs"), "4194303\n".repeat(MOST)).unwrap();
+        }
+        let wanted = ids.iter().copied().zip(0..).collect();
+        let mut owners = owners();
+        owners.look(&wanted, &mut groups, &|_| None);
+        assert!(owners.known.len() < 3, "three groups are more than a thousand looks");
+        owners.look(&wanted, &mut groups, &|_| None);
+        owners.look(&wanted, &mut groups, &|_| None);
+        assert_eq!(owners.known.len(), 3);
+    }
+
+    #[test]
+    fn few_refusals_are_told_and_none_once_nobody_may_choose() {
+        let (root, mut groups, ids) = groups((0..TOLD + 5).map(|i| format!("g{i:02}")));
+        for name in (0..TOLD + 5).map(|i| format!("g{i:02}")) {
+            let set = rustix::fs::setxattr(root.path().join(name), ATTRIBUTE, b"x", rustix::fs::XattrFlags::empty());
+            if let Err(error) = set {
+                return println!("skipped: no attributes on {}: {error}", root.path().display());
+            }
+        }
+        let wanted = ids.iter().map(|id| (*id, 0)).collect();
+        let mut owners = owners();
+        owners.look(&wanted, &mut groups, &|_| None);
+        let refused = owners.refused();
+        assert_eq!((refused.len(), &*refused[TOLD]), (TOLD + 1, "5 more"));
+        assert!(refused[0].starts_with("/g00: "), "{refused:?}");
+        owners.rule(&Rules::default());
+        owners.look(&wanted, &mut groups, &|_| None);
+        assert_eq!(owners.refused(), [""; 0]);
+    }
+
+    /// Groups that come and go take no memory.
+    #[test]
+    fn a_group_that_has_gone_is_forgotten() {
+        let Some((root, mut groups, id, owner, mut owners)) = chosen(Path::new("/proc")) else { return };
+        let wanted = [(id, owner)].into_iter().collect();
+        owners.look(&wanted, &mut groups, &|_| Some([owner; 2]));
+        assert!(owners.of(id, [owner; 2]).is_some());
+        std::fs::remove_dir_all(root.path().join("g")).unwrap();
+        groups.window(Ok((vec![(id, None)], false)));
+        for _ in 0..20 {
+            owners.look(&FxHashMap::default(), &mut groups, &|_| Some([owner; 2]));
+            groups.window(Ok((Vec::new(), false)));
+        }
+        owners.look(&FxHashMap::default(), &mut groups, &|_| Some([owner; 2]));
+        assert!(owners.known.is_empty(), "{owners:?}");
+    }
+
+    #[test]
+    fn another_directory_with_the_path_of_a_group_is_not_asked() {
+        let Some((root, mut groups, id, owner, mut owners)) = chosen(Path::new("/proc")) else { return };
+        std::fs::rename(root.path().join("g"), root.path().join("before")).unwrap();
+        let directory = root.path().join("g");
+        std::fs::create_dir(&directory).unwrap();
+        rustix::fs::setxattr(&directory, ATTRIBUTE, b"nthread", rustix::fs::XattrFlags::empty()).unwrap();
+        std::fs::write(directory.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        owners.look(&[(id, owner)].into_iter().collect(), &mut groups, &|_| Some([owner; 2]));
+        assert!(owners.of(id, [owner; 2]).is_none());
+    }
+
+    /// With `hidepid`, processes of others looked as if they had ended, and the choice counted.
+    #[test]
+    fn a_process_that_proc_hides_has_not_ended() {
+        let empty = tempfile::tempdir().unwrap();
+        for (proc_root, counts) in [(Path::new("/proc"), true), (empty.path(), false)] {
+            let Some((_root, mut groups, id, owner, mut owners)) = chosen(proc_root) else { return };
+            // On a busy machine procfs may answer late.
+            let seen = (0..100).any(|_| {
+                owners.look(&[(id, owner)].into_iter().collect(), &mut groups, &|_| None);
+                std::thread::sleep(Duration::from_millis(2));
+                owners.of(id, [owner; 2]).is_some()
+            });
+            assert_eq!(seen, counts, "{:?}", owners.refused());
+        }
+    }
+
+    /// It counted when they woke, however long ago it had been taken back.
+    #[test]
+    fn a_choice_is_looked_at_while_all_processes_are_idle() {
+        let Some((root, mut groups, id, owner, mut owners)) = chosen(Path::new("/proc")) else { return };
+        owners.look(&[(id, owner)].into_iter().collect(), &mut groups, &|_| Some([owner; 2]));
+        let mut idle = |owners: &mut Owners| {
+            (0..REST).for_each(|_| owners.look(&FxHashMap::default(), &mut groups, &|_| Some([owner; 2])));
+            owners.of(id, [owner; 2]).is_some()
+        };
+        assert!(idle(&mut owners));
+        rustix::fs::removexattr(root.path().join("g"), ATTRIBUTE).unwrap();
+        assert!(!idle(&mut owners));
     }
 }

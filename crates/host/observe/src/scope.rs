@@ -286,6 +286,14 @@ mod tests {
         root
     }
 
+    /// A control group `/a`, and its id.
+    fn group() -> (tempfile::TempDir, u64) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        let id = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.path().join("a")).unwrap());
+        (dir, id)
+    }
+
     fn learn(filter: &mut Filter, tasks: &[Task]) {
         filter.learn(tasks, &mut Groups::new(Path::new("/nowhere")));
     }
@@ -313,11 +321,18 @@ mod tests {
         let rule = |name: &str, of: Of, does| Rule { name: name.into(), of, does };
         let of = Of { commands, ..Of::default() };
         let of_user = Of { users: vec![26], ..Of::default() };
-        let list = vec![rule("db", of, Does::Move), rule("user", of_user, Does::Observe)];
+        let of_group = Of { groups: vec![glob::Pattern::new("/b").unwrap()], ..Of::default() };
+        let list =
+            vec![rule("b", of_group, Does::Observe), rule("db", of, Does::Move), rule("user", of_user, Does::Observe)];
         let mut filter = Filter::new(&Scope::Ruled(Rules { list, rest: Does::Ignore }), Path::new("/proc")).unwrap();
-        let mut one = process(10, 500);
+        // In a known group: otherwise its rule is chosen anew in each window.
+        let (dir, id) = group();
+        let b = dir.path().join("b");
+        std::fs::create_dir(&b).unwrap();
+        let mut one = task((10, 500), (1, 1), id);
+        let mut groups = Groups::at(dir.path());
         let mut seen = |one: &Task| {
-            learn(&mut filter, std::slice::from_ref(one));
+            filter.learn(std::slice::from_ref(one), &mut groups);
             let Ruling { rule, does } = filter.of(one);
             (rule.as_deref().map(str::to_owned), does, filter.allows(10))
         };
@@ -326,6 +341,34 @@ mod tests {
         assert_eq!(seen(&one), (Some("user".to_owned()), Does::Observe, false));
         one.command[..8].copy_from_slice(b"postgres");
         assert_eq!(seen(&one), (Some("db".to_owned()), Does::Move, true));
+        one.record.process_cgroup_id = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(b).unwrap());
+        assert_eq!(seen(&one), (Some("b".to_owned()), Does::Observe, false));
+    }
+
+    /// What root's rules say is not up to the owner, so nobody is told of his choice.
+    #[test]
+    fn a_group_of_roots_rules_is_not_looked_at() {
+        let (dir, id) = group();
+        let set = |value: &[u8]| {
+            let none = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(dir.path().join("a"), placement::delegated::ATTRIBUTE, value, none)
+        };
+        if let Err(error) = set(b"numad") {
+            return println!("skipped: no attributes on {}: {error}", dir.path().display());
+        }
+        let rule = |name: &str, of: Of, does| Rule { name: name.into(), of, does };
+        let of_user = Of { users: vec![26], ..Of::default() };
+        let chosen = Of { chosen: Some("arc".into()), ..Of::default() };
+        let list = vec![rule("user", of_user, Does::Observe), rule("delegated arc", chosen, Does::Move)];
+        let rules = Scope::Ruled(Rules { list, rest: Does::Observe });
+        let refused = |uid: u32| {
+            let mut filter = Filter::new(&rules, Path::new("/proc")).unwrap();
+            let mut one = task((10, 500), (1, 1), id);
+            one.uid = uid;
+            filter.learn(std::slice::from_ref(&one), &mut Groups::at(dir.path()));
+            filter.refused().len()
+        };
+        assert_eq!([refused(27), refused(26)], [1, 0]);
     }
 
     /// A reload that takes the last rule away left everything bound.
@@ -357,9 +400,7 @@ mod tests {
 
     #[test]
     fn a_group_that_is_not_known_yet_is_asked_for_again() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("a")).unwrap();
-        let id = std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.path().join("a")).unwrap());
+        let (dir, id) = group();
         let of = Of { groups: vec![glob::Pattern::new("/a").unwrap()], ..Of::default() };
         let rules = Rules { list: vec![Rule { name: "a".into(), of, does: Does::Observe }], rest: Does::Move };
         let mut filter = Filter::new(&Scope::Ruled(rules), Path::new("/proc")).unwrap();

@@ -306,15 +306,41 @@ fn an_owner_chooses_for_his_own_processes_only(hooks: Hooks) -> Tried {
     };
     wait(&mut observer, true, "")?;
     // The first window after a reload knows it still.
-    observer.rule(rules, Default::default());
+    observer.rule(rules.clone(), Default::default());
     let observed = observer.window(Duration::from_millis(200))?;
     let seen = observed.threads.iter().find(|seen| seen.thread.tid == pid);
     ensure!(seen.is_some_and(|seen| !seen.thread.only_observed), "{seen:?}");
+    // Root lists another policy, and then this one again.
+    let list = vec![Rule { of: Of { chosen: Some("arc".into()), ..Of::default() }, ..rules.list[0].clone() }];
+    observer.rule(Rules { list, ..rules.clone() }, Default::default());
+    wait(&mut observer, false, "[delegate] does not list policy nthread")?;
+    observer.rule(rules, Default::default());
+    wait(&mut observer, true, "")?;
     // It sleeps, so that no pass shows it.
     let foreign = start("exec sleep 1000", 0)?;
     wait(&mut observer, false, "is not of the user")?;
     drop(foreign);
     wait(&mut observer, true, "")?;
+    // Its real user is another one; one that sleeps is looked at, one that runs is seen by a pass.
+    for command in [&["sleep", "1000"][..], &["sh", "-pc", "while :; do :; done"]] {
+        let ids = [format!("--ruid={}", USER + 1), format!("--euid={USER}")];
+        let mut other = Command::new("setpriv");
+        other.args(ids).args(["--clear-groups", "--"]).args(command).stdin(Stdio::null());
+        let foreign = Ended(other.spawn()?);
+        let comm = format!("/proc/{}/comm", foreign.0.id());
+        while std::fs::read_to_string(&comm)?.trim() != command[0] {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::fs::write(group.procs(), foreign.0.id().to_string())?;
+        wait(&mut observer, false, "is not of the user")?;
+        // It may have run in that window.
+        for _ in 0..5 {
+            observer.window(Duration::from_millis(50))?;
+        }
+        wait(&mut observer, false, "is not of the user")?;
+        drop(foreign);
+        wait(&mut observer, true, "")?;
+    }
     for (value, why) in [
         (&b"arc"[..], "[delegate] does not list policy arc"),
         (b"numad", "no policy is called numad"),

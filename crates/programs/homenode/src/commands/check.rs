@@ -84,9 +84,10 @@ impl Costs {
         known.then_some(costs).ok_or_else(|| "no cached reads were measured".to_owned())
     }
 
-    /// Seconds that a thread would have needed less at its home node.
-    fn saved(&self, thread: &Thread, could_be_local: u64) -> Span {
-        let Some(home) = thread.home() else { return Span::default() };
+    /// Seconds that a thread would have needed less at its home node; `None` if reads from there
+    /// were not measured.
+    fn saved(&self, thread: &Thread, could_be_local: u64) -> Option<Span> {
+        let Some(home) = thread.home().filter(|_| could_be_local > 0) else { return Some(Span::default()) };
         let of_call = |costs: &BTreeMap<(NodeId, NodeId), f64>| {
             let (away, at_home) = (costs.get(&(thread.node, home))?, costs.get(&(home, home))?);
             Some((away - at_home).max(0.0) * could_be_local as f64)
@@ -113,12 +114,12 @@ struct Span {
 }
 
 impl Span {
-    fn over(values: impl Iterator<Item = f64>) -> Self {
+    fn over(values: impl Iterator<Item = f64>) -> Option<Self> {
         let span = |all: Option<Self>, value: f64| {
             let all = all.unwrap_or(Self { least: value, most: value });
             Some(Self { least: all.least.min(value), most: all.most.max(value) })
         };
-        values.fold(None, span).unwrap_or_default()
+        values.fold(None, span)
     }
 
     fn add(&mut self, more: Self) {
@@ -140,6 +141,9 @@ struct Row {
     /// Seconds of it that would be saved at home; absent where costs are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_s: Option<Span>,
+    /// Bytes that could become local and whose cost was not measured.
+    #[serde(skip)]
+    unknown_bytes: u64,
 }
 
 impl Row {
@@ -150,7 +154,10 @@ impl Row {
         self.could_be_local_bytes += sums.could_be_local_bytes;
         self.cpu_s += thread.cpu_s;
         if let Some(costs) = costs {
-            self.saved_s.get_or_insert_default().add(costs.saved(thread, sums.could_be_local_bytes));
+            match costs.saved(thread, sums.could_be_local_bytes) {
+                Some(saved) => self.saved_s.get_or_insert_default().add(saved),
+                None => self.unknown_bytes += sums.could_be_local_bytes,
+            }
         }
     }
 }
@@ -234,7 +241,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     services.sort_by_key(|row| std::cmp::Reverse((row.could_be_local_bytes, row.read_bytes)));
     let why = costs.err();
     let mut report = report(judge(&sum, seen.seconds, why.as_deref(), config.engine.budget.cpu));
-    report.next = next(report.verdict, why.is_some(), &services);
+    report.next = next(report.verdict, why.is_some() || sum.unknown_bytes > 0, &services);
     (report.missing, report.seconds, report.notes) = (missing, seen.seconds, seen.notes);
     (report.sum, report.services) = (sum, services);
     tell(global, &report, &measured, &limits)
@@ -297,6 +304,11 @@ fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64) -> (Verdi
     }
     let cpus = |s: f64| format!("{:.3}", s / seconds);
     let saved = sum.saved_s.unwrap_or_default();
+    if saved.most / seconds < own_cpu && sum.unknown_bytes > 0 {
+        let unknown = share(sum.unknown_bytes);
+        let why = format!("what {unknown} of the bytes would save is not known: their nodes were not measured");
+        return (Verdict::CannotTell, why);
+    }
     if saved.most / seconds < own_cpu {
         let most = cpus(saved.most);
         return (
@@ -412,6 +424,8 @@ mod tests {
             "25 % of the bytes could become local, and what that saves is not known: it is busy",
         );
         says(judged(&row(8, 4, 2, Some((0.1, 0.29))), None), Verdict::NotWorthIt, "at most 0.029 CPUs");
+        let part = Row { unknown_bytes: 2, ..row(8, 4, 2, Some((0.1, 0.29))) };
+        says(judged(&part, None), Verdict::CannotTell, "what 25 % of the bytes would save is not known");
         says(
             judged(&row(8, 4, 2, Some((0.1, 0.31))), None),
             Verdict::WorthATrial,
@@ -443,7 +457,13 @@ mod tests {
         row.add(&thread, Some(&costs));
         assert_eq!((row.read_bytes, row.remote_bytes, row.could_be_local_bytes), (4_000_000, 3_000_000, 2_000_000));
         let saved = row.saved_s.unwrap();
+        let all = costs.clone();
         assert!((saved.least - 0.0004).abs() < 1e-9 && (saved.most - 0.001).abs() < 1e-9, "{saved:?}");
+        costs.by_call.values_mut().for_each(|of_call| _ = of_call.remove(&(NodeId(1), NodeId(0))));
+        let mut unknown = Row::default();
+        unknown.add(&thread, Some(&costs));
+        assert_eq!((unknown.saved_s, unknown.unknown_bytes), (None, 2_000_000));
+        let costs = all;
         let (call, local, remote) = costs.local_and_remote().unwrap();
         assert_eq!((call, (local * 1e9) as u64, (remote * 1e9) as u64), (4096, 4096, 6144));
     }
