@@ -10,7 +10,7 @@
 //!
 //! **Limits.** Parts do not know each other's plans of the same window: two of them may send
 //! threads to one node at once, and see that in the next window. Bytes that a part has copied are
-//! forgotten at a restart.
+//! forgotten at a restart; at a reload they are handed on ([`Spent`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -52,6 +52,21 @@ struct Running {
     foreign: FxHashMap<FileId, f64>,
 }
 
+/// What each part has copied by now, for the policy that takes its place: without it, each reload
+/// would allow the bytes of a day once more.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Spent {
+    parts: Vec<Copied>,
+    time_s: Option<f64>,
+}
+
+/// Rules of one part, and the bytes that it has copied in each of the last hours.
+#[derive(Clone, Debug, PartialEq)]
+struct Copied {
+    rules: Vec<Option<Arc<str>>>,
+    bytes: [f64; HOURS],
+}
+
 /// Policies by rule.
 pub struct ByRule {
     parts: Vec<Running>,
@@ -70,6 +85,17 @@ impl ByRule {
             foreign: FxHashMap::default(),
         };
         Self { parts: parts.into_iter().map(running).collect(), asked: FxHashMap::default(), time_s: None }
+    }
+
+    /// Goes on from here. A part with rules of several earlier ones has copied what they have.
+    pub fn go_on(&mut self, spent: &Spent) {
+        self.time_s = spent.time_s;
+        for running in &mut self.parts {
+            let shares = |of: &&Copied| of.rules.iter().any(|rule| running.part.rules.contains(rule));
+            for of in spent.parts.iter().filter(shares) {
+                running.copied.iter_mut().zip(of.bytes).for_each(|(sum, bytes)| *sum += bytes);
+            }
+        }
     }
 
     /// Adds what copies have taken since the last window, and what time has given back.
@@ -228,6 +254,11 @@ impl Policy for ByRule {
         self.parts.iter().map(|running| running.part.policy.data_period_s()).fold(0.0, f64::max)
     }
 
+    fn spent(&self) -> Spent {
+        let copied = |running: &Running| Copied { rules: running.part.rules.clone(), bytes: running.copied };
+        Spent { parts: self.parts.iter().map(copied).collect(), time_s: self.time_s }
+    }
+
     fn traits(&self) -> Traits {
         let all = self.parts.iter().map(|running| running.part.policy.traits());
         all.fold(Traits::default(), Traits::union)
@@ -346,6 +377,15 @@ mod tests {
         let spent = rules.decide(&Topology::default(), &Snapshot { outcomes: vec![outcome], ..at(3.0, 41) });
         assert_eq!(subjects(&spent), [Subject::thread(&window(1.0).threads[0])]);
         assert!(spent.notes.iter().any(|note| note.contains("rule a")), "{:?}", spent.notes);
+        // A reload, after which the rule has others beside it, allows nothing more.
+        let (mut both, _) = part("files", "b", 100.0);
+        both.rules.push(Some("a".into()));
+        let (other, _) = part("files", "c", 100.0);
+        let mut after = ByRule::new(vec![both, other]);
+        after.go_on(&rules.spent());
+        assert_eq!(after.parts.iter().map(Running::left).collect::<Vec<_>>(), [40.0, 100.0]);
+        let plan = after.decide(&Topology::default(), &at(3.5, 41));
+        assert!(!subjects(&plan).contains(&Subject::file(&window(1.0).files[0])), "{plan:?}");
         assert_eq!(moves(&mut rules, &at(23.0 * 3600.0, 41)), 1);
         assert_eq!(moves(&mut rules, &at(25.0 * 3600.0, 41)), 2, "a day has passed");
     }

@@ -78,6 +78,11 @@ pub trait Policy: Send {
         self.period_s()
     }
 
+    /// What its rules have copied of their bytes a day.
+    fn spent(&self) -> by_rule::Spent {
+        by_rule::Spent::default()
+    }
+
     /// Why it can decide nothing any more: only a program of the user's can fail.
     fn trouble(&self) -> Option<&str> {
         None

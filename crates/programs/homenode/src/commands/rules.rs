@@ -9,7 +9,8 @@
 //!
 //! **Limits.** Only `[[service]]` and the sections of policies change while running. What a policy
 //! may need (capabilities, programs) is decided at the start, so a rule that needs more is refused.
-//! Policies begin anew, without what they had learned.
+//! Policies begin anew, without what they had learned; what a rule has copied of its bytes a day
+//! stays.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use command::args::PolicyArgs;
 use command::rules::Service;
 use engine::Engine;
 use host::HostPlane;
-use placement::{Policy, Traits};
+use placement::Traits;
+use placement::by_rule::ByRule;
 use rustc_hash::FxHashSet;
 use session::policies;
 use session::windows::Output;
@@ -75,15 +77,16 @@ impl Reload<'_> {
         let read = self.read();
         let result = read.as_ref().map(|(config, _)| self.later(config)).map_err(Failure::line);
         let rules = read.as_ref().map_or_else(|_| Vec::new(), |(config, _)| config.service.clone());
-        if let Ok((config, policy)) = read {
+        if let Ok((config, mut policy)) = read {
             engine.plane_mut().rule(config.rules(), self.anew(&config));
-            engine.decide_by(policy);
+            policy.go_on(&engine.policy().spent());
+            engine.decide_by(Box::new(policy));
             self.last = config.service;
         }
         out.reloaded(begun_s, &rules, result)
     }
 
-    fn read(&self) -> Result<(Config, Box<dyn Policy>), Failure> {
+    fn read(&self) -> Result<(Config, ByRule), Failure> {
         if !self.by_rules {
             return Err(Failure::new(Exit::Usage, "rules", "options of this run choose what is moved; restart it"));
         }
@@ -98,7 +101,7 @@ impl Reload<'_> {
             }
         }
         let policy = policies::by_rules(&config)?;
-        Ok((config, Box::new(policy)))
+        Ok((config, policy))
     }
 
     /// Rules that had another policy.
