@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use placement::flow::Flow;
 use placement::{NodeBytes, Snapshot};
 use serde::Serialize;
-use topology::FileId;
+use topology::{FileId, NodeId};
 
 use crate::services;
 
@@ -100,8 +100,17 @@ pub struct Report {
     pub processes: Vec<Process>,
     /// The files with most bytes.
     pub files: Vec<File>,
+    /// Where bytes that were handed on can leave the machine; empty if none were.
+    pub network_devices: Vec<NetworkDevice>,
     /// Limits of these observations.
     pub notes: Vec<String>,
+}
+
+/// A network device, and the node that it is attached to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NetworkDevice {
+    pub name: String,
+    pub node: NodeId,
 }
 
 impl Map {
@@ -175,6 +184,7 @@ impl Map {
             services: falling(services, usize::MAX, |service| &service.bytes),
             processes: falling(self.processes.values().cloned(), most, |process| &process.bytes),
             files: falling(files, most, |file| &file.bytes),
+            network_devices: Vec::new(),
             notes: self.notes.values().cloned().collect(),
         }
     }

@@ -177,6 +177,22 @@ pub fn cached_files(sys: &Path, node: NodeId) -> Option<u64> {
     meminfo(&Source::new(sys), &format!("{NODES}/node{node}/meminfo"), "FilePages:").ok()
 }
 
+/// Network devices and the node that each is attached to, by name: those that say one.
+pub fn network_devices(sys: &Path) -> Vec<(String, NodeId)> {
+    let mut devices: Vec<(String, NodeId)> = std::fs::read_dir(sys.join("class/net"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            // -1 where the firmware does not say; virtual devices have no such file.
+            let node = std::fs::read_to_string(entry.path().join("device/numa_node")).ok()?;
+            Some((entry.file_name().into_string().ok()?, NodeId(node.trim().parse().ok()?)))
+        })
+        .collect();
+    devices.sort_unstable();
+    devices
+}
+
 /// A field of a node's meminfo (`Node 0 MemTotal:       65536 kB`), in bytes.
 fn meminfo(source: &Source<'_>, file: &str, field: &str) -> Result<u64, TopologyError> {
     let text = source.text(file)?;

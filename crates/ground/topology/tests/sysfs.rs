@@ -587,6 +587,21 @@ fn a_wrong_configuration_changes_nothing() {
 }
 
 #[test]
+fn network_devices_have_a_node_where_the_firmware_says_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, node) in [("eth1", Some("1\n")), ("eth0", Some("0\n")), ("old", Some("-1\n")), ("lo", None)] {
+        let device = dir.path().join("class/net").join(name);
+        fs::create_dir_all(&device).unwrap();
+        if let Some(node) = node {
+            fs::create_dir(device.join("device")).unwrap();
+            fs::write(device.join("device/numa_node"), node).unwrap();
+        }
+    }
+    assert_eq!(sysfs::network_devices(dir.path()), [("eth0".to_owned(), NodeId(0)), ("eth1".to_owned(), NodeId(1))]);
+    assert_eq!(sysfs::network_devices(&dir.path().join("none")), []);
+}
+
+#[test]
 fn a_topology_survives_json() {
     for name in all() {
         let machine = read(&name);

@@ -9,7 +9,7 @@ use command::args::Global;
 use engine::Plane;
 use placement::flow::Flow;
 use placement::{Snapshot, Traits};
-use session::map::{Map, Report};
+use session::map::{Map, NetworkDevice, Report};
 use topology::{NodeId, sysfs};
 
 use crate::commands::plane;
@@ -73,6 +73,10 @@ pub fn observe(
     }
     bar.finish_and_clear();
     let mut report = map.report(top);
+    if report.sum.handed_bytes > 0 {
+        let all = sysfs::network_devices(Path::new(SYS)).into_iter();
+        report.network_devices = all.map(|(name, node)| NetworkDevice { name, node }).collect();
+    }
     for node in unknown {
         let cached = sysfs::cached_files(Path::new(SYS), node).map_or("unknown".to_owned(), bytes);
         report.notes.push(format!("cached files on node {node}, whose memory is of unknown kind: {cached}"));
@@ -82,6 +86,15 @@ pub fn observe(
 
 pub fn name(service: &str) -> String {
     if service.is_empty() { "(unknown)".to_owned() } else { service.to_owned() }
+}
+
+/// `network devices: eth0 on node 0, eth1 on node 1`.
+fn devices(all: &[NetworkDevice]) -> String {
+    if all.is_empty() {
+        return "no network device says which node it is on".to_owned();
+    }
+    let each = all.iter().map(|device| format!("{} on node {}", output::escape(&device.name), device.node));
+    format!("network devices: {}", each.collect::<Vec<_>>().join(", "))
 }
 
 pub fn share(part: u64, all: u64) -> String {
@@ -102,8 +115,9 @@ pub fn text(report: &Report, limits: &Limits) -> String {
     });
     if sum.handed_bytes > 0 {
         text.push_str(&format!(
-            "{} were handed on by sendfile or splice, which counts as no read\n",
-            bytes(sum.handed_bytes)
+            "{} were handed on by sendfile or splice, which counts as no read; {}\n",
+            bytes(sum.handed_bytes),
+            devices(&report.network_devices)
         ));
     }
     let unlisted = report.unlisted_read_bytes.total();
