@@ -87,7 +87,7 @@ fn a_program_that_places_threads_and_comes_later_is_told() {
     let mut lines = BufReader::new(run.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(lines.next().unwrap().contains("\"kind\":\"start\""));
     let mut told = |what: &str| {
-        let line = lines.find(|line| line.contains("\"kind\":\"interference\"")).expect("run has ended");
+        let line = lines.find(|line| line.contains("\"kind\":\"interference\"")).unwrap();
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         let names = line[what].as_array().unwrap().iter().filter(|it| it["name"] == "numad").count();
         assert_eq!(names, 1, "{what}: {line}");
