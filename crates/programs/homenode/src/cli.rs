@@ -7,8 +7,8 @@ use command::pages::{self, CompletionsArgs, ManArgs};
 
 use crate::child;
 use crate::commands::{
-    check, doctor, explain, export, hot, map, r#move, nodes, plan, record, reload, replay, report, restore, run,
-    status, top, trial, warm, where_,
+    check, config, doctor, explain, export, hot, map, r#move, nodes, plan, record, reload, replay, report, restore,
+    run, status, top, trial, warm, where_,
 };
 use crate::exit::{Exit, Failure};
 
@@ -260,6 +260,16 @@ Examples:
     /// A process of its own, which needs no privileges and gives up those it has: the daemon itself
     /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
     ///
+    /// Check configuration files before a service reads them
+    #[command(
+        subcommand_required = true,
+        after_help = "\
+Examples:
+  homenode config check
+  homenode config check ./homenode.toml"
+    )]
+    Config(config::ConfigArgs),
+
     /// Listens on a loopback address or a Unix socket only. For other machines, let a proxy that
     /// authenticates its users, or node_exporter (--textfile), pass the metrics on.
     #[command(after_help = "\
@@ -455,3 +465,4 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }
+        Command::Config(args) => config::run(global, args),

@@ -39,8 +39,9 @@ fn machine(name: &str) -> String {
     format!("{}/../../ground/topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 22] = [
+const SUB_COMMANDS: [&str; 23] = [
     "check",
+    "config",
     "reload",
     "status",
     "nodes",
@@ -75,7 +76,46 @@ fn every_sub_command_explains_itself_with_examples() {
     for name in SUB_COMMANDS {
         assert!(help.contains(&format!("\n  {name} ")), "{name}");
     }
-    assert!(!help.contains("__exec"), "{help}");
+    assert!(!help.contains("__exec") && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    for group in ["Look", "Act", "Prove", "Other programs"] {
+        assert!(help.contains(&format!("\n{group}:\n")), "{group}: {help}");
+    }
+    for (typed, meant) in [("rn", "'run'"), ("wher", "'where'"), ("paln", "'plan'")] {
+        let (code, _, err) = ends(&[typed]);
+        assert!(code == 2 && err.contains(meant), "{typed}: {err}");
+    }
+}
+
+#[test]
+fn config_check_names_each_fault_and_questions_what_is_hardly_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, drop) = (dir.path().join("homenode.toml"), dir.path().join("conf.d/1.toml"));
+    fs::create_dir(dir.path().join("conf.d")).unwrap();
+    fs::write(&file, "[engine]\nwindow_s = \"long\"\n").unwrap();
+    fs::write(&drop, "[[service]]\nunit = \"a\"\npolicy = \"arc\"\nx = 1\n").unwrap();
+    let (file, drop) = (file.to_str().unwrap(), drop.to_str().unwrap());
+    // A file of conf.d is checked with the file that it belongs to.
+    for named in [file, drop] {
+        let (code, out, err) = ends(&["config", "check", named]);
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("homenode.toml:2: window_s must be a number") && err.contains("1.toml:4: "), "{err}");
+    }
+    fs::write(file, "[engine.budget]\ncpu = 300\n").unwrap();
+    fs::write(drop, "[[service]]\nunit = \"a\"\npolicy = \"arc\"\n").unwrap();
+    let (code, out, err) = ends(&["config", "check", drop]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("warning: ") && out.contains("homenode.toml:2: engine.budget.cpu is 300 CPUs"), "{out}");
+    assert!(out.ends_with("homenode.toml: right, 1 rule\n"), "{out}");
+    let nodes = "[node.0]\nfile_data = true\n\n[node.77]\nfile_data = true\n";
+    fs::write(file, nodes).unwrap();
+    let (code, _, err) = ends(&["--config", file, "config", "check"]);
+    assert!(code == 1 && err.contains("homenode.toml:4: ") && err.contains("no node 77"), "{err}");
+    let (code, out, _) = ends(&["config", "check", "--json", file, "/nosuch.toml"]);
+    assert_eq!(
+        (code, serde_json::from_str::<serde_json::Value>(&out).unwrap()["files"][1]["right"].clone()),
+        (1, false.into()),
+        "{out}"
+    );
 }
 
 #[test]
