@@ -22,6 +22,9 @@ Exit codes:
   5  reading or writing failed (file missing, disk full, …)
 `homenode run -- CMD` returns what CMD returned.";
 
+/// The commented configuration.
+const EXAMPLE: &str = include_str!("../../../../docs/homenode.toml");
+
 /// Keep threads next to the file data they read, on NUMA machines.
 ///
 /// Every file byte that a thread reads comes from the memory of some node. If the thread runs on
@@ -423,11 +426,11 @@ Examples:
   homenode completions fish > ~/.config/fish/completions/homenode.fish")]
     Completions(CompletionsArgs),
 
-    /// Print the manual page, or write the pages of all sub-commands to a directory
+    /// Print the manual page, or write all pages to a directory
     #[command(after_help = "\
 Examples:
   homenode man | man -l -
-  homenode man /usr/share/man/man1")]
+  homenode man /tmp/pages")]
     Man(ManArgs),
 
     /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first
@@ -461,7 +464,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
         Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args, vec![pages::of_configuration(EXAMPLE)]),
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }

@@ -880,7 +880,9 @@ fn completions_for_every_shell() {
 
 #[test]
 fn a_manual_page_for_every_sub_command() {
-    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode"), &SUB_COMMANDS.map(str::to_owned));
+    let subs = [&SUB_COMMANDS[..], &["config-check"]].concat();
+    let subs: Vec<_> = subs.into_iter().map(str::to_owned).collect();
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode"), &subs, &["homenode.toml.5"]);
     let run = &pages["homenode-run.1"];
     assert!(run.contains(".TH") && run.contains("dry\\-run"), "{run}");
 }
