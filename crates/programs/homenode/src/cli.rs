@@ -77,10 +77,15 @@ Examples:
     /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX
     /// or on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
     /// changes nothing. The kernel may hide this from users who do not own the file; the output
-    /// then says so. On a volume, anyone who may read the file may see this.
+    /// then says so. On a volume, anyone who may read the file may see this. A file with several
+    /// names counts once. Of a process it shows the memory that the process alone has, by a sample
+    /// of its pages.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
+  sudo homenode where -r /var/lib/postgresql
+  sudo homenode where --pid 4121
+  find /data -name '*.sst' -size +64M | homenode where -
   homenode where --json /data/kv/000123.sst
 
 An error for one file does not stop the others; the exit code is then 1.")]

@@ -413,6 +413,39 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
 }
 
 #[test]
+#[test]
+fn where_looks_at_directories_lists_and_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![1; 10_000]).unwrap();
+    // A file with two names counts once, and a directory's pipes and links are no files.
+    fs::hard_link(&file, dir.path().join("name")).unwrap();
+    fs::create_dir(dir.path().join("sub")).unwrap();
+    fs::write(dir.path().join("sub/more"), vec![1; 10_000]).unwrap();
+    std::os::unix::fs::symlink(&file, dir.path().join("sub/link")).unwrap();
+    let (code, out, err) = ends(&["where", "-r", dir.path().to_str().unwrap()]);
+    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 4), "{out}");
+    let total: Vec<_> = out.lines().last().unwrap().split_whitespace().take(3).collect();
+    assert_eq!(total, ["total", "19.5", "KiB"], "{out}");
+    let mut from = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    let mut from = from
+        .args(["where", "-"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    writeln!(from.stdin.take().unwrap(), "{}", file.display()).unwrap();
+    let out = text(&from.wait_with_output().unwrap().stdout);
+    assert!(out.contains(file.to_str().unwrap()), "{out}");
+    // Of the test itself: its memory and its program.
+    let (code, out, err) = ends(&["where", "--pid", &std::process::id().to_string()]);
+    let own = std::env::current_exe().unwrap();
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains("memory of process") && out.contains(own.to_str().unwrap()), "{out}");
+    let (code, out, err) = ends(&["where", "--pid", "2147483647"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (1, "", "homenode: process 2147483647: no such process\n"));
+}
+
 fn hot_takes_no_kernel_thread() {
     let kernel_thread = fs::read_to_string("/proc/2/stat").is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
     let (code, out, err) = ends(&["hot", "--pid", "2"]);
@@ -480,7 +513,7 @@ fn move_refuses_what_has_no_pages_and_goes_on() {
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(err.contains(file) && err.contains("the range begins at 100.0 GiB, and the file ends at 9.8 KiB"), "{err}");
     let (code, out, err) = ends(&["move", "--to", &node, file]);
-    assert_eq!((code, out, err), (0, format!("{file}: 10.0 kB are on node {node} already\n"), String::new()));
+    assert_eq!((code, out, err), (0, format!("{file}: 9.8 KiB are on node {node} already\n"), String::new()));
 }
 
 /// Needs no privileges.
@@ -511,7 +544,7 @@ fn warm_reads_in_what_was_asked_and_goes_on() {
     assert_eq!(code, 1);
     assert!(err.contains("ENOENT") && err.contains("is a directory") && err.lines().count() == 2, "{err}");
     assert!(
-        out.contains("3.1 MB cached, node ") && out.contains("2.1 MB were missing") && out.lines().count() == 2,
+        out.contains("3.0 MiB cached, node ") && out.contains("2.0 MiB were missing") && out.lines().count() == 2,
         "{out}"
     );
     assert_eq!(cached().len(), pages(3));
