@@ -260,14 +260,6 @@ Examples:
   sudo systemctl reload homenode")]
     Reload,
 
-    /// Serve what a running homenode counts as metrics, for Prometheus
-    ///
-    /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
-    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
-    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing.
-    /// A process of its own, which needs no privileges and gives up those it has: the daemon itself
-    /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
-    ///
     /// Check configuration files before a service reads them
     #[command(
         subcommand_required = true,
@@ -278,6 +270,14 @@ Examples:
     )]
     Config(config::ConfigArgs),
 
+    /// Serve what a running homenode counts as metrics, for Prometheus
+    ///
+    /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
+    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
+    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing.
+    /// A process of its own, which needs no privileges and gives up those it has: the daemon itself
+    /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
+    ///
     /// Listens on a loopback address or a Unix socket only. For other machines, let a proxy that
     /// authenticates its users, or node_exporter (--textfile), pass the metrics on.
     #[command(after_help = "\
@@ -444,6 +444,47 @@ Examples:
     Exec(child::ExecArgs),
 }
 
+/// The sub-commands as `--help` lists them.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Look", &["check", "doctor", "nodes", "map", "top", "where", "hot", "status", "explain", "export", "report"]),
+    ("Act", &["run", "config", "reload", "restore", "move", "warm"]),
+    ("Prove", &["plan", "trial", "record", "replay"]),
+    ("Pages and completions", &["man", "completions"]),
+];
+
+const OTHERS: &str = "\
+Other programs:
+  homenode-fs  Make, check and mount volumes over the memory of several nodes
+  homenode-lab Run the shipped code on machines that are not there, in virtual time
+";
+
+/// The command line; its help has the sub-commands in groups, which clap does not know.
+pub fn grouped() -> clap::Command {
+    let plain = Cli::command();
+    let mut list = String::new();
+    for (group, names) in GROUPS {
+        list += &format!("{group}:\n");
+        for name in names {
+            let about = plain.find_subcommand(name).and_then(clap::Command::get_about);
+            list += &format!("  {name:11}");
+            let mut column = 13;
+            for word in about.map(ToString::to_string).unwrap_or_default().split(' ') {
+                if column + 1 + word.len() > 99 {
+                    list += &format!("\n{:13}", "");
+                    column = 13;
+                }
+                list += &format!(" {word}");
+                column += 1 + word.len();
+            }
+            list += "\n";
+        }
+        list += "\n";
+    }
+    plain.mut_subcommands(|sub| sub.hide(true)).override_usage("homenode [OPTIONS] <COMMAND>").help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}{OTHERS}\n{{all-args}}{{after-help}}"
+    ))
+}
+
 /// Runs the sub-command.
 pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     let global = &cli.global;
@@ -458,6 +499,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Run(args) => run::run(global, args),
         Command::Status(args) => status::run(global, args),
         Command::Reload => reload::run(global),
+        Command::Config(args) => config::run(global, args),
         Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
@@ -473,4 +515,3 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }
-        Command::Config(args) => config::run(global, args),

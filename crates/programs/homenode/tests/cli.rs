@@ -77,6 +77,7 @@ fn every_sub_command_explains_itself_with_examples() {
         assert!(help.contains(&format!("\n  {name} ")), "{name}");
     }
     assert!(!help.contains("__exec") && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    assert!(help.contains("Usage: homenode [OPTIONS] <COMMAND>"), "{help}");
     for group in ["Look", "Act", "Prove", "Other programs"] {
         assert!(help.contains(&format!("\n{group}:\n")), "{group}: {help}");
     }
@@ -413,7 +414,6 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
 }
 
 #[test]
-#[test]
 fn where_looks_at_directories_lists_and_processes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
@@ -446,6 +446,7 @@ fn where_looks_at_directories_lists_and_processes() {
     assert_eq!((code, out.as_str(), err.as_str()), (1, "", "homenode: process 2147483647: no such process\n"));
 }
 
+#[test]
 fn hot_takes_no_kernel_thread() {
     let kernel_thread = fs::read_to_string("/proc/2/stat").is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
     let (code, out, err) = ends(&["hot", "--pid", "2"]);
