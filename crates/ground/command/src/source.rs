@@ -62,7 +62,7 @@ impl Source {
         Failure::new(Exit::Usage, self.place(key), why)
     }
 
-    /// The file, and the line where the key is. Without the key, that of the section it would be in.
+    /// The file, and the line where the key is; without the key, that of its section.
     pub(crate) fn place(&self, key: &str) -> String {
         match DeTable::parse(&self.text).ok().and_then(|table| offset(table.get_ref(), key)) {
             Some(at) => self.line(at),

@@ -12,7 +12,7 @@ const EPOCH: (&str, &str) = ("SOURCE_DATE_EPOCH", "1000000000");
 
 /// Has a program write its manual pages, and returns their texts by file name. There is one for the
 /// program, one for each sub-command and those `beside` them, all dated, with the parts that a page
-/// has, and of which mandoc has nothing to say; each page that a page refers to is there, and `man` alone
+/// has; mandoc has nothing to say of any. Each page that a page refers to is there, and `man` alone
 /// prints the program's own.
 pub fn manual_pages(program: &str, sub_commands: &[String], beside: &[&str]) -> BTreeMap<String, String> {
     let dir = tempfile::tempdir().unwrap();
