@@ -3,26 +3,25 @@
 //! `docs/homenode.toml` is the commented example; a test checks that its values are the defaults.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use placement::rules::{Does, Rules};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use topology::NodeId;
 use topology::config::NodeConfig;
 
 use crate::args::CONFIG_FILE;
-use crate::exit::{Exit, Failure};
+use crate::exit::{self, Failure};
+use crate::output::units;
 use crate::rules::{self, Delegate, Drop, Service};
+use crate::source::Source;
 
 /// The whole file. Every section and key is optional; an unknown one is an error.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     #[serde(skip)]
-    path: Option<PathBuf>,
+    source: Source,
     /// `measured`: the file of `homenode nodes --measure`, if it is not the usual one.
     pub measured: Option<PathBuf>,
     /// `[node.N]`: the bandwidth of node N's memory, and whether it is for file data.
@@ -55,25 +54,29 @@ pub struct Config {
 impl Config {
     /// Reads the file the user named, or the usual one if it exists.
     pub fn load(named: Option<&Path>) -> Result<Self, Failure> {
-        let path = named.unwrap_or(Path::new(CONFIG_FILE));
-        match fs::read_to_string(path) {
-            Ok(text) => {
-                let mut config = Self { path: Some(path.to_owned()), ..Self::parse(&text, path)? };
-                config.add_drops(path, &text)?;
-                let settings = engine::Settings { guardrail: config.guardrail.clone(), ..config.engine() };
-                settings.validate().map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
-                Ok(config)
-            }
-            Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => {
-                let mut config = Self::default();
-                config.add_drops(path, "")?;
-                Ok(config)
-            }
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                Err(Failure::new(Exit::Usage, path.display().to_string(), "it is not UTF-8 text"))
-            }
-            Err(e) => Err(Failure::io("read", path, &e)),
+        let (config, faults) = Self::gather(named.unwrap_or(Path::new(CONFIG_FILE)), named.is_some());
+        faults.into_iter().next().map_or(Ok(config), Err)
+    }
+
+    /// Reads a file, which `must` be there, and its `conf.d`, and returns the first fault of each.
+    pub fn gather(path: &Path, must: bool) -> (Self, Vec<Failure>) {
+        let mut faults = Vec::new();
+        // Not to know whether it is there is no reason to be silent.
+        let absent = !must && matches!(path.try_exists(), Ok(false));
+        let read = if absent { Ok(Self::default()) } else { Source::open(path).and_then(Self::of) };
+        let mut config = read.unwrap_or_else(|fault| {
+            faults.push(fault);
+            Self::default()
+        });
+        if let Err(fault) = config.add_drops(path, &mut faults) {
+            faults.push(fault);
         }
+        let settings = engine::Settings { guardrail: config.guardrail.clone(), ..config.engine() };
+        if let Err(error) = settings.validate() {
+            let why = exit::chain(&error);
+            faults.push(config.source.refuse(why.split(' ').next().unwrap_or_default(), why.clone()));
+        }
+        (config, faults)
     }
 
     /// The settings of the loop, with the limits on moves that copy. The guardrail is off: only who
@@ -110,31 +113,85 @@ impl Config {
         self
     }
 
-    /// The source of the values, for messages.
-    pub fn place(&self) -> String {
-        self.path.as_ref().map_or("configuration".to_owned(), |path| path.display().to_string())
+    /// The file of the values, and the line of a key of theirs, for messages.
+    pub fn place(&self, key: &str) -> String {
+        match self.source.path.as_os_str().is_empty() {
+            true => "configuration".to_owned(),
+            false => self.source.place(key),
+        }
     }
 
     pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
-        let mut config: Self = read(text, path)?;
-        rules::settle(&mut config.service, text, text)
-            .map_err(|why| Failure::new(Exit::Usage, path.display().to_string(), why))?;
+        Self::of(Source { path: path.to_owned(), text: text.to_owned() })
+    }
+
+    fn of(source: Source) -> Result<Self, Failure> {
+        let mut config = Self { source: source.clone(), ..source.read()? };
+        rules::settle(&mut config.service, &source, &source.text)?;
         Ok(config)
     }
 
-    /// Adds the rules of `conf.d` beside this file, which has this text.
-    fn add_drops(&mut self, path: &Path, main: &str) -> Result<(), Failure> {
+    /// Adds the rules of `conf.d` beside this file. A file that is wrong is left out.
+    fn add_drops(&mut self, path: &Path, faults: &mut Vec<Failure>) -> Result<(), Failure> {
         for file in rules::drops(path)? {
-            let text = fs::read_to_string(&file).map_err(|e| Failure::io("read", &file, &e))?;
-            let Drop { mut service } = read(&text, &file)?;
-            rules::settle(&mut service, &text, main)
-                .map_err(|why| Failure::new(Exit::Usage, file.display().to_string(), why))?;
-            self.service.append(&mut service);
+            let read = Source::open(&file).and_then(|source| {
+                let Drop { mut service } = source.read()?;
+                rules::settle(&mut service, &source, &self.source.text)?;
+                Ok(service)
+            });
+            match read {
+                Ok(mut service) => self.service.append(&mut service),
+                Err(fault) => faults.push(fault),
+            }
         }
         rules::number(&mut self.service);
-        let delegated = self.delegate.services(main);
-        self.service.append(&mut delegated.map_err(|why| Failure::new(Exit::Usage, self.place(), why))?);
+        let delegated = self.delegate.services(&self.source.text);
+        self.service.append(&mut delegated.map_err(|why| self.source.refuse("delegate", why))?);
         Ok(())
+    }
+
+    /// Values that can be and are hardly meant, with their lines.
+    pub fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        let mut doubt = |key: &str, what: String| doubts.push(format!("{}: {key} is {what}", self.place(key)));
+        for (id, node) in &self.node {
+            for (key, rate) in [("read_bw_max", node.read_bw_max), ("write_bw_max", node.write_bw_max)] {
+                if let Some(rate) = rate.filter(|rate| !(1e8..=1e13).contains(rate)) {
+                    doubt(&format!("node.{id}.{key}"), format!("{}: memory has some GB/s", units::rate(rate)));
+                }
+            }
+        }
+        let Self { nthread, dragonfly, npolicy, arc, promote, moves, .. } = self;
+        let budget = &self.engine.budget;
+        if budget.cpu > 1.0 {
+            doubt("engine.budget.cpu", format!("{} CPUs: 0.03 is three hundredths of one", budget.cpu));
+        }
+        if budget.memory_bytes < 16 << 20 {
+            doubt("engine.budget.memory_bytes", format!("{}: it takes 20 to 40 MB", units::bytes(budget.memory_bytes)));
+        }
+        for (key, bytes, least) in [
+            ("nthread.min_bytes", nthread.min_bytes, 4096),
+            ("npolicy.min_bytes", npolicy.min_bytes, 4096),
+            ("arc.min_read_size", arc.min_read_size, 512),
+            ("arc.min_file", arc.min_file, 4096),
+            ("promote.reserve_bytes", promote.reserve_bytes as u64, 1 << 20),
+            ("moves.bytes_per_day", moves.bytes_per_day as u64, 1 << 20),
+        ] {
+            if (1..least).contains(&bytes) {
+                doubt(key, format!("{}: is the unit missing, as in \"{bytes} MB\"?", units::bytes(bytes)));
+            }
+        }
+        for (key, rate) in [
+            ("nthread.locality_margin", nthread.locality_margin),
+            ("dragonfly.migration_bw", dragonfly.migration_bw),
+            ("arc.process_copy_bw", arc.process_copy_bw),
+            ("promote.rate", promote.rate),
+        ] {
+            if rate > 0.0 && rate < 1e6 {
+                doubt(key, format!("{}: memory has some GB/s", units::rate(rate)));
+            }
+        }
+        doubts
     }
 
     /// What `[[service]]` allows; what no rule matches is observed.
@@ -143,22 +200,10 @@ impl Config {
     }
 }
 
-/// A file of TOML; an error says the line.
-fn read<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
-    toml::from_str(text).map_err(|error| {
-        let place = match error.span() {
-            Some(span) => {
-                let line = 1 + text.as_bytes().iter().take(span.start).filter(|b| **b == b'\n').count();
-                format!("{}:{line}", path.display())
-            }
-            None => path.display().to_string(),
-        };
-        Failure::new(Exit::Usage, place, error.message().replace("unknown field", "unknown key"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn error(text: &str) -> String {
@@ -279,7 +324,7 @@ mod tests {
     fn a_rule_that_cannot_be_is_named_with_its_line() {
         for (rule, place, why) in [
             ("unit = \"a\"\npolicy = \"numad\"", "h.toml:3:", "numad: it is none of ignore, observe, nthread"),
-            ("unit = \"a\"", "h.toml:1:", "missing field `policy`"),
+            ("unit = \"a\"", "h.toml:1:", "the key `policy` is missing"),
             ("unit = \"***\"\npolicy = \"observe\"", "h.toml:2:", "*** is no pattern"),
             ("unit = [\"a\", \"\"]\npolicy = \"observe\"", "h.toml:2:", "an empty name"),
             ("user = \"nobody-here\"\npolicy = \"observe\"", "h.toml:2:", "no user is called nobody-here"),
@@ -323,16 +368,81 @@ mod tests {
         assert_eq!((limit("[nthread]\ncpu_limit = inf"), limit("[nthread]\ncpu_limit = 1.01")), (f64::INFINITY, 1.01));
     }
 
+    /// Users were told of f64, u32 and structs, and values that a check refuses had no line.
     #[test]
-    fn a_bad_value_is_named_with_its_line() {
-        for (text, place) in [
-            ("[engine\n", "h.toml:1:"),
-            ("[node.zero]\nfile_data = true\n", "h.toml:"),
-            ("[node.0]\n\nread_bw_max = \"fast\"\n", "h.toml:3:"),
-            ("[engine]\nwindow_s = \"long\"\n", "h.toml:2:"),
+    fn what_is_wrong_is_said_in_words_and_with_its_line() {
+        let rule = "[[service]]\nunit = \"a\"\npolicy = \"arc\"\n";
+        for (text, says) in [
+            ("[engine\n", "1: "),
+            ("[node.zero]\nfile_data = true\n", "1: a node is a whole number"),
+            ("[node.0]\n\nread_bw_max = \"fast\"\n", "3: `fast`: expected a number with a unit, such as 200MB/s"),
+            ("[node.0]\nread_bw_max = 6.8\n", "2: `6.8`: the unit is missing, as in 6.8MB/s"),
+            (
+                "[node.0]\nread_bw_max = true\n",
+                "2: read_bw_max must be text such as \"200MB/s\" or \"4MiB\", and is true",
+            ),
+            ("[node.0]\nfile_data = 1\n", "2: file_data must be true or false, and is 1"),
+            ("node = 3\n", "1: node must be a section, and is 3"),
+            ("measured = 3\n", "1: measured must be text in quotes, and is 3"),
+            ("\n[engine]\nwindow_s = \"long\"\n", "3: window_s must be a number, and is the text \"long\""),
+            ("[engine]\nburst = 1.5\n", "2: burst must be a whole number, not below 0, and is 1.5"),
+            ("[engine]\nburst = -1\n", "2: burst must be a whole number, not below 0, and is -1"),
+            ("[engine]\ndry_run = \"no\"\n", "2: dry_run must be true or false, and is the text \"no\""),
+            ("[engine]\nwindow_s = 1\nwindow_s = 2\n", "3: duplicate key"),
+            ("[delegate]\npolicies = \"arc\"\n", "2: policies must be a list in brackets, and is the text \"arc\""),
+            ("[delegate]\npolicies = [3]\n", "2: this must be text in quotes, and is 3"),
+            ("service = 3\n", "1: service must be a list in brackets, and is 3"),
+            ("[engine]\nwindows_s = 1.0\n", "2: unknown key `windows_s`: is `window_s` meant?"),
+            ("[moves]\nx = 1.0\n", "2: unknown key `x`: known here are rate, bytes_per_day, at_once, rollback"),
+            ("[nthread]\ncpu_limit = 90\n", "2: 90 is not a share: above 0"),
+            (&format!("{rule}nthread = {{ min_bytes = [] }}"), "4: min_bytes must be text such as"),
+            (&format!("{rule}nthread = 3"), "4: nthread must be a section, and is 3"),
+            (&format!("{rule}[[service]]\nname = \"b\"\npolicy = \"arc\""), "4: service b: it names no unit"),
         ] {
             let error = error(text);
-            assert!(error.contains(place), "{error}");
+            assert!(error.starts_with(&format!("homenode: h.toml:{says}")), "{text}: {error}");
+            let rust =
+                ["f64", "u32", "struct", "integer", "floating", "boolean", "sequence", " map", "invalid", "field"];
+            assert!(!rust.iter().any(|word| error.contains(word)), "{error}");
         }
+    }
+
+    fn gathered(text: &str) -> (Vec<String>, Vec<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("h.toml");
+        fs::write(&file, text).unwrap();
+        fs::create_dir(dir.path().join("conf.d")).unwrap();
+        fs::write(dir.path().join("conf.d/1.toml"), "\n[engine]\n").unwrap();
+        fs::write(dir.path().join("conf.d/2.toml"), "[[service]]\nunit = \"b\"\npolicy = \"arc\"").unwrap();
+        let (config, faults) = Config::gather(&file, true);
+        assert_eq!(config.service.len(), 1);
+        let bare = |line: String| line.replace(&format!("{}/", dir.path().display()), "");
+        (faults.iter().map(|fault| bare(fault.line())).collect(), config.doubts().into_iter().map(bare).collect())
+    }
+
+    #[test]
+    fn each_file_has_its_fault_and_what_a_check_refuses_has_its_line() {
+        let drop = "conf.d/1.toml:2: unknown key `engine`: known here are service".to_owned();
+        let (faults, _) = gathered("[engine]\ndwell_s = 1\n\nwindow_s = -1\n");
+        assert_eq!(faults, [drop.clone(), "h.toml:4: engine.window_s is -1, it must be 0.01 to 3600".to_owned()]);
+        let (faults, _) = gathered("engine = 3");
+        assert_eq!(faults, ["h.toml:1: engine must be a section, and is 3".to_owned(), drop]);
+    }
+
+    /// GB/s, MB and per cent were meant.
+    #[test]
+    fn values_that_are_hardly_meant_are_questioned_and_those_of_the_example_are_not() {
+        let (_, doubts) = gathered(
+            "[node.0]\nread_bw_max = \"6 B/s\"\n[nthread]\nmin_bytes = 4\n[engine.budget]\ncpu = 300\n\
+            [promote]\nrate = \"250 B/s\"\n",
+        );
+        let expected = [
+            "h.toml:2: node.0.read_bw_max is 6 B/s: memory has some GB/s",
+            "h.toml:6: engine.budget.cpu is 300 CPUs: 0.03 is three hundredths of one",
+            "h.toml:4: nthread.min_bytes is 4 B: is the unit missing, as in \"4 MB\"?",
+            "h.toml:8: promote.rate is 250 B/s: memory has some GB/s",
+        ];
+        assert_eq!(doubts, expected);
+        assert_eq!(Config::default().doubts(), <[String; 0]>::default());
     }
 }

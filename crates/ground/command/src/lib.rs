@@ -20,3 +20,4 @@ pub mod pages;
 pub mod recording;
 pub mod rules;
 pub mod signals;
+mod source;

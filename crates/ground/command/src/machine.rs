@@ -66,7 +66,11 @@ impl Machine {
                 .configure(&measured.bandwidths())
                 .map_err(|e| Failure::from_error(Exit::Usage, file.display().to_string(), &e))?;
         }
-        topology.configure(&config.node).map_err(|e| Failure::from_error(Exit::Usage, config.place(), &e))?;
+        topology.configure(&config.node).map_err(|e| {
+            let absent = config.node.keys().find(|id| topology.node(**id).is_none());
+            let key = absent.map_or("node".to_owned(), |id| format!("node.{id}"));
+            Failure::from_error(Exit::Usage, config.place(&key), &e)
+        })?;
         if let Some(measured) = &measured {
             topology::tiers::from_measured(&mut topology.nodes, measured);
         }

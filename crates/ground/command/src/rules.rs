@@ -21,6 +21,7 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, SeqAccess, Visitor};
 
 use crate::exit::Failure;
+use crate::source::Source;
 
 /// What `policy` says of services that are not moved.
 const IGNORE: &str = "ignore";
@@ -143,7 +144,7 @@ impl Service {
         let open = |text: &str| text.contains(['*', '?', '[']);
         let ours = delegated::rule("");
         if self.name().starts_with(&ours) {
-            return Err(format!("service {}: names that begin with {ours}are those of [delegate]", self.name()));
+            return Err(format!("names that begin with {ours}are those of [delegate]"));
         }
         let whys = [
             (any(&self.group, &|text| !text.starts_with(['/', '*', '?', '['])), "a control group begins with /"),
@@ -151,11 +152,27 @@ impl Service {
             (any(&self.command, &|text| text.len() > 15 && !open(text)), "Linux keeps 15 bytes of a command's name"),
         ];
         let never = whys.into_iter().find_map(|(text, why)| text.map(|text| format!("{text} matches nothing: {why}")));
-        never.map_or(Ok(()), |why| Err(format!("service {}: {why}", self.name())))
+        never.map_or(Ok(()), Err)
     }
 
     fn names_nothing(&self) -> bool {
         self.rule().of.is_empty()
+    }
+
+    /// Refuses what cannot be meant, and takes the settings.
+    fn check(&mut self, main: &toml::Table, own: &toml::Table) -> Result<(), String> {
+        if self.names_nothing() {
+            return Err("it names no unit, group, pod, container, user or command".to_owned());
+        }
+        let unused = SECTIONS.into_iter().find(|section| own.contains_key(*section) && self.policy().is_none());
+        if let Some(section) = unused {
+            return Err(format!("{section} is set, and policy {} decides nothing", self.policy));
+        }
+        if self.bytes_per_day.is_finite() && self.policy().is_none() {
+            return Err(format!("bytes_per_day is set, and policy {} copies nothing", self.policy));
+        }
+        self.never()?;
+        self.settle(main, own)
     }
 
     /// Takes the settings of a file's sections, and over them those of this entry, which is `own`.
@@ -181,24 +198,16 @@ fn table(text: &str) -> Result<toml::Table, String> {
     toml::from_str(text).map_err(|error| error.message().to_owned())
 }
 
-/// Completes the entries of a file with this text; `main` is the text whose sections hold for all.
-pub(crate) fn settle(services: &mut [Service], text: &str, main: &str) -> Result<(), String> {
-    let (own, main) = (table(text)?, table(main)?);
+/// Completes the entries of a file; `main` is the text whose sections hold for all.
+pub(crate) fn settle(services: &mut [Service], file: &Source, main: &str) -> Result<(), Failure> {
+    let tables = table(&file.text).and_then(|own| Ok((own, table(main)?)));
+    let (own, main) = tables.map_err(|why| file.refuse("", why))?;
     let entries = own.get("service").and_then(toml::Value::as_array).into_iter().flatten();
-    for (service, own) in services.iter_mut().zip(entries.filter_map(toml::Value::as_table)) {
+    for (at, (service, own)) in services.iter_mut().zip(entries.filter_map(toml::Value::as_table)).enumerate() {
         let name = service.name();
-        if service.names_nothing() {
-            return Err(format!("service {name}: it names no unit, group, pod, container, user or command"));
-        }
-        let unused = SECTIONS.into_iter().find(|section| own.contains_key(*section) && service.policy().is_none());
-        if let Some(section) = unused {
-            return Err(format!("service {name}: {section} is set, and policy {} decides nothing", service.policy));
-        }
-        if service.bytes_per_day.is_finite() && service.policy().is_none() {
-            return Err(format!("service {name}: bytes_per_day is set, and policy {} copies nothing", service.policy));
-        }
-        service.never()?;
-        service.settle(&main, own).map_err(|why| format!("service {name}: {why}"))?;
+        service
+            .check(&main, own)
+            .map_err(|why| file.refuse(&format!("service.{at}"), format!("service {name}: {why}")))?;
     }
     Ok(())
 }

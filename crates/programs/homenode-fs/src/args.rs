@@ -134,11 +134,11 @@ Examples:
   homenode-fs completions fish > ~/.config/fish/completions/homenode-fs.fish")]
     Completions(CompletionsArgs),
 
-    /// Print the manual page, or write the pages of all sub-commands to a directory
+    /// Print the manual page, or write all pages to a directory
     #[command(after_help = "\
 Examples:
   homenode-fs man | man -l -
-  homenode-fs man /usr/share/man/man1")]
+  homenode-fs man /tmp/pages")]
     Man(ManArgs),
 }
 

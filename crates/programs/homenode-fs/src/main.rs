@@ -28,6 +28,15 @@ const NAMES: &[(&str, &str)] = &[
     ("mount", "mount.homenode <VOLUME> <DIR> [-o <OPTION,…>]"),
 ];
 
+/// Manual pages of these names.
+fn beside() -> Result<Vec<pages::Beside>, exit::Failure> {
+    let page = |(name, usage): &(&str, &'static str)| pages::as_program(&Cli::command(), name, usage);
+    let mut pages = NAMES.iter().map(page).collect::<Result<Vec<_>, _>>()?;
+    let text = ".so man8/mount.homenode.8\n".to_owned();
+    pages.push(pages::Beside { file: "mount.fuse.homenode.8".to_owned(), text });
+    Ok(pages)
+}
+
 /// Whether this program was called by the name that a usage begins with.
 fn called(arguments: &[OsString], usage: &str) -> bool {
     let name = arguments.first().and_then(|name| Path::new(name).file_name()).and_then(|name| name.to_str());
@@ -58,7 +67,7 @@ fn main() -> ExitCode {
         Command::Drain(args) => drain::run(&global, args),
         Command::Fs(command) => fs_files::run(&global, command),
         Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Man(args) => beside().and_then(|beside| pages::man(Cli::command(), args, beside)),
     };
     exit::end(result, global.json)
 }

@@ -641,7 +641,8 @@ fn a_manual_page_for_every_sub_command() {
     let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"].map(str::to_owned);
     let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];
     let all = [&of[..], &of_fs.map(|name| format!("fs-{name}"))].concat();
-    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-fs"), &all);
+    let beside = ["mkfs.homenode.8", "fsck.homenode.8", "mount.homenode.8", "mount.fuse.homenode.8"];
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-fs"), &all, &beside);
     let mkfs = &pages["homenode-fs-mkfs.1"];
     assert!(mkfs.contains(".TH") && mkfs.contains("no\\-data\\-checksums") && mkfs.contains("EXAMPLES"), "{mkfs}");
 }

@@ -49,11 +49,11 @@ Examples:
   homenode-lab completions fish > ~/.config/fish/completions/homenode-lab.fish")]
     Completions(CompletionsArgs),
 
-    /// Print the manual page, or write the pages of all sub-commands to a directory
+    /// Print the manual page, or write all pages to a directory
     #[command(after_help = "\
 Examples:
   homenode-lab man | man -l -
-  homenode-lab man /usr/share/man/man1")]
+  homenode-lab man /tmp/pages")]
     Man(ManArgs),
 }
 
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
         Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args, Vec::new()),
     };
     exit::end(result, cli.global.json)
 }

@@ -260,7 +260,7 @@ fn an_interrupted_figure_goes_on() {
 #[test]
 fn a_manual_page_for_every_sub_command() {
     let subs = ["completions", "man", "regret", "run"].map(str::to_owned);
-    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-lab"), &subs);
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-lab"), &subs, &[]);
     // Experiments have their settings in their own files.
     assert!(pages.values().all(|page| !page.contains("state\\-dir") && !page.contains("\\-\\-config")));
     assert!(pages["homenode-lab-run.1"].contains("\\-\\-seeds"));

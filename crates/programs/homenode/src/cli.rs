@@ -7,8 +7,8 @@ use command::pages::{self, CompletionsArgs, ManArgs};
 
 use crate::child;
 use crate::commands::{
-    check, doctor, explain, export, hot, map, r#move, nodes, plan, record, reload, replay, report, restore, run,
-    status, top, trial, warm, where_,
+    check, config, doctor, explain, export, hot, map, r#move, nodes, plan, record, reload, replay, report, restore,
+    run, status, top, trial, warm, where_,
 };
 use crate::exit::{Exit, Failure};
 
@@ -21,6 +21,9 @@ Exit codes:
   4  in use: another homenode has the state directory or the recording, or moves the file
   5  reading or writing failed (file missing, disk full, …)
 `homenode run -- CMD` returns what CMD returned.";
+
+/// The commented configuration.
+const EXAMPLE: &str = include_str!("../../../../docs/homenode.toml");
 
 /// Keep threads next to the file data they read, on NUMA machines.
 ///
@@ -74,10 +77,15 @@ Examples:
     /// Prints each file's size, how much of it is in memory, and on which nodes. Of a file on DAX
     /// or on a volume of homenode's own that is mounted, it shows the blocks. Reads nothing in and
     /// changes nothing. The kernel may hide this from users who do not own the file; the output
-    /// then says so. On a volume, anyone who may read the file may see this.
+    /// then says so. On a volume, anyone who may read the file may see this. A file with several
+    /// names counts once. Of a process it shows the memory that the process alone has, by a sample
+    /// of its pages.
     #[command(after_help = "\
 Examples:
   homenode where /var/lib/postgresql/15/main/base/16384/*
+  sudo homenode where -r /var/lib/postgresql
+  sudo homenode where --pid 4121
+  find /data -name '*.sst' -size +64M | homenode where -
   homenode where --json /data/kv/000123.sst
 
 An error for one file does not stop the others; the exit code is then 1.")]
@@ -252,6 +260,16 @@ Examples:
   sudo systemctl reload homenode")]
     Reload,
 
+    /// Check configuration files before a service reads them
+    #[command(
+        subcommand_required = true,
+        after_help = "\
+Examples:
+  homenode config check
+  homenode config check ./homenode.toml"
+    )]
+    Config(config::ConfigArgs),
+
     /// Serve what a running homenode counts as metrics, for Prometheus
     ///
     /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
@@ -413,17 +431,58 @@ Examples:
   homenode completions fish > ~/.config/fish/completions/homenode.fish")]
     Completions(CompletionsArgs),
 
-    /// Print the manual page, or write the pages of all sub-commands to a directory
+    /// Print the manual page, or write all pages to a directory
     #[command(after_help = "\
 Examples:
   homenode man | man -l -
-  homenode man /usr/share/man/man1")]
+  homenode man /tmp/pages")]
     Man(ManArgs),
 
     /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first
     /// moment
     #[command(hide = true, name = "__exec")]
     Exec(child::ExecArgs),
+}
+
+/// The sub-commands as `--help` lists them.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Look", &["check", "doctor", "nodes", "map", "top", "where", "hot", "status", "explain", "export", "report"]),
+    ("Act", &["run", "config", "reload", "restore", "move", "warm"]),
+    ("Prove", &["plan", "trial", "record", "replay"]),
+    ("Pages and completions", &["man", "completions"]),
+];
+
+const OTHERS: &str = "\
+Other programs:
+  homenode-fs  Make, check and mount volumes over the memory of several nodes
+  homenode-lab Run the shipped code on machines that are not there, in virtual time
+";
+
+/// The command line; its help has the sub-commands in groups, which clap does not know.
+pub fn grouped() -> clap::Command {
+    let plain = Cli::command();
+    let mut list = String::new();
+    for (group, names) in GROUPS {
+        list += &format!("{group}:\n");
+        for name in names {
+            let about = plain.find_subcommand(name).and_then(clap::Command::get_about);
+            list += &format!("  {name:11}");
+            let mut column = 13;
+            for word in about.map(ToString::to_string).unwrap_or_default().split(' ') {
+                if column + 1 + word.len() > 99 {
+                    list += &format!("\n{:13}", "");
+                    column = 13;
+                }
+                list += &format!(" {word}");
+                column += 1 + word.len();
+            }
+            list += "\n";
+        }
+        list += "\n";
+    }
+    plain.mut_subcommands(|sub| sub.hide(true)).override_usage("homenode [OPTIONS] <COMMAND>").help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}{OTHERS}\n{{all-args}}{{after-help}}"
+    ))
 }
 
 /// Runs the sub-command.
@@ -440,6 +499,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Run(args) => run::run(global, args),
         Command::Status(args) => status::run(global, args),
         Command::Reload => reload::run(global),
+        Command::Config(args) => config::run(global, args),
         Command::Export(args) => export::run(global, args),
         Command::Trial(args) => trial::run(global, args),
         Command::Plan(args) => plan::run(global, args),
@@ -451,7 +511,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
         Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args),
+        Command::Man(args) => pages::man(Cli::command(), args, vec![pages::of_configuration(EXAMPLE)]),
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }

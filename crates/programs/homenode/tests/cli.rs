@@ -39,8 +39,9 @@ fn machine(name: &str) -> String {
     format!("{}/../../ground/topology/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-const SUB_COMMANDS: [&str; 22] = [
+const SUB_COMMANDS: [&str; 23] = [
     "check",
+    "config",
     "reload",
     "status",
     "nodes",
@@ -75,7 +76,47 @@ fn every_sub_command_explains_itself_with_examples() {
     for name in SUB_COMMANDS {
         assert!(help.contains(&format!("\n  {name} ")), "{name}");
     }
-    assert!(!help.contains("__exec"), "{help}");
+    assert!(!help.contains("__exec") && help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    assert!(help.contains("Usage: homenode [OPTIONS] <COMMAND>"), "{help}");
+    for group in ["Look", "Act", "Prove", "Other programs"] {
+        assert!(help.contains(&format!("\n{group}:\n")), "{group}: {help}");
+    }
+    for (typed, meant) in [("rn", "'run'"), ("wher", "'where'"), ("paln", "'plan'")] {
+        let (code, _, err) = ends(&[typed]);
+        assert!(code == 2 && err.contains(meant), "{typed}: {err}");
+    }
+}
+
+#[test]
+fn config_check_names_each_fault_and_questions_what_is_hardly_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, drop) = (dir.path().join("homenode.toml"), dir.path().join("conf.d/1.toml"));
+    fs::create_dir(dir.path().join("conf.d")).unwrap();
+    fs::write(&file, "[engine]\nwindow_s = \"long\"\n").unwrap();
+    fs::write(&drop, "[[service]]\nunit = \"a\"\npolicy = \"arc\"\nx = 1\n").unwrap();
+    let (file, drop) = (file.to_str().unwrap(), drop.to_str().unwrap());
+    // A file of conf.d is checked with the file that it belongs to.
+    for named in [file, drop] {
+        let (code, out, err) = ends(&["config", "check", named]);
+        assert_eq!((code, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("homenode.toml:2: window_s must be a number") && err.contains("1.toml:4: "), "{err}");
+    }
+    fs::write(file, "[engine.budget]\ncpu = 300\n").unwrap();
+    fs::write(drop, "[[service]]\nunit = \"a\"\npolicy = \"arc\"\n").unwrap();
+    let (code, out, err) = ends(&["config", "check", drop]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    assert!(out.contains("warning: ") && out.contains("homenode.toml:2: engine.budget.cpu is 300 CPUs"), "{out}");
+    assert!(out.ends_with("homenode.toml: right, 1 rule\n"), "{out}");
+    let nodes = "[node.0]\nfile_data = true\n\n[node.77]\nfile_data = true\n";
+    fs::write(file, nodes).unwrap();
+    let (code, _, err) = ends(&["--config", file, "config", "check"]);
+    assert!(code == 1 && err.contains("homenode.toml:4: ") && err.contains("no node 77"), "{err}");
+    let (code, out, _) = ends(&["config", "check", "--json", file, "/nosuch.toml"]);
+    assert_eq!(
+        (code, serde_json::from_str::<serde_json::Value>(&out).unwrap()["files"][1]["right"].clone()),
+        (1, false.into()),
+        "{out}"
+    );
 }
 
 #[test]
@@ -373,6 +414,39 @@ fn where_refuses_what_has_no_pages_and_goes_on() {
 }
 
 #[test]
+fn where_looks_at_directories_lists_and_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, vec![1; 10_000]).unwrap();
+    // A file with two names counts once, and a directory's pipes and links are no files.
+    fs::hard_link(&file, dir.path().join("name")).unwrap();
+    fs::create_dir(dir.path().join("sub")).unwrap();
+    fs::write(dir.path().join("sub/more"), vec![1; 10_000]).unwrap();
+    std::os::unix::fs::symlink(&file, dir.path().join("sub/link")).unwrap();
+    let (code, out, err) = ends(&["where", "-r", dir.path().to_str().unwrap()]);
+    assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 4), "{out}");
+    let total: Vec<_> = out.lines().last().unwrap().split_whitespace().take(3).collect();
+    assert_eq!(total, ["total", "19.5", "KiB"], "{out}");
+    let mut from = Command::new(env!("CARGO_BIN_EXE_homenode"));
+    let mut from = from
+        .args(["where", "-"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    writeln!(from.stdin.take().unwrap(), "{}", file.display()).unwrap();
+    let out = text(&from.wait_with_output().unwrap().stdout);
+    assert!(out.contains(file.to_str().unwrap()), "{out}");
+    // Of the test itself: its memory and its program.
+    let (code, out, err) = ends(&["where", "--pid", &std::process::id().to_string()]);
+    let own = std::env::current_exe().unwrap();
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert!(out.contains("memory of process") && out.contains(own.to_str().unwrap()), "{out}");
+    let (code, out, err) = ends(&["where", "--pid", "2147483647"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (1, "", "homenode: process 2147483647: no such process\n"));
+}
+
+#[test]
 fn hot_takes_no_kernel_thread() {
     let kernel_thread = fs::read_to_string("/proc/2/stat").is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
     let (code, out, err) = ends(&["hot", "--pid", "2"]);
@@ -440,7 +514,7 @@ fn move_refuses_what_has_no_pages_and_goes_on() {
     assert_eq!((code, out.as_str()), (1, ""));
     assert!(err.contains(file) && err.contains("the range begins at 100.0 GiB, and the file ends at 9.8 KiB"), "{err}");
     let (code, out, err) = ends(&["move", "--to", &node, file]);
-    assert_eq!((code, out, err), (0, format!("{file}: 10.0 kB are on node {node} already\n"), String::new()));
+    assert_eq!((code, out, err), (0, format!("{file}: 9.8 KiB are on node {node} already\n"), String::new()));
 }
 
 /// Needs no privileges.
@@ -471,7 +545,7 @@ fn warm_reads_in_what_was_asked_and_goes_on() {
     assert_eq!(code, 1);
     assert!(err.contains("ENOENT") && err.contains("is a directory") && err.lines().count() == 2, "{err}");
     assert!(
-        out.contains("3.1 MB cached, node ") && out.contains("2.1 MB were missing") && out.lines().count() == 2,
+        out.contains("3.0 MiB cached, node ") && out.contains("2.0 MiB were missing") && out.lines().count() == 2,
         "{out}"
     );
     assert_eq!(cached().len(), pages(3));
@@ -840,7 +914,9 @@ fn completions_for_every_shell() {
 
 #[test]
 fn a_manual_page_for_every_sub_command() {
-    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode"), &SUB_COMMANDS.map(str::to_owned));
+    let subs = [&SUB_COMMANDS[..], &["config-check"]].concat();
+    let subs: Vec<_> = subs.into_iter().map(str::to_owned).collect();
+    let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode"), &subs, &["homenode.toml.5"]);
     let run = &pages["homenode-run.1"];
     assert!(run.contains(".TH") && run.contains("dry\\-run"), "{run}");
 }

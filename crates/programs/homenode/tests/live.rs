@@ -1154,6 +1154,10 @@ fn manual_pages_render_without_a_warning() {
     assert!([command, homenode_fs].iter().all(|program| program(&["man", &pages]).status().unwrap().success()));
     for page in fs::read_dir(&pages).unwrap() {
         let page = page.unwrap().path();
+        // Another name of a page, which is found once it is installed.
+        if fs::read_to_string(&page).unwrap().starts_with(".so ") {
+            continue;
+        }
         let output =
             Command::new("man").args(["--warnings", "--local-file"]).arg(&page).env("MANWIDTH", "80").output().unwrap();
         let (shown, warned) = (text(&output.stdout), text(&output.stderr));

@@ -1,6 +1,7 @@
 //! The sub-commands, one module each.
 
 pub mod check;
+pub mod config;
 pub mod doctor;
 pub mod explain;
 pub mod export;

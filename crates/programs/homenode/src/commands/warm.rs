@@ -24,7 +24,7 @@ use super::readers;
 use crate::config::Config;
 use crate::exit::{Exit, Failure, chain};
 use crate::machine;
-use crate::output::units::{bytes, parse_positive_rate, parse_range, percent, within};
+use crate::output::units::{parse_positive_rate, parse_range, percent, size, within};
 use crate::output::{self, escape};
 use crate::signals::Stop;
 
@@ -203,7 +203,7 @@ impl Job<'_> {
         if self.args.drop_first {
             work.drop_cached()?;
             if let Some(kept @ 1..) = work.before() {
-                whys.push(format!("{} were dirty or mapped and not dropped", bytes(kept)));
+                whys.push(format!("{} were dirty or mapped and not dropped", size(kept)));
             }
         }
         match parts {
@@ -297,10 +297,10 @@ impl Job<'_> {
             if astray > 0 {
                 let before =
                     if work.before() != Some(0) { " (cached before: move them, or try --drop-first)" } else { "" };
-                whys.push(format!("{} are on other nodes{before}", bytes(astray)));
+                whys.push(format!("{} are on other nodes{before}", size(astray)));
             }
             if missing > 0 && stopped.is_none() {
-                whys.push(format!("{} are not cached (any more)", bytes(missing)));
+                whys.push(format!("{} are not cached (any more)", size(missing)));
             }
             // What stayed is where it should be.
             if astray == 0 && missing == 0 {
@@ -358,11 +358,11 @@ impl Done {
                 if shares.is_empty() {
                     shares.push("on no node".to_owned());
                 }
-                format!("{name}: {} cached, {}", bytes(total), shares.join(", "))
+                format!("{name}: {} cached, {}", size(total), shares.join(", "))
             }
-            None => format!("{name}: {} read", bytes(self.len())),
+            None => format!("{name}: {} read", size(self.len())),
         };
-        let missing = self.before.map(|before| format!("; {} were missing", bytes(self.len().saturating_sub(before))));
+        let missing = self.before.map(|before| format!("; {} were missing", size(self.len().saturating_sub(before))));
         line.push_str(&format!("{}, {:.1} s", missing.unwrap_or_default(), self.seconds));
         if let Some(why) = &self.why {
             line.push_str("; ");

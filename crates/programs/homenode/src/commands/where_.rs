@@ -2,9 +2,16 @@
 //! or on a volume.
 
 use clap::Args;
-use command::args::Global;
+use command::args::{Global, pid};
+use placement::NodeBytes;
+use rustc_hash::FxHashSet;
 use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::BufRead;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use crate::mounted;
 use indicatif::ProgressBar;
@@ -24,9 +31,81 @@ use crate::output::{self, escape, progress};
 /// `homenode where`.
 #[derive(Debug, Args)]
 pub struct WhereArgs {
-    /// Files to look at
-    #[arg(required = true, value_name = "FILE")]
+    /// Files to look at; - reads their names from stdin, one a line
+    #[arg(required_unless_present = "pid", value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// Look at all files in directories, and in those below them, of the same file system
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// Look at the memory of a process, and at the files that it has open or mapped (repeat the
+    /// option)
+    #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
+    pub pid: Vec<u32>,
+}
+
+/// Files to look at, each once, and what could not be looked through.
+#[derive(Default)]
+struct List {
+    files: Vec<PathBuf>,
+    known: FxHashSet<(u64, u64)>,
+    failed: Vec<Failure>,
+}
+
+impl List {
+    /// Adds a file that is not there yet: it may have several names.
+    fn add(&mut self, path: PathBuf) {
+        let id = path.metadata().map(|meta| (meta.dev(), meta.ino()));
+        if id.is_err() || id.is_ok_and(|id| self.known.insert(id)) {
+            self.files.push(path);
+        }
+    }
+
+    /// Adds the files of a directory. Links, pipes and other file systems are left out.
+    fn walk(&mut self, dir: &Path, device: u64) {
+        let entries = fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+        let mut entries = match entries {
+            Ok(entries) => entries,
+            Err(error) => return self.failed.push(Failure::io("read", dir, &error).exiting(Exit::Partly)),
+        };
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            // Gone meanwhile.
+            let Ok(meta) = entry.metadata() else { continue };
+            match meta.file_type() {
+                kind if kind.is_dir() && meta.dev() == device => self.walk(&entry.path(), device),
+                kind if kind.is_file() && meta.dev() == device => self.add(entry.path()),
+                _ => {}
+            }
+        }
+    }
+
+    /// Adds the files that a process has open or mapped.
+    fn of_process(&mut self, pid: u32) {
+        let of = Path::new(machine::PROC).join(pid.to_string());
+        let maps = fs::read_to_string(of.join("maps")).unwrap_or_default();
+        // After five fields and some space; a file without a name any more ends in ` (deleted)`.
+        let mapped = maps.lines().filter_map(|line| Some(PathBuf::from(line.get(line.find('/')?..)?)));
+        let open = fs::read_dir(of.join("fd")).into_iter().flatten().flatten();
+        let open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+        let mut all: Vec<_> = mapped.chain(open).filter(|path| path.is_file()).collect();
+        all.sort();
+        all.into_iter().for_each(|path| self.add(path));
+    }
+}
+
+/// The memory that a process alone has, as a row beside its files.
+fn memory(pid: u32) -> Result<Residency, Failure> {
+    let what = || format!("process {pid}");
+    let nodes = linux::memory::resident(Path::new(machine::PROC), pid)
+        .map_err(|e| Failure::from_error(Exit::Partly, what(), &e))?;
+    let alive = Path::new(machine::PROC).join(pid.to_string()).exists();
+    let nodes = match nodes {
+        Some(nodes) => nodes,
+        None if alive => NodeBytes::default(),
+        None => return Err(Failure::new(Exit::Partly, what(), "no such process")),
+    };
+    let (path, size) = (format!("memory of process {pid}").into(), nodes.total());
+    Ok(Residency { path, size, resident: size, nodes, ..Residency::default() })
 }
 
 /// Smaller files finish before a progress bar could be read.
@@ -36,7 +115,31 @@ const LARGE: u64 = 256 << 20;
 pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
     let mut found = Vec::new();
     let mut exit = Exit::Done;
-    for path in &args.files {
+    let mut list = List::default();
+    for path in args.files.iter().filter(|path| path.as_os_str() != "-") {
+        match path.metadata() {
+            Ok(meta) if args.recursive && meta.is_dir() => list.walk(path, meta.dev()),
+            _ => list.add(path.clone()),
+        }
+    }
+    if args.files.iter().any(|path| path.as_os_str() == "-") {
+        for name in io::stdin().lock().split(b'\n') {
+            let name = name.map_err(|e| Failure::from_error(Exit::Io, "cannot read stdin", &e))?;
+            list.add(PathBuf::from(OsString::from_vec(name)));
+        }
+    }
+    for pid in &args.pid {
+        list.of_process(*pid);
+        match memory(*pid) {
+            Ok(memory) => found.push(memory),
+            Err(failure) => list.failed.push(failure),
+        }
+    }
+    for failure in &list.failed {
+        failure.report(global.json);
+        exit = Exit::Partly;
+    }
+    for path in &list.files {
         match look(path, global.json) {
             Ok(residency) => found.push(residency),
             Err(failure) => {
@@ -112,13 +215,25 @@ fn file_json(file: &Residency) -> Value {
     })
 }
 
+/// The sum of what is known.
+fn total(files: &[Residency]) -> Residency {
+    let mut sum = Residency { path: "total".into(), ..Residency::default() };
+    for file in files.iter().filter(|file| file.hidden.is_none()) {
+        sum.resident += file.resident;
+        file.nodes.iter().for_each(|(node, bytes)| sum.nodes.add(node, bytes));
+    }
+    sum.size = files.iter().map(|file| file.size).sum();
+    sum
+}
+
 fn text(files: &[Residency], mut nodes: BTreeSet<NodeId>) -> String {
     nodes.extend(files.iter().flat_map(|f| f.nodes.iter().map(|(node, _)| node)));
     let mut heads = vec!["file".to_owned(), ">size".to_owned(), ">resident".to_owned()];
     heads.extend(nodes.iter().map(|node| format!(">node {node}")));
     let mut table = Table::new(&heads);
     let mut notes = String::new();
-    for file in files {
+    let total = (files.len() > 1).then(|| total(files));
+    for file in files.iter().chain(&total) {
         let path = file.path.display().to_string();
         let mut row = vec![path.clone(), size(file.size)];
         match &file.hidden {
@@ -146,8 +261,6 @@ fn text(files: &[Residency], mut nodes: BTreeSet<NodeId>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use placement::NodeBytes;
-
     use super::*;
 
     fn file(path: &str, size: u64, nodes: &[(u32, u64)]) -> Residency {
@@ -176,6 +289,7 @@ mod tests {
 file                             size  resident  node 0  node 1
 /var/lib/pg/base/16384/2619   1.0 GiB   1.0 GiB    98 %     2 %
 /data/kv/000123.sst          64.0 MiB  12.0 MiB     0 %   100 %
+total                         1.1 GiB   1.0 GiB    97 %     3 %
 "
         );
     }

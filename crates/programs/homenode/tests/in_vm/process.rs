@@ -299,7 +299,7 @@ fn moves_with_its_memory() -> Outcome {
     }
     ensure!(told["failed_bytes"] == FEW + PINNED * PAGE, "{told}");
     let why = told["why"].as_str().unwrap_or_default();
-    ensure!(why.contains("4.2 MB stayed: kept") && why.contains("65.5 kB stayed: pinned"), "{why}");
+    ensure!(why.contains("4.0 MiB stayed: kept") && why.contains("64.0 KiB stayed: pinned"), "{why}");
     ensure!(holder.policies()? == policies, "{policies:?}, now {:?}", holder.policies()?);
     let node_1 = bench.machine.list_of(1);
     for (tid, mask) in masks(holder.pid()) {

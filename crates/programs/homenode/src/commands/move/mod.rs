@@ -24,7 +24,7 @@ use super::pace::Pace;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
-use crate::output::units::{bytes, parse_positive_rate, parse_range};
+use crate::output::units::{parse_positive_rate, parse_range, size};
 use crate::output::{self, escape};
 use crate::signals::Stop;
 
@@ -151,10 +151,10 @@ impl Done {
         let name = escape(name);
         let mut line = match (self.bytes, self.there) {
             (0, 0) => format!("{name}: nothing to move to node {}", self.to),
-            (0, there) => format!("{name}: {} are on node {} already", bytes(there), self.to),
+            (0, there) => format!("{name}: {} are on node {} already", size(there), self.to),
             (_, there) => {
-                let before = if there > 0 { format!(", {} were there before", bytes(there)) } else { String::new() };
-                format!("{name}: moved {} to node {} in {:.1} s{before}", bytes(self.moved), self.to, self.seconds)
+                let before = if there > 0 { format!(", {} were there before", size(there)) } else { String::new() };
+                format!("{name}: moved {} to node {} in {:.1} s{before}", size(self.moved), self.to, self.seconds)
             }
         };
         if let Some(why) = &self.why {
@@ -172,11 +172,11 @@ fn drive(job: &Job, name: &str, subject: (&'static str, Value), work: &mut dyn C
     let after = work.copied();
     let (bytes_all, moved) = (after.total.saturating_sub(after.there), after.copied());
     let mut whys: Vec<String> = stopped.iter().cloned().collect();
-    whys.extend(after.left.iter().map(|(why, n)| format!("{} stayed: {why}", bytes(*n))));
+    whys.extend(after.left.iter().map(|(why, n)| format!("{} stayed: {why}", size(*n))));
     let rest = bytes_all.saturating_sub(moved + after.failed());
     if rest > 0 {
         let what = if stopped.is_some() { "not tried" } else { "left the memory meanwhile" };
-        whys.push(format!("{} {what}", bytes(rest)));
+        whys.push(format!("{} {what}", size(rest)));
     }
     Done {
         subject,
