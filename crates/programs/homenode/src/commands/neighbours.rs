@@ -52,7 +52,7 @@ impl Neighbours {
             // None, or no thread could be started.
             _ => {
                 self.search = None;
-                if self.windows % EVERY == 0 {
+                if self.windows.is_multiple_of(EVERY) {
                     let (tell, told) = mpsc::channel();
                     let search = move || _ = tell.send(plane::interference(&|| false));
                     let started = std::thread::Builder::new().name("homenode-ask".into()).spawn(search);
