@@ -213,6 +213,13 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     }
     // In this order: observing gives up the privileges that the others take.
     let missing = doctor::cannot_move(global);
+    // Measuring takes all CPUs for seconds: not where nothing can be observed afterwards.
+    let blocked = observe::choose(&observe::Capabilities::probe(), &observe::Settings::default()).blocked;
+    if let Some((capability, cause)) = blocked {
+        let mut report = report((Verdict::CannotTell, format!("cannot observe: {capability} is missing: {cause}")));
+        (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
+        return tell(global, &report, "", &Limits::recorded(global.verbose));
+    }
     let (costs, measured) = costs(global, args, &machine)?;
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut sum = Row::default();
