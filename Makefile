@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages test-packages
+.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages test-packages test-release release
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -44,3 +44,9 @@ packages: ## deb, rpm and a tarball, under target/packages
 
 test-packages: ## Packages: install, upgrade, purge, in roots of Debian and a booted machine (5 minutes)
 	@tools/test-packages
+
+test-release: ## Packages of the release profile: as test-packages, sizes, and two builds that are equal (30 minutes)
+	@tools/test-release
+
+release: ## All that a release takes, up to the point where something would leave this machine
+	@tools/release
