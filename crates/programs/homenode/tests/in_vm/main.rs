@@ -23,6 +23,7 @@ mod process;
 mod programs;
 mod promote;
 mod rules;
+mod services;
 mod trial;
 mod two_nodes;
 mod warm;
@@ -46,6 +47,7 @@ fn main() {
         "hot-and-cold": conditions::be_hot_and_cold,
         "forker": kills::be_forker,
         "worst-neighbour": neighbour::be_worst,
+        "idle": services::be_idle,
         "map-reader": map::be_reader,
         "slowed": trial::be_slowed,
         "range-reader": promote::be_reader,
@@ -58,6 +60,7 @@ fn main() {
         masks::CASES,
         rules::CASES,
         neighbour::CASES,
+        services::CASES,
         kills::CASES,
         cpus::CASES,
         files::CASES,

@@ -257,7 +257,8 @@ impl Server {
         command
     }
 
-    fn pid(&self) -> Result<u32> {
+    /// Its first process.
+    pub fn pid(&self) -> Result<u32> {
         let text = fs::read_to_string(self.data.join("postmaster.pid"))?;
         Ok(text.lines().next().context("postmaster.pid")?.parse()?)
     }
