@@ -325,6 +325,30 @@ mod tests {
         assert_eq!(run(&[100, 100, 100], 0, &[80, 0, 80, 80, 80, 80]), []); // another load
     }
 
+    #[test]
+    fn a_plan_whose_copies_take_an_hour_is_not_watched_any_more() {
+        let mut rollback = Rollback::new(1);
+        rollback.window(&window(100));
+        begin(&mut rollback, Some(JobId(1)), &window(100));
+        (1..PATIENCE).for_each(|_| _ = rollback.window(&window(100)));
+        assert_eq!(rollback.watched.len(), 1);
+        rollback.window(&window(100));
+        assert!(rollback.watched.is_empty());
+    }
+
+    #[test]
+    fn threads_without_bytes_or_time_do_no_work() {
+        let rate = |bytes: u64, busy_s: f64| Work { bytes, busy_s, ..Work::default() }.rate();
+        assert_eq!([rate(6, 2.0), rate(0, 1.0), rate(1, 0.0)], [Some(3.0), None, None]);
+        let mut rollback = Rollback::new(1);
+        rollback.window(&window(0));
+        assert!(rollback.past[0].is_empty(), "it computes, and reads nothing");
+        let mut off = Rollback::new(0);
+        begin(&mut off, Some(JobId(1)), &window(100));
+        assert_eq!(off.heard(), [0, 0]);
+        assert!(off.watched.is_empty());
+    }
+
     /// Threads of a volume sleep while its server reads: their CPU time says nothing of how long
     /// that takes.
     #[test]

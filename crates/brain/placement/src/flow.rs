@@ -163,17 +163,17 @@ mod tests {
     fn a_threads_bytes_add_up_by_pair_of_nodes() {
         let mut flow = Flow::default();
         flow.add_thread(&reader());
-        flow.add_thread(&thread(2, 1, &[(1, 10)], 0));
+        flow.add_thread(&thread(2, 1, &[(0, 10)], 0));
         let used =
             FileUse { read_bytes: bytes(&[(0, 1), (1, 4)]), write_bytes: bytes(&[(0, 3)]), ..FileUse::default() };
         flow.add_use(&reader(), &used);
         let mb = |bytes: u64| bytes / 1_000_000;
         let Sums { read_bytes, remote_bytes, could_be_local_bytes, write_bytes, handed_bytes } = flow.sums;
-        assert_eq!([read_bytes, remote_bytes, could_be_local_bytes].map(mb), [95, 64, 40]);
+        assert_eq!([read_bytes, remote_bytes, could_be_local_bytes].map(mb), [95, 74, 50]);
         assert_eq!([write_bytes, handed_bytes, flow.total()].map(mb), [8, 7, 110]);
         let pair = |p: &Pair| [p.cpu_node.0.into(), p.data_node.0.into(), mb(p.read_bytes), mb(p.write_bytes)];
-        assert_eq!(flow.pairs.iter().map(pair).collect::<Vec<_>>(), [[0, 0, 21, 8], [0, 1, 64, 0], [1, 1, 10, 0]]);
-        assert_eq!((flow.remote_share(), flow.could_be_local_share()), (Some(64.0 / 95.0), Some(40.0 / 95.0)));
+        assert_eq!(flow.pairs.iter().map(pair).collect::<Vec<_>>(), [[0, 0, 21, 8], [0, 1, 64, 0], [1, 0, 10, 0]]);
+        assert_eq!((flow.remote_share(), flow.could_be_local_share()), (Some(74.0 / 95.0), Some(50.0 / 95.0)));
         assert_eq!(Flow::default().remote_share(), None);
     }
 

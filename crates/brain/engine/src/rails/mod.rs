@@ -173,6 +173,7 @@ impl Rails {
         self.give_back();
     }
 
+    #[cfg(test)]
     pub fn tracked(&self) -> usize {
         self.threads.len()
     }
@@ -315,6 +316,17 @@ mod tests {
     }
 
     #[test]
+    fn a_window_gives_back_no_more_tokens_than_a_burst() {
+        let mut rails = rails(|s| (s.burst, s.moves_per_s) = (2, 1.0));
+        for window in 0..2 {
+            rails.begin(f64::from(window) * 10.0);
+            let tids = (0..10).map(|tid| thread(window * 10 + tid, 0));
+            let tried = tids.filter(|subject| rails.check(subject, A, B).map(|()| rails.refused(subject)).is_ok());
+            assert_eq!(tried.count(), 4);
+        }
+    }
+
+    #[test]
     fn one_thread_is_named_once_a_window() {
         let mut rails = rails(|s| (s.dwell_s, s.cooldown_s) = (0.0, 0.0));
         rails.begin(1.0);
@@ -352,6 +364,7 @@ mod tests {
             rails.made(&thread(tid, 0), A, B);
         }
         rails.begin(1.0);
+        assert_eq!(rails.tracked(), TRACKED_MAX);
         assert_eq!(rails.check(&thread(u32::MAX, 0), A, B).unwrap_err().rail, Rail::Full);
         assert_eq!(rails.check(&thread(5, 0), B, A).unwrap_err().rail, Rail::Dwell);
         rails.begin(301.0); // dwell, cool-down and span are over for all
