@@ -282,6 +282,21 @@ mod tests {
     }
 
     #[test]
+    fn a_node_left_long_ago_and_a_refusal_before_a_move_are_forgotten() {
+        let (mut rails, c) = (rails(|s| s.dwell_s = 10.0), NodeId(2));
+        assert_eq!([go(&mut rails, 0.0, 1, A, B), go(&mut rails, 200.0, 1, B, c)], [Ok(()), Ok(())]);
+        assert_eq!([go(&mut rails, 400.0, 1, c, A), go(&mut rails, 410.0, 1, A, B)], [Ok(()), Ok(())]);
+        rails.begin(1000.0);
+        rails.refused(&thread(2, 0));
+        assert_eq!(go(&mut rails, 1010.0, 2, A, B), Ok(()));
+        rails.begin(1311.0);
+        assert_eq!(rails.tracked(), 0);
+        rails.did_not_pay(&thread(3, 0));
+        assert_eq!(go(&mut rails, 4910.0, 3, A, B), Err(Rail::LeftAlone));
+        assert_eq!(go(&mut rails, 4911.0, 3, A, B), Ok(()));
+    }
+
+    #[test]
     fn reversals_far_apart_are_no_oscillation() {
         let mut rails = rails(|_| {});
         for day in 0..20 {

@@ -212,6 +212,15 @@ mod tests {
     }
 
     #[test]
+    fn a_window_without_a_length_says_nothing_and_off_is_off() {
+        for (windows, window_s) in [(3, 0.0), (3, f64::NAN), (0, 1.0)] {
+            let mut settled = Settled::new(&Settle { windows, again_s: 600.0 });
+            settled.window(&Snapshot { window_s, threads: vec![thread(1, 0, 100)], ..Snapshot::default() }, 1.0);
+            assert_eq!((settled.windows, settled.retained()), (0, 0));
+        }
+    }
+
+    #[test]
     fn a_load_that_stays_the_same_is_left_alone_after_its_windows() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
