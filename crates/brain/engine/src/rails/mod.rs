@@ -273,15 +273,6 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_bound_where_it_is_has_not_left() {
-        let mut rails = rails(|s| s.dwell_s = 10.0);
-        assert_eq!(go(&mut rails, 0.0, 1, A, A), Ok(()));
-        // Something else displaces it; its return is no reversal, so no cool-down follows.
-        assert_eq!(go(&mut rails, 10.0, 1, B, A), Ok(()));
-        assert_eq!(go(&mut rails, 20.0, 1, A, B), Ok(()));
-    }
-
-    #[test]
     fn a_node_left_long_ago_and_a_refusal_before_a_move_are_forgotten() {
         let (mut rails, c) = (rails(|s| s.dwell_s = 10.0), NodeId(2));
         assert_eq!([go(&mut rails, 0.0, 1, A, B), go(&mut rails, 200.0, 1, B, c)], [Ok(()), Ok(())]);
