@@ -5,7 +5,7 @@ mod common;
 
 use common::{MB, declined, moves, node, snapshot, thread, why};
 use placement::npolicy::{NPolicy, Settings};
-use placement::{MappedMemory, Plan, Policy, Process, Reason, Snapshot, Thread};
+use placement::{MappedMemory, Plan, Policy, Process, Reason, Snapshot, Thread, Wish};
 use topology::{CpuSet, NodeId};
 
 /// (node, hot MB, cold MB)
@@ -255,4 +255,10 @@ fn empty_and_invalid_snapshots_do_no_harm() {
     single.nodes[0].cpus = (0..4).collect();
     assert!(first(&single).moves.is_empty());
     assert!(single.topology().cpus() == (0..4).collect::<CpuSet>());
+}
+
+#[test]
+fn it_decides_at_the_end_of_an_epoch_and_needs_mapped_memory() {
+    let policy = NPolicy::new(Settings { epoch_s: 7.0, ..Settings::default() });
+    assert_eq!((policy.period_s(), policy.traits().wants_mapped), (7.0, Wish::Needed));
 }

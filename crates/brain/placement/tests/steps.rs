@@ -157,7 +157,11 @@ fn data_on_a_node_without_cpus_attracts_to_the_nearest_node_with_some() {
 
     // If it may not run on node 0, node 1 is the nearest, and it runs there already.
     let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(2, 300)], 0) };
-    assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![confined]))), []);
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes.clone(), vec![confined]))), []);
+
+    // A node that is named twice is one.
+    let twice = Thread { allowed_nodes: vec![NodeId(0); 2], ..thread(1, 1, &[(2, 300)], 0) };
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![twice]))), [(1, 0, Reason::ReadLocality)]);
 
     // Equally near: no target.
     let nodes = vec![far(node(0, 2), 20), far(node(1, 2), 20), node(2, 0)];
