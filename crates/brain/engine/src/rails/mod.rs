@@ -333,6 +333,16 @@ mod tests {
     }
 
     #[test]
+    fn a_move_that_replaces_one_takes_no_token_and_passes_the_other_rails() {
+        let mut rails = rails(|s| (s.burst, s.moves_per_s) = (1, 0.001));
+        assert_eq!(go(&mut rails, 0.0, 1, A, B), Ok(()));
+        assert_eq!(rails.check(&thread(2, 0), A, B).unwrap_err().rail, Rail::Rate);
+        assert_eq!(rails.check_again(&thread(2, 0), A, B), Ok(()));
+        rails.begin(1.0);
+        assert_eq!(rails.check_again(&thread(1, 0), B, A).unwrap_err().rail, Rail::Dwell);
+    }
+
+    #[test]
     fn one_thread_is_named_once_a_window() {
         let mut rails = rails(|s| (s.dwell_s, s.cooldown_s) = (0.0, 0.0));
         rails.begin(1.0);
