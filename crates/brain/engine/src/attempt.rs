@@ -403,7 +403,8 @@ mod tests {
     /// outcomes for the policy.
     type Heard = (Option<Rail>, [usize; 2], [usize; 3], (usize, [usize; 2]), [usize; 2]);
 
-    fn heard(attempt: &Attempt, event: MoveEvent) -> Heard {
+    /// An engine after one event.
+    fn published(attempt: &Attempt, event: MoveEvent) -> (tempfile::TempDir, Engine<Nowhere>) {
         let tmp = tempfile::tempdir().unwrap();
         let moves = crate::settings::Moves { rollback: 1, ..Default::default() };
         let settings = Settings { burst: 1, moves_per_s: 0.001, moves, ..Settings::default() };
@@ -415,7 +416,11 @@ mod tests {
         attempt.job.into_iter().filter(|_| event != MoveEvent::Started).for_each(|job| engine.rollback.wait_for(job));
         engine.grown.due.insert(5, NodeId(0));
         engine.publish(attempt, event);
+        (tmp, engine)
+    }
 
+    fn heard(attempt: &Attempt, event: MoveEvent) -> Heard {
+        let (mv, (tmp, mut engine)) = (&attempt.mv, published(attempt, event));
         engine.rails.begin(2.0);
         let rail = engine.rails.check(&mv.subject, mv.from, mv.to).err().map(|held_back| held_back.rail);
         engine.disk.as_mut().unwrap().journal.flush().unwrap();
@@ -475,5 +480,29 @@ mod tests {
         }
         // Bytes in place before are no data that was moved.
         assert_eq!(heard(copies, ended(9)).2, [1, 0, 0]);
+    }
+
+    #[test]
+    fn the_policy_hears_the_word_of_the_rail() {
+        let event = MoveEvent::HeldBack { rail: Rail::BytesPerDay, why: "x".into() };
+        let result = event.outcome(&thread().mv).map(|outcome| outcome.result);
+        assert_eq!(result, Some(OutcomeState::HeldBack { rail: "bytes_per_day".into(), why: "x".into() }));
+    }
+
+    #[test]
+    fn the_guardrail_watches_what_was_made_and_is_not_taken_back() {
+        let guarded = |attempt: &Attempt, event| published(attempt, event).1.guarded.len();
+        assert_eq!(guarded(&thread(), MoveEvent::Applied), 1);
+        assert_eq!(guarded(&Attempt { back: true, ..thread() }, MoveEvent::Applied), 0);
+        assert_eq!(guarded(&thread(), MoveEvent::Queued), 0);
+    }
+
+    #[test]
+    fn threads_of_a_moved_process_are_known_by_their_own_ids() {
+        let subject = Subject::Process(topology::ProcessId::new(5, None));
+        let (mv, about) = (Move { subject, ..thread().mv }, About::new(&subject, 5, "fio"));
+        let (_tmp, engine) = published(&Attempt { mv, about, ..thread() }, MoveEvent::Applied);
+        let known: Vec<_> = engine.owned.in_order().into_iter().filter_map(|(_, about)| about).collect();
+        assert_eq!(known, [thread().about]);
     }
 }

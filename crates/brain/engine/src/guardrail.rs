@@ -181,7 +181,7 @@ impl Before {
             for_wanted: self::median(seen().filter(|w| w.wanted() > 0.0).map(|w| w.read() / w.wanted()).collect()),
             // Without any of its threads it is all idle.
             most_threads: windows.iter().map(|work| work.threads).max().unwrap_or(0),
-            most_idle: windows.iter().map(|w| if w.threads > 0 { w.idle() } else { 1.0 }).fold(0.0, f64::max),
+            most_idle: windows.iter().map(Work::idle).fold(0.0, f64::max),
         })
     }
 
@@ -449,11 +449,58 @@ mod tests {
         assert_eq!(harm(threads(4, 71, 0.5, 0.0)), None, "within the bound");
         assert_eq!(harm(threads(4, 50, 0.25, 0.0)), None, "half as many requests");
         assert_eq!(harm(threads(2, 100, 0.5, 0.0)), None, "two threads have ended");
+        assert_eq!(harm(threads(4, 100, 0.05, 0.05)), None, "it wants too little to wait for");
         assert_eq!(harm(threads(4, 0, 0.5, 0.0)), Some(3), "it runs and reads nothing");
         assert_eq!(harm(threads(4, 0, 0.001, 0.0)), Some(3), "it is stuck: it never was as idle before");
         assert_eq!(harm(Vec::new()), None, "all have ended");
         // What waits for more wants more.
         assert_eq!(harm(threads(4, 100, 0.5, 0.4)), Some(3));
+    }
+
+    #[test]
+    fn work_is_by_second_and_before_is_a_median() {
+        let mut work = Work::new(2.0);
+        work.add(&Thread { served_s: Some(0.25), ..threads(1, 10, 0.5, 0.25).remove(0) });
+        assert_eq!((work.read(), work.wanted(), work.waited(), work.idle()), (5e6, 0.5, 0.25, 0.5));
+        assert_eq!(Work::new(1.0).waited(), 0.0);
+        assert_eq!([vec![3.0, 1.0, 2.0], vec![9.0, 1.0, 4.0, 2.0], vec![]].map(median), [2.0, 3.0, 0.0]);
+        assert_eq!(Before::of(&[Work::new(1.0)].into()), None, "it was not seen");
+        let idle = Before::of(&[Work { threads: 1, ..Work::new(1.0) }].into()).unwrap();
+        assert_eq!((idle.for_wanted, idle.most_idle), (0.0, 1.0));
+        assert!(!Streak::default().window(true, &Settings { windows: 0, ..Settings::default() }));
+    }
+
+    #[test]
+    fn what_was_before_is_taken_anew_after_a_minute_of_moves() {
+        let rates = |mb: u64| threads(4, mb, 0.9, 0.0);
+        for (minute, last) in [(59, Some(3)), (60, None)] {
+            let mut run = Run::after(&times(10, rates(100)));
+            for _ in 0..minute {
+                run.guardrail.made(&move_of(7), &Snapshot { threads: rates(80), ..Snapshot::default() });
+                assert_eq!(run.window(&rates(80)), []);
+            }
+            run.guardrail.made(&move_of(7), &Snapshot { threads: rates(80), ..Snapshot::default() });
+            assert_eq!(run.harm(&times(9, rates(60))).map(|harm| harm.0), last);
+            assert!(run.guardrail.past.values().all(|past| past.len() == BEFORE));
+        }
+    }
+
+    #[test]
+    fn threads_that_are_pinned_or_do_not_read_a_file_are_not_of_its_move() {
+        let mut all = threads(3, 100, 0.9, 0.0);
+        (all[1].pid, all[1].files) = (8, Vec::new());
+        (all[2].pid, all[2].pinned) = (9, Some("x".into()));
+        let mut run = Run::after(&[]);
+        run.window(&all);
+        let snapshot = Snapshot { threads: all.clone(), ..Snapshot::default() };
+        run.guardrail.made(&mv(0, Subject::File(testing::file(1))), &snapshot);
+        let watched: Vec<_> = run.guardrail.watched.keys().cloned().collect();
+        assert_eq!(watched, [Service::of(&all[0])]);
+        // A window without a length says nothing.
+        for window_s in [0.0, f64::NAN] {
+            run.guardrail.window(&Snapshot { window_s, ..snapshot.clone() }, &FxHashMap::default(), 2.0);
+        }
+        assert!(run.guardrail.past.values().all(|past| past.len() == 1));
     }
 
     #[test]

@@ -321,8 +321,61 @@ mod tests {
         assert_eq!(run(&[100, 100, 79], 0, &[80, 80, 80, 80]), []); // one window before was worse
         assert_eq!(run(&[100, 100, 100], 0, &[80, 80, 80, 101]), []);
         assert_eq!(run(&[100, 100, 100], 0, &[97, 97, 97, 97]), []); // less than the margin
+        assert_eq!(run(&[100, 100, 100], 0, &[95, 95, 95, 95]).len(), 1); // the margin
         assert_eq!(run(&[100, 100], 0, &[10, 10, 10, 10]), []); // no past of three windows
         assert_eq!(run(&[100, 100, 100], 0, &[80, 0, 80, 80, 80, 80]), []); // another load
+    }
+
+    #[test]
+    fn a_plan_whose_copies_take_an_hour_is_not_watched_any_more() {
+        let mut rollback = Rollback::new(1);
+        rollback.window(&window(100));
+        begin(&mut rollback, Some(JobId(1)), &window(100));
+        (1..PATIENCE).for_each(|_| _ = rollback.window(&window(100)));
+        assert_eq!(rollback.watched.len(), 1);
+        rollback.window(&window(100));
+        assert!(rollback.watched.is_empty());
+    }
+
+    #[test]
+    fn threads_without_bytes_or_time_do_no_work() {
+        let rate = |bytes: u64, busy_s: f64| Work { bytes, busy_s, ..Work::default() }.rate();
+        assert_eq!([rate(6, 2.0), rate(0, 1.0), rate(1, 0.0)], [Some(3.0), None, None]);
+        let mut rollback = Rollback::new(1);
+        rollback.window(&window(0));
+        assert!(rollback.past[0].is_empty(), "it computes, and reads nothing");
+        let mut off = Rollback::new(0);
+        begin(&mut off, Some(JobId(1)), &window(100));
+        assert_eq!(off.heard(), [0, 0]);
+        assert!(off.watched.is_empty());
+        let one = [Work { bytes: 1, busy_s: 1.0, ..Work::default() }];
+        assert_eq!([judge(&[], &one), judge(&one, &[])], [None, None]);
+    }
+
+    #[test]
+    fn no_more_than_most_plans_are_watched_and_what_is_put_back_leaves_its_plan() {
+        let thread = |tid: u32| Thread { cpu_s: 1.0, ..testing::thread(tid, 0, &[(1, 9)], 0) };
+        let threads: Vec<Thread> = (0..20).map(thread).collect();
+        let snapshot = Snapshot { window_s: 1.0, threads: threads.clone(), ..Snapshot::default() };
+        let mut rollback = Rollback::new(1);
+        rollback.window(&snapshot);
+        for pair in threads.chunks(2).chain(threads.chunks(1).skip(10)) {
+            for thread in pair {
+                let mv = Move::thread(thread, NodeId(1), Reason::ReadLocality, "");
+                rollback.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
+            }
+            rollback.begin(&snapshot);
+        }
+        assert_eq!(rollback.watched.len(), 15, "what is moved again is watched anew");
+        for thread in &threads[..4] {
+            let mv = Move::thread(thread, NodeId(1), Reason::ReadLocality, "");
+            rollback.made(&Attempt::new(mv.clone(), About::new(&mv.subject, 0, "")));
+            rollback.begin(&snapshot);
+        }
+        assert_eq!(rollback.watched.len(), MOST);
+        rollback.put_back(&FxHashSet::from_iter([Subject::thread(&threads[4])]), &FxHashSet::default(), &snapshot);
+        let alone = |plan: &Watched| plan.members.contains(&Subject::thread(&threads[5])) && plan.members.len() == 1;
+        assert!(rollback.watched.iter().any(alone));
     }
 
     /// Threads of a volume sleep while its server reads: their CPU time says nothing of how long
@@ -357,7 +410,7 @@ mod tests {
         let mut rollback = Rollback::new(1);
         rollback.window(&with_copy(100));
         begin(&mut rollback, None, &with_copy(100));
-        assert_eq!(rollback.watched[0].members.len(), 1);
+        assert_eq!(rollback.watched[0].members, [Subject::thread(&window(1).threads[0])].into_iter().collect());
         assert_eq!(sum(&rollback.watched[0].before[0], &rollback.watched[0].members).bytes, 100_000_000);
         // Where nobody else reads it, they are all there is to judge by.
         let mut rollback = Rollback::new(1);

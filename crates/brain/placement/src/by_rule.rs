@@ -201,6 +201,7 @@ impl Policy for ByRule {
         self.account(snapshot);
         let mut plan = Plan::new(self.name());
         let threads: FxHashMap<u32, &Thread> = snapshot.threads.iter().map(|thread| (thread.tid, thread)).collect();
+        let alone = self.parts.len() == 1;
         for at in 0..self.parts.len() {
             let seen = self.seen_by(at, snapshot);
             let Some(running) = self.parts.get_mut(at) else { continue };
@@ -232,16 +233,13 @@ impl Policy for ByRule {
             plan.keeps.extend(
                 decided.keeps.into_iter().filter(|tid| threads.get(tid).is_some_and(|thread| part.decides(thread))),
             );
-            plan.predicted = decided.predicted.filter(|_| at == 0);
+            plan.predicted = decided.predicted.filter(|_| alone);
             decided.notes.retain(|note| !plan.notes.contains(note));
             plan.notes.extend(decided.notes);
             for mv in decided.moves {
                 self.asked.insert(mv.subject, (at, snapshot.time_s));
                 plan.moves.push(mv);
             }
-        }
-        if self.parts.len() > 1 {
-            plan.predicted = None;
         }
         plan
     }
@@ -274,10 +272,11 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{NodeLoad, Reason};
-    use topology::NodeId;
+    use crate::{Declined, FileRange, NodeLoad, Prediction, Reason};
+    use topology::{NodeId, ProcessId};
 
-    /// Moves each thread that it may, and each file, to node 1; notes what it saw.
+    /// Moves each thread that it may, and each file, to node 1; keeps and declines all threads;
+    /// notes what it saw.
     struct All(&'static str, Arc<Mutex<Vec<Snapshot>>>);
 
     impl Policy for All {
@@ -292,7 +291,24 @@ mod tests {
             plan.moves.extend(free.map(|thread| Move::thread(thread, NodeId(1), Reason::ReadLocality, "x")));
             let files = snapshot.files.iter().filter(|file| file.movable != Some(false));
             plan.moves.extend(files.map(|file| Move::file(file, NodeId(0), NodeId(1), "x")));
+            let declined = |thread: &Thread| Declined { tid: thread.tid, reason: "x".into(), why: "x".into() };
+            plan.declined = snapshot.threads.iter().map(declined).collect();
+            plan.keeps = snapshot.threads.iter().map(|thread| thread.tid).collect();
+            plan.predicted = Some(Prediction::default());
+            plan.notes.push("seen".into());
             plan
+        }
+
+        fn period_s(&self) -> f64 {
+            self.0.len() as f64
+        }
+
+        fn data_period_s(&self) -> f64 {
+            10.0 * self.period_s()
+        }
+
+        fn trouble(&self) -> Option<&str> {
+            (self.0 == "threads").then_some("ill")
         }
 
         fn traits(&self) -> Traits {
@@ -359,12 +375,52 @@ mod tests {
     }
 
     #[test]
+    fn each_policy_speaks_of_its_own_threads() {
+        let (files, threads) = (|| part("files", "b", f64::INFINITY).0, || part("threads", "a", f64::INFINITY).0);
+        let plan = ByRule::new(vec![threads(), files()]).decide(&Topology::default(), &window(1.0));
+        let declined: Vec<u32> = plan.declined.iter().map(|declined| declined.tid).collect();
+        // Of thread 3, for which no rule is, the first says why it stays.
+        assert_eq!((declined, plan.keeps), (vec![1, 3, 2], vec![1, 2]));
+        assert_eq!((plan.notes, plan.predicted), (vec!["seen".to_owned()], None), "no part knows the others' moves");
+        let mut rules = ByRule::new(vec![files()]);
+        assert!(rules.decide(&Topology::default(), &window(1.0)).predicted.is_some());
+        assert_eq!((rules.trouble(), rules.period_s(), rules.data_period_s()), (None, 5.0, 50.0));
+        let rules = ByRule::new(vec![files(), threads()]);
+        assert_eq!((rules.trouble(), rules.period_s(), rules.data_period_s()), (Some("ill"), 7.0, 70.0));
+    }
+
+    #[test]
+    fn a_policy_sees_the_idle_ranges_of_its_own_files() {
+        let (a, saw) = part("files", "a", f64::INFINITY);
+        let mut rules = ByRule::new(vec![a]);
+        let idle = |ino: u64| IdleFile { file: file(ino, &[]).file, ..IdleFile::default() };
+        let later = |time_s: f64| Snapshot { files: Vec::new(), idle: (11..15).map(idle).collect(), ..window(time_s) };
+        for snapshot in [window(1.0), later(2.0), later(3.0)] {
+            rules.decide(&Topology::default(), &snapshot);
+        }
+        let saw = saw.lock().unwrap();
+        assert_eq!([&saw[1].idle, &saw[2].idle], [&[idle(11)]; 2]);
+    }
+
+    #[test]
+    fn who_asked_an_hour_ago_is_forgotten_when_there_are_many() {
+        for (more, left) in [(0, REMEMBERED), (1, 1)] {
+            let mut rules = ByRule::new(Vec::new());
+            let subject = |pid: usize| Subject::Process(ProcessId::new(pid as u32, None));
+            let asked = |n: usize| (subject(n), (0, if n == 0 { 100.5 } else { 100.0 }));
+            rules.asked = (0..REMEMBERED + more).map(asked).collect();
+            rules.account(&window(100.0 + HOUR_S));
+            assert_eq!(rules.asked.len(), left);
+        }
+    }
+
+    #[test]
     fn a_rule_copies_no_more_than_its_bytes_a_day() {
         let (a, _) = part("files", "a", 100.0);
         let mut rules = ByRule::new(vec![a]);
         assert_eq!(rules.name(), "files");
         let at = |time_s: f64, bytes: u64| {
-            let mut snapshot = window(time_s);
+            let mut snapshot = window(30.0 * HOUR_S + time_s);
             snapshot.files[0].bytes.add(NodeId(0), bytes);
             snapshot
         };
@@ -387,16 +443,24 @@ mod tests {
         let plan = after.decide(&Topology::default(), &at(3.5, 41));
         assert!(!subjects(&plan).contains(&Subject::file(&window(1.0).files[0])), "{plan:?}");
         assert_eq!(moves(&mut rules, &at(23.0 * 3600.0, 41)), 1);
-        assert_eq!(moves(&mut rules, &at(25.0 * 3600.0, 41)), 2, "a day has passed");
+        let mut two = at(25.0 * 3600.0, 41);
+        assert_eq!(moves(&mut rules, &two), 2, "a day has passed");
+        two.files.push(ObservedFile { bytes: two.files[0].bytes.clone(), ..file(15, &[1]) });
+        assert_eq!(moves(&mut rules, &two), 3);
+        two.files[0].bytes.add(NodeId(0), 19);
+        assert_eq!(moves(&mut rules, &two), 2, "60 and 41 bytes are more than 100");
     }
 
     /// Its memory is larger than nothing, and owners may copy nothing unless root says so.
     #[test]
     fn memory_of_unknown_size_is_over_a_limit() {
-        let seen = window(1.0);
-        let subject = Subject::Process(topology::ProcessId::new(1, None));
-        let mv = Move { subject, ..Move::thread(&seen.threads[0], NodeId(1), Reason::ReadLocality, "x") };
-        assert_eq!(bytes_of(&mv, &seen), 0);
+        let mut seen = window(1.0);
+        seen.processes[1].resident = [(NodeId(0), 5), (NodeId(1), 3)].into_iter().collect();
+        let subject = Subject::Process(ProcessId::new(2, None));
+        let mv = Move { subject, ..Move::thread(&seen.threads[1], NodeId(1), Reason::ReadLocality, "x") };
+        assert_eq!(bytes_of(&mv, &seen), 5, "what is on the node is not copied");
+        let ranges = vec![FileRange { start: 0, bytes: 9 }];
+        assert_eq!(bytes_of(&Move { ranges, ..Move::file(&seen.files[0], NodeId(0), NodeId(1), "x") }, &seen), 9);
         let unseen = Snapshot { processes: Vec::new(), ..seen };
         assert!(bytes_of(&mv, &unseen) as f64 > 1e18);
     }
@@ -411,7 +475,7 @@ mod tests {
             snapshot.files[0].touched_by_others = others;
             rules.decide(&Topology::default(), &snapshot).moves.len()
         };
-        assert_eq!([moves(1.0, false), moves(2.0, true), moves(30.0, false), moves(63.0, false)], [2, 1, 1, 2]);
+        assert_eq!([moves(101.0, false), moves(102.0, true), moves(130.0, false), moves(162.0, false)], [2, 1, 1, 2]);
     }
 
     #[test]

@@ -148,3 +148,39 @@ impl Deref for Flow {
         &self.sums
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{bytes, thread};
+
+    /// Reads 60 MB of node 1 and 20 MB of its own node 0, on which it writes 5 MB.
+    fn reader() -> Thread {
+        Thread { handed_bytes: bytes(&[(1, 7)]), ..thread(1, 0, &[(0, 20), (1, 60)], 5) }
+    }
+
+    #[test]
+    fn a_threads_bytes_add_up_by_pair_of_nodes() {
+        let mut flow = Flow::default();
+        flow.add_thread(&reader());
+        flow.add_thread(&thread(2, 1, &[(0, 10)], 0));
+        let used =
+            FileUse { read_bytes: bytes(&[(0, 1), (1, 4)]), write_bytes: bytes(&[(0, 3)]), ..FileUse::default() };
+        flow.add_use(&reader(), &used);
+        let mb = |bytes: u64| bytes / 1_000_000;
+        let Sums { read_bytes, remote_bytes, could_be_local_bytes, write_bytes, handed_bytes } = flow.sums;
+        assert_eq!([read_bytes, remote_bytes, could_be_local_bytes].map(mb), [95, 74, 50]);
+        assert_eq!([write_bytes, handed_bytes, flow.total()].map(mb), [8, 7, 110]);
+        let pair = |p: &Pair| [p.cpu_node.0.into(), p.data_node.0.into(), mb(p.read_bytes), mb(p.write_bytes)];
+        assert_eq!(flow.pairs.iter().map(pair).collect::<Vec<_>>(), [[0, 0, 21, 8], [0, 1, 64, 0], [1, 0, 10, 0]]);
+        assert_eq!((flow.remote_share(), flow.could_be_local_share()), (Some(74.0 / 95.0), Some(50.0 / 95.0)));
+        assert_eq!(Flow::default().remote_share(), None);
+    }
+
+    #[test]
+    fn what_could_be_local_is_of_threads_that_may_run_at_home() {
+        let of = |thread: &Thread| Sums::of_thread(thread).could_be_local_bytes;
+        assert_eq!(of(&Thread { pinned: Some("x".into()), ..reader() }), 0);
+        assert_eq!(of(&Thread { allowed_nodes: vec![NodeId(0)], ..reader() }), 0);
+    }
+}

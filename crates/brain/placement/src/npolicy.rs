@@ -249,10 +249,10 @@ fn move_or_decline(plan: &mut Plan, topology: &Topology, thread: &Thread, verdic
         to == verdict.node || distance(topology, to, verdict.node) < distance(topology, thread.node, verdict.node)
     };
     match to.filter(|to| nearer(*to)) {
-        Some(to) if to != thread.node => {
+        Some(to) => {
             plan.moves.push(Move::thread(thread, to, verdict.reason, verdict.why.as_str()));
         }
-        _ => {
+        None => {
             let why = format!("{}, but it may run neither there nor on a nearer node", verdict.why);
             plan.declined.push(declined("not_allowed", why));
         }

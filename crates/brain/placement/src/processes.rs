@@ -116,3 +116,21 @@ pub(crate) fn show(bytes: f64) -> String {
         b => format!("{b:.0} B"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_where_it_ran_most_and_idle_where_most_threads_are() {
+        let of = |threads: &[(u32, f64)]| {
+            let thread =
+                |(node, cpu_s): &(u32, f64)| Thread { node: NodeId(*node), cpu_s: *cpu_s, ..Thread::default() };
+            let threads: Vec<Thread> = threads.iter().map(thread).collect();
+            node_of(&threads.iter().collect::<Vec<_>>()).map(|node| node.0)
+        };
+        assert_eq!([of(&[(0, 1.0), (1, 0.6), (1, 0.6)]), of(&[(0, 1.0), (1, 0.3), (1, 0.3)])], [Some(1), Some(0)]);
+        assert_eq!([of(&[(0, 0.0), (1, 0.0), (1, f64::NAN)]), of(&[(1, 0.0), (0, -1.0)])], [Some(1), Some(0)]);
+        assert_eq!([sane(-1.0), sane(f64::INFINITY), sane(0.5)], [0.0, 0.0, 0.5]);
+    }
+}

@@ -72,6 +72,7 @@ mod tests {
             ("/kubepods/burstable/pod8c/3f2a", "/kubepods/burstable/pod8c/3f2a"),
             ("/lxc.payload.web/system.slice/postgresql.service", "/lxc.payload.web/system.slice/postgresql.service"),
             ("/docker/3f2a/system.slice/postgresql.service", "/docker/3f2a/system.slice/postgresql.service"),
+            ("/system.slice/a.service/b.service", "a.service"),
             ("/", "/"),
         ] {
             assert_eq!(name(cgroup), called);

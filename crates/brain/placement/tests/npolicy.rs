@@ -5,7 +5,7 @@ mod common;
 
 use common::{MB, declined, moves, node, snapshot, thread, why};
 use placement::npolicy::{NPolicy, Settings};
-use placement::{MappedMemory, Plan, Policy, Process, Reason, Snapshot, Thread};
+use placement::{MappedMemory, Plan, Policy, Process, Reason, Snapshot, Thread, Wish};
 use topology::{CpuSet, NodeId};
 
 /// (node, hot MB, cold MB)
@@ -119,6 +119,26 @@ fn hotness_has_hysteresis_both_ways() {
 }
 
 #[test]
+fn of_nodes_that_hold_as_much_its_own_comes_first() {
+    let mut policy = NPolicy::new(Settings { coverage: 0.4, ..Settings::default() });
+    let w = window(2, vec![thread(7, 1, &[], 0)], vec![mapped(1000, &[(0, 50, 0), (1, 50, 0)])]);
+    assert_eq!(moves(&epoch(&mut policy, 0, &w)), []);
+}
+
+#[test]
+fn an_epoch_begins_with_its_first_window_and_gaps_count() {
+    let decided = |times: &[f64], window_s: f64| {
+        let mut policy = NPolicy::new(Settings::default());
+        let w = window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 100, 0)])]);
+        let at = |time_s: &f64| Snapshot { time_s: *time_s, window_s, ..w.clone() };
+        times.iter().position(|time_s| !policy.decide(&w.topology(), &at(time_s)).moves.is_empty())
+    };
+    assert_eq!(decided(&[1001.0, 1002.0, 1009.0, 1010.0], 1.0), Some(3));
+    // A part of half a window may be missing.
+    assert_eq!(decided(&[2.4, 4.8, 7.2, 9.6, 12.0], 2.4), Some(3));
+}
+
+#[test]
 fn an_epoch_sums_its_windows() {
     // Hot pages flicker: 60 MB on node 1 in even seconds, 35 MB on node 0 in every second: 300
     // against 350.
@@ -167,6 +187,13 @@ fn little_touched_or_unlisted_processes_are_left_alone() {
     // 4 MB a window is less than 4 MiB.
     let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 4, 0)])]));
     assert_eq!(moves(&plan), []);
+    let why = "process 1000: left alone, because it touched 4.0 MB of mapped files a window, less than 4.2 MB";
+    assert_eq!(plan.notes, [why]);
+    let plan = first(&window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 0, 0)])]));
+    assert_eq!((plan.moves, plan.notes), (vec![], Vec::<String>::new()));
+    let mut enough = NPolicy::new(Settings { min_bytes: 4 * MB, ..Settings::default() });
+    let plan = epoch(&mut enough, 0, &window(2, vec![thread(7, 0, &[], 0)], vec![mapped(1000, &[(1, 4, 0)])]));
+    assert_eq!(moves(&plan).len(), 1);
     let plan = first(&window(2, vec![], vec![mapped(1000, &[(1, 400, 0)])]));
     assert_eq!(
         (plan.moves, plan.notes),
@@ -228,4 +255,10 @@ fn empty_and_invalid_snapshots_do_no_harm() {
     single.nodes[0].cpus = (0..4).collect();
     assert!(first(&single).moves.is_empty());
     assert!(single.topology().cpus() == (0..4).collect::<CpuSet>());
+}
+
+#[test]
+fn it_decides_at_the_end_of_an_epoch_and_needs_mapped_memory() {
+    let policy = NPolicy::new(Settings { epoch_s: 7.0, ..Settings::default() });
+    assert_eq!((policy.period_s(), policy.traits().wants_mapped), (7.0, Wish::Needed));
 }

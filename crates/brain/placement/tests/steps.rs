@@ -10,7 +10,7 @@ use common::{
     thread, why,
 };
 use placement::nthread::{MAX_DECLINED, Settings};
-use placement::{NodeLoad, ObservedFile, Plan, Reason, Snapshot, Thread};
+use placement::{FileUse, NodeLoad, ObservedFile, Plan, Reason, Snapshot, Thread};
 use topology::{MemoryKind, NodeId};
 
 fn two_nodes(threads: Vec<Thread>) -> Snapshot {
@@ -157,7 +157,11 @@ fn data_on_a_node_without_cpus_attracts_to_the_nearest_node_with_some() {
 
     // If it may not run on node 0, node 1 is the nearest, and it runs there already.
     let confined = Thread { allowed_nodes: vec![NodeId(1)], ..thread(1, 1, &[(2, 300)], 0) };
-    assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![confined]))), []);
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes.clone(), vec![confined]))), []);
+
+    // A node that is named twice is one.
+    let twice = Thread { allowed_nodes: vec![NodeId(0); 2], ..thread(1, 1, &[(2, 300)], 0) };
+    assert_eq!(moves(&decide("nthread", &snapshot(nodes, vec![twice]))), [(1, 0, Reason::ReadLocality)]);
 
     // Equally near: no target.
     let nodes = vec![far(node(0, 2), 20), far(node(1, 2), 20), node(2, 0)];
@@ -521,10 +525,15 @@ fn step_5_sharers_get_their_initial_target_and_keep_it() {
 fn step_5_skips_a_sharer_and_the_plan_says_what_it_shares() {
     let mut threads = crowd();
     threads[3].shares_file = true;
-    threads[3].files = vec![placement::FileUse { file: file(1), ..Default::default() }];
+    // It reads more of a file of its own.
+    let used = |ino, mb| FileUse { file: file(ino), read_bytes: bytes(&[(0, mb)]), ..FileUse::default() };
+    threads[3].files = vec![used(1, 1), used(2, 9)];
     let mut window = two_nodes(threads);
     let readers = vec![1, 2, 3, 4];
-    window.files = vec![ObservedFile { file: file(1), path: Some("/db/2619".into()), readers, ..Default::default() }];
+    window.files = vec![
+        ObservedFile { file: file(1), path: Some("/db/2619".into()), readers, ..Default::default() },
+        ObservedFile { file: file(2), readers: vec![4], opens: Some(1), ..Default::default() },
+    ];
     let plan = decide("nthread", &window);
     // Thread 3 is next: 400 MB.
     assert_eq!(moves(&plan), [(3, 1, Reason::CpuContention)]);
@@ -541,7 +550,7 @@ fn a_file_that_somebody_else_has_open_and_does_not_touch_is_shared() {
     let window = |opens, mb: u64| {
         let mut threads = crowd();
         let read_bytes = common::bytes(&[(0, mb)]);
-        threads[3].files = vec![placement::FileUse { file: file(1), read_bytes, ..Default::default() }];
+        threads[3].files = vec![FileUse { file: file(1), read_bytes, ..Default::default() }];
         let mut window = two_nodes(threads);
         let path = Some("/db/2619".into());
         window.files = vec![ObservedFile { file: file(1), path, opens, readers: vec![4], ..Default::default() }];
@@ -642,6 +651,9 @@ fn staying_threads_are_listed_by_remote_bytes_up_to_a_bound() {
     // The seven threads left out have the least remote bytes: 10 MB each, tids 100, 200, …
     let listed = plan.declined.iter().filter(|d| d.why.starts_with("10.0 MB")).count();
     assert_eq!(listed, many as usize / 100 - 7);
+    let threads = (1..=MAX_DECLINED as u32).map(|tid| thread(tid, 1, &[(0, 10)], 0)).collect();
+    let all = decide("nthread-rl", &two_nodes(threads));
+    assert_eq!((all.declined.len(), all.notes), (MAX_DECLINED, Vec::new()));
 }
 
 #[test]

@@ -85,5 +85,7 @@ mod tests {
     fn long_far_below_is_calm() {
         assert_eq!(said([(0.011, 1); 120]), [(59, Verdict::Calm), (119, Verdict::Calm)]);
         assert_eq!(said([(0.013, 1); 120]), []);
+        assert_eq!(said([(BUDGET.cpu * CALM, 1 << 20); 120]), [], "at a bound is not beyond it");
+        assert_eq!(said([(BUDGET.cpu, 1 << 20); 120]), []);
     }
 }

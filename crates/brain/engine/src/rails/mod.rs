@@ -173,6 +173,7 @@ impl Rails {
         self.give_back();
     }
 
+    #[cfg(test)]
     pub fn tracked(&self) -> usize {
         self.threads.len()
     }
@@ -272,12 +273,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_bound_where_it_is_has_not_left() {
-        let mut rails = rails(|s| s.dwell_s = 10.0);
-        assert_eq!(go(&mut rails, 0.0, 1, A, A), Ok(()));
-        // Something else displaces it; its return is no reversal, so no cool-down follows.
-        assert_eq!(go(&mut rails, 10.0, 1, B, A), Ok(()));
-        assert_eq!(go(&mut rails, 20.0, 1, A, B), Ok(()));
+    fn a_node_left_long_ago_and_a_refusal_before_a_move_are_forgotten() {
+        let (mut rails, c) = (rails(|s| s.dwell_s = 10.0), NodeId(2));
+        assert_eq!([go(&mut rails, 0.0, 1, A, B), go(&mut rails, 200.0, 1, B, c)], [Ok(()), Ok(())]);
+        assert_eq!([go(&mut rails, 400.0, 1, c, A), go(&mut rails, 410.0, 1, A, B)], [Ok(()), Ok(())]);
+        rails.begin(1000.0);
+        rails.refused(&thread(2, 0));
+        assert_eq!(go(&mut rails, 1010.0, 2, A, B), Ok(()));
+        rails.begin(1311.0);
+        assert_eq!(rails.tracked(), 0);
+        rails.did_not_pay(&thread(3, 0));
+        assert_eq!(go(&mut rails, 4910.0, 3, A, B), Err(Rail::LeftAlone));
+        assert_eq!(go(&mut rails, 4911.0, 3, A, B), Ok(()));
     }
 
     #[test]
@@ -312,6 +319,27 @@ mod tests {
             }
         }
         assert_eq!(tried, [0, 10, 30, 70, 150, 310, 630, 1270, 1910]); // 10, 20, 40 … at most 640
+    }
+
+    #[test]
+    fn a_window_gives_back_no_more_tokens_than_a_burst() {
+        let mut rails = rails(|s| (s.burst, s.moves_per_s) = (2, 1.0));
+        for window in 0..2 {
+            rails.begin(f64::from(window) * 10.0);
+            let tids = (0..10).map(|tid| thread(window * 10 + tid, 0));
+            let tried = tids.filter(|subject| rails.check(subject, A, B).map(|()| rails.refused(subject)).is_ok());
+            assert_eq!(tried.count(), 4);
+        }
+    }
+
+    #[test]
+    fn a_move_that_replaces_one_takes_no_token_and_passes_the_other_rails() {
+        let mut rails = rails(|s| (s.burst, s.moves_per_s) = (1, 0.001));
+        assert_eq!(go(&mut rails, 0.0, 1, A, B), Ok(()));
+        assert_eq!(rails.check(&thread(2, 0), A, B).unwrap_err().rail, Rail::Rate);
+        assert_eq!(rails.check_again(&thread(2, 0), A, B), Ok(()));
+        rails.begin(1.0);
+        assert_eq!(rails.check_again(&thread(1, 0), B, A).unwrap_err().rail, Rail::Dwell);
     }
 
     #[test]
@@ -352,6 +380,7 @@ mod tests {
             rails.made(&thread(tid, 0), A, B);
         }
         rails.begin(1.0);
+        assert_eq!(rails.tracked(), TRACKED_MAX);
         assert_eq!(rails.check(&thread(u32::MAX, 0), A, B).unwrap_err().rail, Rail::Full);
         assert_eq!(rails.check(&thread(5, 0), B, A).unwrap_err().rail, Rail::Dwell);
         rails.begin(301.0); // dwell, cool-down and span are over for all

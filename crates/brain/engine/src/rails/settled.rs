@@ -184,7 +184,12 @@ mod tests {
             after(&mut settled, 5, &[slow(1)]);
             assert!(settled.check(&subject(1), NodeId(0), 0.0).is_err());
             after(&mut settled, 3, &[slow(1), slow(2)]);
-            settled.check(&subject(1), NodeId(0), 0.0).is_err()
+            let held = settled.check(&subject(1), NodeId(0), 0.0).is_err();
+            after(&mut settled, 9, &[slow(1), slow(2)]);
+            let elsewhere = [(NodeId(1), 20_000)].into_iter().collect();
+            after(&mut settled, 1, &[Thread { read_bytes: elsewhere, ..slow(1) }, slow(2)]);
+            assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_err(), held);
+            held
         };
         assert_eq!([load_change::BUSY_BYTES_S, load_change::BUSY_BYTES_S / 200.0].map(held), [true, false]);
     }
@@ -212,6 +217,18 @@ mod tests {
     }
 
     #[test]
+    fn a_window_without_a_length_says_nothing_and_off_is_off() {
+        for (windows, window_s) in [(3, 0.0), (3, f64::NAN), (0, 1.0)] {
+            let mut settled = Settled::new(&Settle { windows, again_s: 600.0 });
+            settled.window(&Snapshot { window_s, threads: vec![thread(1, 0, 100)], ..Snapshot::default() }, 1.0);
+            if windows == 0 {
+                settled.parts_made(&Subject::File(testing::file(1)));
+            }
+            assert_eq!((settled.windows, settled.retained()), (0, 0));
+        }
+    }
+
+    #[test]
     fn a_load_that_stays_the_same_is_left_alone_after_its_windows() {
         let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
         let load = [thread(1, 0, 100), thread(2, 1, 100)];
@@ -221,7 +238,9 @@ mod tests {
         assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
         // A policy that decides every 10 s has ten times as long.
         assert_eq!(settled.check(&subject(1), NodeId(0), 10.0), Ok(()));
-        after(&mut settled, 600, &load);
+        after(&mut settled, 26, &load);
+        assert_eq!(settled.check(&subject(1), NodeId(0), 10.0), Ok(()));
+        after(&mut settled, 574, &load);
         assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).unwrap_err().rail, Rail::Settled);
     }
 
@@ -323,10 +342,15 @@ mod tests {
         assert!(drifted(2));
         // Nor is it one when the copy of a file that we move is done at last, whichever thread it
         // is.
-        for ours in [true, false] {
+        for (ours, parts) in [(true, false), (false, false), (true, true), (false, true)] {
             let mut settled = Settled::new(&Settle { windows: 3, again_s: 600.0 });
             after(&mut settled, 3, &mixed([100, 0], 1));
-            settled.made(Subject::File(testing::file(if ours { 1 } else { 2 })));
+            let file = Subject::File(testing::file(if ours { 1 } else { 2 }));
+            if parts {
+                settled.parts_made(&file)
+            } else {
+                settled.made(file)
+            }
             after(&mut settled, 20, &mixed([100, 0], 1));
             after(&mut settled, 1, &mixed([0, 100], 1));
             assert_eq!(settled.check(&subject(1), NodeId(0), 0.0).is_ok(), !ours);
@@ -351,8 +375,10 @@ mod tests {
         for _ in 0..20 {
             after(&mut settled, 1, &[thread(1, 1, 100), thread(2, 1, 100)]);
             brought_back += u32::from(settled.check(&subject(1), NodeId(0), 0.0).is_ok());
-            settled.displaced.get_mut(&subject(1)).unwrap().now = false; // as a move does that is not remembered any more
+            // As a move does that is not remembered any more.
+            settled.displaced.get_mut(&subject(1)).unwrap().now = false;
             after(&mut settled, 1, &[thread(1, 0, 100), thread(2, 1, 100)]);
+            settled.displaced.get_mut(&subject(1)).unwrap().now = false;
         }
         assert!((1..=DISPLACED).contains(&brought_back), "{brought_back}");
     }

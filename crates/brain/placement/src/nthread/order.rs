@@ -29,10 +29,10 @@ mod tests {
 
     #[test]
     fn class_then_amount_then_tid() {
-        let all = [(2, u64::MAX, 9), (0, 5, 3), (0, 7, 4), (0, 7, 1), (3, 1, 1), (1, 0, 2)];
+        let all = [(2, u64::MAX, 9), (0, 5, 3), (0, 7, 4), (0, 7, 1), (3, 1, 1), (1, 0, 2), (0, 0, 8)];
         let mut keys: Vec<u128> =
             all.iter().enumerate().map(|(i, (class, n, tid))| key(class_and_falling(*class, *n), *tid, i)).collect();
         keys.sort_unstable();
-        assert_eq!(keys.into_iter().map(index).collect::<Vec<_>>(), [3, 2, 1, 5, 0, 4]);
+        assert_eq!(keys.into_iter().map(index).collect::<Vec<_>>(), [3, 2, 1, 6, 5, 0, 4]);
     }
 }

@@ -51,3 +51,11 @@ fn large_ids_are_found_as_well_as_small_ones() {
     let machine = Machine::new(&topology, &Settings::default(), 1.0);
     assert_eq!([0, 1, 5_000, u32::MAX].map(|id| machine.index(NodeId(id))), [Some(0), None, Some(1), None]);
 }
+
+#[test]
+fn a_thread_has_a_data_home_from_the_least_bytes_on() {
+    let settings = Settings { min_bytes: 10_000_000, locality_margin: 0.0, ..Settings::default() };
+    let machine = Machine::new(&two_nodes(), &settings, 1.0);
+    let home = |mb| super::data_home(&machine, &settings, 1.0, &testing::thread(1, 0, &[(1, mb)], 0));
+    assert_eq!([home(9), home(10)], [None, Some(NodeId(1))]);
+}
