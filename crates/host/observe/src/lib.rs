@@ -363,7 +363,8 @@ impl Observer {
     ///
     /// As the kernel gives them. Then every thread is looked at as before.
     pub fn shed(&mut self) -> Result<Option<String>, ObserveError> {
-        self.crowd.shed().map(|(change, text)| self.programs.floor(change).map(|()| text)).transpose()
+        let shed = if self.filter.knows_groups() { self.crowd.shed() } else { None };
+        self.floor(shed)
     }
 
     /// Looks at more threads again of a user for whom [`Observer::shed`] left some out.
@@ -372,7 +373,14 @@ impl Observer {
     ///
     /// As the kernel gives them.
     pub fn relax(&mut self) -> Result<Option<String>, ObserveError> {
-        self.crowd.relax().map(|(change, text)| self.programs.floor(change).map(|()| text)).transpose()
+        self.floor(self.crowd.relax())
+    }
+
+    fn floor(&mut self, wanted: Option<(crowd::Change, String)>) -> Result<Option<String>, ObserveError> {
+        let Some((change, text)) = wanted else { return Ok(None) };
+        self.programs.floor(change)?;
+        self.crowd.changed(change);
+        Ok(Some(text))
     }
 
     /// Watches a thread that is about to be moved, and its later descendants. After an error it is

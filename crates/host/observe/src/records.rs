@@ -117,8 +117,8 @@ pub(super) mod intf {
     include!(concat!(env!("OUT_DIR"), "/intf.rs"));
 }
 use intf::{
-    NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KTHREAD, TASK_NOT_ASKED,
-    descendant_record, group_record, pending, sampler, task_record,
+    NOT_OPEN, ORIGIN_BORN, ORIGIN_MARKED, START_SHIFT, TASK_ASKED, TASK_IN_TREE, TASK_KEPT, TASK_KTHREAD,
+    TASK_NOT_ASKED, descendant_record, group_record, pending, sampler, task_record,
 };
 pub(super) use intf::{counters as Counters, range_key, usage as Usage, usage_key as Key, watched as Watched};
 
@@ -313,6 +313,11 @@ pub(super) fn text(comm: &[u8]) -> String {
 impl Task {
     pub fn kernel_thread(&self) -> bool {
         self.flags & TASK_KTHREAD != 0
+    }
+
+    /// It is shown whatever it runs.
+    pub fn kept(&self) -> bool {
+        self.flags & TASK_KEPT != 0
     }
 
     pub fn in_tree(&self) -> bool {

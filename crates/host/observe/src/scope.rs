@@ -85,6 +85,11 @@ impl Filter {
         }
     }
 
+    /// Whether what no listed thread has touched counts for its control group, whichever that is.
+    pub fn knows_groups(&self) -> bool {
+        matches!(self, Self::Ruled(ruled) if ruled.rules.rest != Does::Ignore)
+    }
+
     /// Whether threads of a process may be moved, as far as a pass has shown it.
     pub fn allows(&self, pid: u32) -> bool {
         match self {

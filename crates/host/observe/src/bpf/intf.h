@@ -156,6 +156,7 @@ struct task_record {
 #define TASK_IN_TREE 2
 #define TASK_ASKED 4       /* an affinity was asked for, by itself, by others or by an ancestor */
 #define TASK_NOT_ASKED 8   /* none was; neither flag: the kernel does not say */
+#define TASK_KEPT 16       /* its affinity is ours: it is shown whatever it runs */
 
 /* A control group (v2) was made, or has gone. */
 struct group_record {

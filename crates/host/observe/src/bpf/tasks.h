@@ -54,6 +54,12 @@ static __always_inline struct watched *watched_of(struct task_struct *task)
 	return watched;
 }
 
+/* Whether its affinity is homenode's, as far as the last look at watched threads said. */
+static __always_inline bool kept(u32 marks)
+{
+	return marks & MARK_MOVED && !(marks & MARK_OWN);
+}
+
 static __always_inline u32 marks_of(struct task_struct *task)
 {
 	struct watched *watched = watched_of(task);
@@ -151,6 +157,7 @@ int task_pass(struct bpf_iter__task *ctx)
 	struct seq_file *seq = ctx->meta->seq;
 	struct times *before, now;
 	u64 spent;
+	u32 marks;
 
 	if (!trusted || (task->flags & PF_EXITING))
 		return 0;
@@ -163,7 +170,8 @@ int task_pass(struct bpf_iter__task *ctx)
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
 	spent = now.cpu_ns - before->cpu_ns + now.wait_ns - before->wait_ns;
 	now.ran = now.cpu_ns > before->cpu_ns || running(task);
-	if (now.ran && spent < floor_of(task) && !running(task) && !(marks_of(task) & MARK_MOVED))
+	marks = marks_of(task);
+	if (now.ran && spent < floor_of(task) && !running(task) && !kept(marks))
 		now.ran = false;
 	if (!now.ran && !before->ran && !pass_all) {
 		pass_tasks++;
@@ -185,8 +193,10 @@ int task_pass(struct bpf_iter__task *ctx)
 	record.cgroup_id = task->cgroups->dfl_cgrp->kn->id;
 	if (task->flags & PF_KTHREAD)
 		record.flags |= TASK_KTHREAD;
-	if (marks_of(task) & MARK_TREE)
+	if (marks & MARK_TREE)
 		record.flags |= TASK_IN_TREE;
+	if (kept(marks))
+		record.flags |= TASK_KEPT;
 	if (bpf_core_type_exists(struct affinity_context))
 		record.flags |= asked_by(task) ? TASK_ASKED : TASK_NOT_ASKED;
 	record.mask_words = mask_words;
