@@ -405,11 +405,17 @@ impl<P: Plane> Engine<P> {
     fn keep_budget(&mut self, cost: Cost) {
         let said = match self.budget.window(cost, &self.settings.budget) {
             Some(budget::Verdict::TooMuchCpu(over)) => match self.plane.thrift().and_then(|thrift| thrift.shed()) {
-                Some(less) => Some(format!("{over}: {less}")),
+                Some(less) => {
+                    self.guardrail.forget();
+                    Some(format!("{over}: {less}"))
+                }
                 None => Some(format!("{over}: there is nothing left to save")),
             },
             Some(budget::Verdict::TooMuchMemory(over)) => Some(over),
-            Some(budget::Verdict::Calm) => self.plane.thrift().and_then(|thrift| thrift.relax()),
+            Some(budget::Verdict::Calm) => {
+                let more = self.plane.thrift().and_then(|thrift| thrift.relax());
+                more.inspect(|_| self.guardrail.forget())
+            }
             None => None,
         };
         if let Some(text) = said {

@@ -273,6 +273,13 @@ impl Guardrail {
         self.watched.values().flat_map(|watch| watch.moves.values().map(|mv| mv.pid)).collect()
     }
 
+    /// Other threads are seen from now on, or fewer: what was seen before is no measure of what
+    /// comes. What was moved just now is not watched any more.
+    pub fn forget(&mut self) {
+        self.past.clear();
+        self.watched.clear();
+    }
+
     /// Takes in a window that ended at `now` seconds; `silent` are the moved threads of each
     /// watched process that it does not show though they live. Returns the services that go worse:
     /// they are left alone from now on.

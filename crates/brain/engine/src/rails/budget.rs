@@ -3,7 +3,8 @@
 use crate::Cost;
 use crate::settings::Budget;
 
-/// Consecutive windows far below the budget after which observing may cost more again.
+/// Windows that are on average far below the budget, after which observing may cost more again. On
+/// average, because a look at all processes once a minute makes one of them dearer.
 const CALM_WINDOWS: u32 = 60;
 /// Meaning of "far below": after doubling, the cost must still be within the budget with room to
 /// spare.
@@ -14,6 +15,8 @@ pub struct BudgetWatch {
     over_cpu: u32,
     over_memory: u32,
     calm: u32,
+    /// The cost of these windows together.
+    calm_cpu: f64,
 }
 
 /// The response to the cost of the last windows.
@@ -41,6 +44,7 @@ impl BudgetWatch {
             reached
         };
         if reached(&mut self.over_cpu, cost.cpu > budget.cpu, budget.windows) {
+            (self.calm, self.calm_cpu) = (0, 0.0);
             let (is, may) = (cost.cpu * 100.0, budget.cpu * 100.0);
             return Some(Verdict::TooMuchCpu(format!("homenode uses {is:.1} % of a CPU, {may:.1} % allowed")));
         }
@@ -49,7 +53,12 @@ impl BudgetWatch {
             let (is, may) = (mib(cost.memory_bytes), mib(budget.memory_bytes));
             return Some(Verdict::TooMuchMemory(format!("homenode uses {is:.1} MiB of memory, {may:.1} MiB allowed")));
         }
-        reached(&mut self.calm, cost.cpu < budget.cpu * CALM, CALM_WINDOWS).then_some(Verdict::Calm)
+        self.calm_cpu += cost.cpu;
+        if !reached(&mut self.calm, true, CALM_WINDOWS) {
+            return None;
+        }
+        let mean = std::mem::take(&mut self.calm_cpu) / f64::from(CALM_WINDOWS);
+        (mean < budget.cpu * CALM).then_some(Verdict::Calm)
     }
 }
 
@@ -85,6 +94,10 @@ mod tests {
     fn long_far_below_is_calm() {
         assert_eq!(said([(0.011, 1); 120]), [(59, Verdict::Calm), (119, Verdict::Calm)]);
         assert_eq!(said([(0.013, 1); 120]), []);
+        // Each minute one window is dearer, by a search for other programs.
+        let with = |search: f64| (0..120).map(move |n| (if n % 60 == 7 { search } else { 0.01 }, 1));
+        assert_eq!(said(with(0.1)), [(59, Verdict::Calm), (119, Verdict::Calm)]);
+        assert_eq!(said(with(0.2)), []);
         assert_eq!(said([(BUDGET.cpu * CALM, 1 << 20); 120]), [], "at a bound is not beyond it");
         assert_eq!(said([(BUDGET.cpu, 1 << 20); 120]), []);
     }
