@@ -33,6 +33,9 @@ use crate::{patient, privileges};
 /// Larger files are not read.
 const FILE_BYTES: u64 = 1 << 20;
 
+/// The name of what stands for a search that did not end.
+pub const NOT_KNOWN: &str = "not known";
+
 /// How long to wait for the search. It takes some ms where nothing hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -72,7 +75,7 @@ pub fn detect(proc_root: &Path, sys_root: &Path, stop: &dyn Fn() -> bool) -> Vec
         Ok(found) => found,
         Err(_) if stop() => Vec::new(),
         Err(_) => vec![Interference::new(
-            "not known",
+            NOT_KNOWN,
             "the search for other programs did not end".to_owned(),
             "another program may place threads without homenode's knowledge",
             "look for processes whose files are on a file system that does not answer",

@@ -129,7 +129,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let topology = engine.plane().topology();
     let less = policies::without_bandwidth(engine.policy(), topology);
     let told = out.start(engine.policy(), &settings, topology.nodes.len(), &interference, less.as_deref());
-    let mut neighbours = Neighbours::new(interference);
+    let mut neighbours = Neighbours::default();
     let ran = told.and_then(|()| out.recovered(engine.recovered())).and_then(|()| match &mut child {
         // A command that has not begun when the stop comes never begins, nor one whose user cannot
         // be told anything.
