@@ -57,6 +57,8 @@ struct Running {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Spent {
     parts: Vec<Copied>,
+    /// Moves whose outcome is to come, each with the place of its part above.
+    asked: FxHashMap<Subject, (usize, f64)>,
     time_s: Option<f64>,
 }
 
@@ -87,7 +89,8 @@ impl ByRule {
         Self { parts: parts.into_iter().map(running).collect(), asked: FxHashMap::default(), time_s: None }
     }
 
-    /// Goes on from here. A part with rules of several earlier ones has copied what they have.
+    /// Goes on from here. A part with rules of several earlier ones has copied what they have, and
+    /// so has a rule that had no limit and shared its part with others.
     pub fn go_on(&mut self, spent: &Spent) {
         self.time_s = spent.time_s;
         for running in &mut self.parts {
@@ -95,6 +98,12 @@ impl ByRule {
             for of in spent.parts.iter().filter(shares) {
                 running.copied.iter_mut().zip(of.bytes).for_each(|(sum, bytes)| *sum += bytes);
             }
+        }
+        // A reload ends copies, and how far they came is told in the next window.
+        for (subject, (at, since)) in &spent.asked {
+            let Some(of) = spent.parts.get(*at) else { continue };
+            let heir = self.parts.iter().position(|new| of.rules.iter().any(|rule| new.part.rules.contains(rule)));
+            self.asked.extend(heir.map(|heir| (*subject, (heir, *since))));
         }
     }
 
@@ -254,7 +263,7 @@ impl Policy for ByRule {
 
     fn spent(&self) -> Spent {
         let copied = |running: &Running| Copied { rules: running.part.rules.clone(), bytes: running.copied };
-        Spent { parts: self.parts.iter().map(copied).collect(), time_s: self.time_s }
+        Spent { parts: self.parts.iter().map(copied).collect(), asked: self.asked.clone(), time_s: self.time_s }
     }
 
     fn traits(&self) -> Traits {
@@ -442,6 +451,14 @@ mod tests {
         assert_eq!(after.parts.iter().map(Running::left).collect::<Vec<_>>(), [40.0, 100.0]);
         let plan = after.decide(&Topology::default(), &at(3.5, 41));
         assert!(!subjects(&plan).contains(&Subject::file(&window(1.0).files[0])), "{plan:?}");
+        // What ended with it counts, too.
+        let subject = rules.decide(&Topology::default(), &at(4.0, 10)).moves[1].subject;
+        let mut last = ByRule::new(vec![part("files", "a", 100.0).0]);
+        last.go_on(&rules.spent());
+        let result = OutcomeState::Failed { bytes: 7, why: "another policy decides".to_owned() };
+        let outcome = Outcome { subject, from: NodeId(0), to: NodeId(1), result };
+        last.decide(&Topology::default(), &Snapshot { outcomes: vec![outcome], ..at(5.0, 0) });
+        assert_eq!(last.parts.iter().map(Running::left).collect::<Vec<_>>(), [33.0]);
         assert_eq!(moves(&mut rules, &at(23.0 * 3600.0, 41)), 1);
         let mut two = at(25.0 * 3600.0, 41);
         assert_eq!(moves(&mut rules, &two), 2, "a day has passed");
