@@ -241,11 +241,15 @@ pub(crate) fn drops(config: &Path) -> Result<Vec<PathBuf>, Failure> {
     };
     let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut paths = paths.map_err(|e| Failure::io("read", &dir, &e))?;
-    // An editor's lock begins with a dot.
-    let hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "toml") && !hidden(path));
+    paths.retain(|path| is_drop(path));
     paths.sort();
     Ok(paths)
+}
+
+/// Whether a file of a `conf.d` is read, by its name. An editor's lock begins with a dot.
+pub fn is_drop(path: &Path) -> bool {
+    let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    path.extension().is_some_and(|extension| extension == "toml") && !hidden
 }
 
 /// One value or a list of them.

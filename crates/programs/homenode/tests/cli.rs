@@ -107,6 +107,19 @@ fn config_check_names_each_fault_and_questions_what_is_hardly_meant() {
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.contains("warning: ") && out.contains("homenode.toml:2: engine.budget.cpu is 300 CPUs"), "{out}");
     assert!(out.ends_with("homenode.toml: right, 1 rule\n"), "{out}");
+    // Files that the service does not read are not right, whatever is in them.
+    for (name, why) in [
+        ("conf.d/none.toml", "No such file"),
+        ("conf.d/a.conf", "it is not read"),
+        ("conf.d/.a.toml", "it is not read"),
+    ] {
+        let path = dir.path().join(name);
+        if !name.ends_with("none.toml") {
+            fs::write(&path, "junk\n").unwrap();
+        }
+        let (code, out, err) = ends(&["config", "check", path.to_str().unwrap()]);
+        assert!(code == 1 && out.is_empty() && err.contains(why) && err.contains(name), "{name}: {out}{err}");
+    }
     let nodes = "[node.0]\nfile_data = true\n\n[node.77]\nfile_data = true\n";
     fs::write(file, nodes).unwrap();
     let (code, _, err) = ends(&["--config", file, "config", "check"]);

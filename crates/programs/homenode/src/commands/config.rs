@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use command::args::{CONFIG_FILE, Global};
+use command::rules;
 use serde_json::json;
 use session::policies;
 
@@ -46,12 +47,23 @@ pub fn run(global: &Global, args: &ConfigArgs) -> Result<Exit, Failure> {
     let Command::Check { files } = &args.command;
     let usual: Vec<PathBuf> = global.config.iter().cloned().collect();
     let named = if files.is_empty() { &usual } else { files };
-    let all: Vec<(PathBuf, bool)> = match named.is_empty() {
-        true => vec![(CONFIG_FILE.into(), false)],
-        false => named.iter().map(|file| of(file)).collect(),
-    };
     let mut exit = Exit::Done;
     let (mut text, mut list) = (String::new(), Vec::new());
+    let mut all: Vec<(PathBuf, bool)> = Vec::new();
+    for file in named {
+        let Some(fault) = unread(file) else {
+            all.push(of(file));
+            continue;
+        };
+        fault.report(global.json);
+        exit = Exit::Partly;
+        list.push(json!({"path": file.display().to_string(), "right": false, "rules": 0, "warnings": []}));
+    }
+    if named.is_empty() {
+        all.push((CONFIG_FILE.into(), false));
+    }
+    // One homenode.toml may have several files beside it.
+    all.dedup();
     for (path, must) in all {
         let (faults, doubts, rules) = check(&path, must);
         for fault in &faults {
@@ -79,6 +91,18 @@ fn of(file: &Path) -> (PathBuf, bool) {
         Some(dir) if dir.ends_with("conf.d") => (dir.with_file_name("homenode.toml"), false),
         _ => (file.to_owned(), true),
     }
+}
+
+/// Why a file of a conf.d is not read.
+fn unread(file: &Path) -> Option<Failure> {
+    let whole = std::path::absolute(file).ok()?;
+    whole.parent().filter(|dir| dir.ends_with("conf.d"))?;
+    let name = file.display().to_string();
+    if let Err(error) = whole.metadata() {
+        return Some(Failure::from_error(Exit::Usage, name, &error));
+    }
+    let read = rules::is_drop(&whole);
+    (!read).then(|| Failure::new(Exit::Usage, name, "it is not read: names there end in .toml and begin with no dot"))
 }
 
 fn check(path: &Path, must: bool) -> (Vec<Failure>, Vec<String>, usize) {

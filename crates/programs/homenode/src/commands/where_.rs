@@ -15,8 +15,10 @@ use std::{fs, io};
 
 use crate::mounted;
 use indicatif::ProgressBar;
+use linux::patient;
 use linux::residency::open::Opened;
 use linux::residency::{self, Residency, cached};
+use linux::threads::is_gone;
 use linux::volume::Place;
 use serde_json::{Value, json};
 use topology::NodeId;
@@ -81,16 +83,35 @@ impl List {
 
     /// Adds the files that a process has open or mapped.
     fn of_process(&mut self, pid: u32) {
-        let of = Path::new(machine::PROC).join(pid.to_string());
-        let maps = fs::read_to_string(of.join("maps")).unwrap_or_default();
-        // After five fields and some space; a file without a name any more ends in ` (deleted)`.
-        let mapped = maps.lines().filter_map(|line| Some(PathBuf::from(line.get(line.find('/')?..)?)));
-        let open = fs::read_dir(of.join("fd")).into_iter().flatten().flatten();
-        let open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
-        let mut all: Vec<_> = mapped.chain(open).filter(|path| path.is_file()).collect();
-        all.sort();
-        all.into_iter().for_each(|path| self.add(path));
+        // A process that hangs in exec answers nobody.
+        match patient::ask(pid, "files", move || files_of(&Path::new(machine::PROC).join(pid.to_string()))) {
+            Ok(all) => all.into_iter().for_each(|path| self.add(path)),
+            // That of its memory says more.
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                self.failed.push(Failure::from_error(Exit::Partly, format!("files of process {pid}"), &error));
+            }
+        }
     }
+}
+
+/// The files that a process has open or mapped, given its directory in /proc: those of another
+/// mount namespace or root by the way that leads there.
+fn files_of(of: &Path) -> io::Result<Vec<PathBuf>> {
+    let maps = fs::read(of.join("maps"))?;
+    // After five fields and some space; a file without a name any more ends in ` (deleted)`.
+    let path = |line: &[u8]| Some(line.get(line.iter().position(|byte| *byte == b'/')?..)?.to_vec());
+    let mapped = maps.split(|byte| *byte == b'\n').filter_map(path).map(|path| PathBuf::from(OsString::from_vec(path)));
+    let open = fs::read_dir(of.join("fd"))?.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let (root, space) = (fs::read_link(of.join("root"))?, fs::read_link(of.join("ns/mnt"))?);
+    let ours = root == Path::new("/") && space == fs::read_link(Path::new(machine::PROC).join("self/ns/mnt"))?;
+    let reach = |path: PathBuf| match path.strip_prefix("/") {
+        Ok(within) if !ours => of.join("root").join(within),
+        _ => path,
+    };
+    let mut all: Vec<_> = mapped.chain(open).map(reach).filter(|path| path.is_file()).collect();
+    all.sort();
+    Ok(all)
 }
 
 /// The memory that a process alone has, as a row beside its files.
@@ -262,6 +283,36 @@ fn text(files: &[Residency], mut nodes: BTreeSet<NodeId>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A name that is not UTF-8 hid all mapped files, and those of a container were looked up in
+    /// our mount namespace.
+    #[test]
+    fn files_of_a_process_are_found_by_the_way_that_leads_to_them() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let of = dir.path();
+        let within = of.join("there");
+        let odd = within.join(OsString::from_vec(b"data-\xff".to_vec()));
+        fs::create_dir(&within).unwrap();
+        fs::write(&odd, "x").unwrap();
+        fs::write(within.join("open"), "x").unwrap();
+        let mut maps = b"7f-80 r-xp 00000000 00:00 0 [vdso]\n7f-80 r--p 00000000 08:01 12    ".to_vec();
+        maps.extend(std::os::unix::ffi::OsStrExt::as_bytes(odd.as_os_str()));
+        fs::write(of.join("maps"), [maps.as_slice(), b"\n7f-80 r--p 00000000 08:01 13 /gone (deleted)\n"].concat())
+            .unwrap();
+        for name in ["fd", "ns"] {
+            fs::create_dir(of.join(name)).unwrap();
+        }
+        symlink(within.join("open"), of.join("fd/3")).unwrap();
+        symlink("socket:[1]", of.join("fd/4")).unwrap();
+        symlink(fs::read_link("/proc/self/ns/mnt").unwrap(), of.join("ns/mnt")).unwrap();
+        symlink("/", of.join("root")).unwrap();
+        assert_eq!(files_of(of).unwrap(), [odd.clone(), within.join("open")]);
+        fs::remove_file(of.join("ns/mnt")).unwrap();
+        symlink("mnt:[1]", of.join("ns/mnt")).unwrap();
+        let reach = |path: &Path| of.join("root").join(path.strip_prefix("/").unwrap());
+        assert_eq!(files_of(of).unwrap(), [reach(&odd), reach(&within.join("open"))]);
+    }
 
     fn file(path: &str, size: u64, nodes: &[(u32, u64)]) -> Residency {
         let nodes: NodeBytes = nodes.iter().map(|(node, bytes)| (NodeId(*node), *bytes)).collect();
