@@ -83,7 +83,7 @@ fn a_program_that_places_threads_and_comes_later_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let numad = dir.path().join("numad");
     std::fs::copy("/bin/sleep", &numad).unwrap();
-    let mut run = homenode(&["--json", "run", "--dry-run", "--window", "0.1"]);
+    let mut run = homenode(&["--json", "run", "--dry-run", "--window", "0.1", "--windows", "400"]);
     let mut lines = BufReader::new(run.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     // By then it has searched once.
     assert_eq!(lines.by_ref().filter(|line| line.contains("\"kind\":\"window\"")).take(20).count(), 20);

@@ -124,7 +124,7 @@ fn five_services_at_once_have_their_names_and_only_two_are_moved() -> Outcome {
             "[[service]]\ngroup = \"/{name}\"\npolicy = \"nthread\"\nnthread = {{ min_bytes = \"1 MB\", locality_margin = \"2 MB/s\" }}\n"
         )
     };
-    let config = bench.config(&(rule("six-fio") + &rule("six-pg")))?;
+    let config = bench.config(&("[guardrail]\nwindows = 0\n\n".to_owned() + &rule("six-fio") + &rule("six-pg")))?;
     let mut daemon = bench.daemon_of(&config, &[], &[])?;
     daemon.window()?;
     let map = Map::start()?;
@@ -144,7 +144,7 @@ fn five_services_at_once_have_their_names_and_only_two_are_moved() -> Outcome {
         "--bs=64k",
         "--size=32m",
         "--time_based",
-        "--runtime=10",
+        "--runtime=20",
         "--invalidate=0",
         "--group_reporting",
         "--output-format=json",
