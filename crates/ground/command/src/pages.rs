@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use chrono::DateTime;
 use clap::{Args, Command};
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
@@ -88,15 +89,8 @@ pub fn head(name: &str, section: &str) -> String {
 
 /// The day of a second since 1970, as in 2026-11-29.
 fn day(seconds: u64) -> String {
-    // Years begin in March, so that a leap day is the last of its year.
-    let days = seconds / 86_400 + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let date = of_year - (153 * month + 2) / 5 + 1;
-    let (month, year) = if month < 10 { (month + 3, year) } else { (month - 9, year + 1) };
-    format!("{}-{month:02}-{date:02}", year + 400 * era)
+    let at = i64::try_from(seconds).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    at.unwrap_or_default().format("%F").to_string()
 }
 
 fn write(command: &Command, dir: &Path) -> Result<(), Failure> {
