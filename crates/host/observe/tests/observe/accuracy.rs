@@ -484,7 +484,7 @@ fn the_least_busy_threads_of_a_crowd_count_for_their_service(hooks: Hooks) -> Tr
         // On a busy machine threads wait, and each round for another time: then the floor rises.
         let mut rounds = 0..10;
         let (some, bytes) = loop {
-            // Who was listed is once more: what he touched after the last window is of this one.
+            // The next window lists the same threads once more, for what they touched at the end.
             round(&mut observer)?;
             let (some, bytes) = round(&mut observer)?;
             println!("{} of {THREADS} threads are listed", some.len());

@@ -103,7 +103,7 @@ fn maps(path: &Path) -> Result<Vec<usize>> {
 fn worst(bench: &Bench) -> Result<Ends> {
     let dir = bench.dir().join("nobody");
     std::fs::create_dir(&dir)?;
-    // Who may search it leads to his own.
+    // Nobody has to pass through it to a directory of his own.
     std::fs::set_permissions(bench.dir(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
     let mut program = testing::myself("worst-neighbour");
     let mut child = Ends(program.arg(&dir).stdout(Stdio::piped()).spawn().context("cannot start the neighbour")?);
