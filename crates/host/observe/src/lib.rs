@@ -499,8 +499,14 @@ impl Observer {
         }
         if sum.children_full > 0 {
             notes.push(format!(
-                "the table of watched threads was full: {} of their children are not tracked",
+                "{} children of watched threads are not tracked: their users have their shares of the table",
                 sum.children_full
+            ));
+        }
+        if sum.unranged_bytes > 0 {
+            notes.push(format!(
+                "{:.1} MB count for no range of a file: their users have their shares of the table",
+                megabytes(sum.unranged_bytes)
             ));
         }
         notes

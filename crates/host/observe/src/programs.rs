@@ -215,6 +215,8 @@ pub(super) struct Machine {
 /// takes some 0.5 µs.
 const TASKS: pass::Most = pass::Most { records: 1 << 20, bytes: 2 << 30, cpu: Duration::from_secs(5) };
 
+/// Threads that can be watched, those born of them included.
+const WATCHED: u32 = 65_536;
 /// Ranges of files that can be counted in a window: 128 GiB of data, in 6 MB of the kernel's memory
 /// (32 bytes for key and value, and about 60 for the entry).
 const RANGES: u32 = 65_536;
@@ -294,6 +296,8 @@ impl Programs {
             }
         }
         let has = |hook| hooks.contains(&hook);
+        let watched = settings.max_entries.unwrap_or(WATCHED);
+        let ranges = settings.max_entries.unwrap_or(RANGES);
         let sampling = super::weights::Sampling::new();
         if let Some(tunables) = open.maps.rodata_data.as_mut() {
             tunables.own_tgid = std::process::id();
@@ -304,6 +308,9 @@ impl Programs {
             tunables.table_entries = machine.entries;
             // A quarter is for threads that may name no more files.
             tunables.file_entries = machine.entries - machine.entries / 4;
+            tunables.range_entries = ranges;
+            // The rest is for the threads that a move binds.
+            tunables.watched_entries = watched - watched / 8;
             tunables.places_seed = (linux::random() * f64::from(u32::MAX)) as u32;
             tunables.exact = settings.exact;
             tunables.steady = steady;
@@ -331,8 +338,9 @@ impl Programs {
         for table in tables {
             table.set_max_entries(entries)?;
         }
+        open.maps.marked.set_max_entries(watched)?;
         if settings.ranges {
-            open.maps.ranges.set_max_entries(RANGES)?;
+            open.maps.ranges.set_max_entries(ranges)?;
         }
         open.load()
     }
@@ -450,6 +458,8 @@ impl Programs {
         let all_tasks = std::mem::take(&mut self.all_next);
         if let Some(bss) = self.skel.maps.bss_data.as_mut() {
             bss.pass_all = all_tasks.into();
+            bss.watched_shares.held = 0;
+            bss.watched_shares.of_user.fill(0);
         }
         let mut iter = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
         let mut all = Pass::default();
@@ -498,6 +508,10 @@ impl Programs {
     pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
         let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
         let drained = self.drain.all(fd, (range_key::BYTES, i64::BYTES), records::range);
+        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+            bss.range_shares.held = 0;
+            bss.range_shares.of_user.fill(0);
+        }
         drained.map_err(|source| ObserveError::Io { what: "emptying the table of ranges".to_owned(), source })
     }
 

@@ -101,15 +101,9 @@ struct {
 /* Entries in each table, and those of each process and user. Two with the same place share what they may hold. User space empties
  * them with the table. */
 #define PROCESS_BITS 12
-#define USER_BITS 10
 u32 entries_held[2] = {};
 u32 process_entries[2][1 << PROCESS_BITS] = {};
 u32 user_entries[2][1 << USER_BITS] = {};
-
-static __always_inline u32 place_of(u32 id, u32 bits)
-{
-	return (id ^ places_seed) * 0x9E3779B1U >> (32 - bits);
-}
 
 enum room { ROOM_NONE, ROOM_FOR_THREAD, ROOM_FOR_FILE };
 
@@ -315,7 +309,7 @@ __noinline int account(struct access *w, u32 node, s64 bytes, u64 at)
 		last->key.group = group_of(w->groups);
 		last->groups = w->groups;
 		last->process = place_of(task->tgid, PROCESS_BITS);
-		last->user = place_of(task->real_cred->uid.val, USER_BITS);
+		last->user = user_of(task);
 		__builtin_memset(&last->usage, 0, sizeof(last->usage));
 	}
 	usage_add(&last->usage, w, node, bytes);

@@ -132,6 +132,7 @@ struct counters {
 	u64 counted;         /* events counted, all windows */
 	u64 stood_for;       /* events that these represent */
 	u64 children_full;
+	u64 unranged_bytes;  /* counted for no range: the user's share of the table was full */
 	u64 reads;           /* reads that the counted ones represent, by the hook on the read path */
 };
 

@@ -22,10 +22,12 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct watched);
 } marked SEC(".maps");
+/* Counted anew by each pass over all tasks: user space empties them before it. */
+struct shares watched_shares = {};
 
 /* Number of threads that the passes have seen. */
 u64 pass_tasks = 0;
@@ -58,13 +60,6 @@ static __always_inline struct watched *watched_of(struct task_struct *task)
 static __always_inline bool kept(u32 marks)
 {
 	return marks & MARK_MOVED && !(marks & MARK_OWN);
-}
-
-static __always_inline u32 marks_of(struct task_struct *task)
-{
-	struct watched *watched = watched_of(task);
-
-	return watched ? watched->marks : 0;
 }
 
 /* The address of the affinity that was asked for. Each successful sched_setaffinity stores it at another address than the one
@@ -156,8 +151,9 @@ int task_pass(struct bpf_iter__task *ctx)
 	struct task_record record = {};
 	struct seq_file *seq = ctx->meta->seq;
 	struct times *before, now;
+	struct watched *watched;
 	u64 spent;
-	u32 marks;
+	u32 marks = 0;
 
 	if (!trusted || (task->flags & PF_EXITING))
 		return 0;
@@ -170,7 +166,11 @@ int task_pass(struct bpf_iter__task *ctx)
 	now.wait_ns = bpf_core_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : 0;
 	spent = now.cpu_ns - before->cpu_ns + now.wait_ns - before->wait_ns;
 	now.ran = now.cpu_ns > before->cpu_ns || running(task);
-	marks = marks_of(task);
+	watched = watched_of(task);
+	if (watched) {
+		marks = watched->marks;
+		hold(&watched_shares, user_of(task));
+	}
 	if (now.ran && spent < floor_of(task) && !running(task) && !kept(marks))
 		now.ran = false;
 	if (!now.ran && !before->ran && !pass_all) {
@@ -249,11 +249,13 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	struct watched *watched = watched_of(parent);
 	struct watched born = {};
 	struct counters *c;
+	u32 user;
 
 	if (!watched)
 		return 0;
 	parent = untrusted(struct task_struct, parent);
 	child = untrusted(struct task_struct, child);
+	user = user_of(child);
 	born.start_ns = child->start_boottime;
 	born.asked = asked_by(child);
 	born.tgid = child->tgid;
@@ -264,11 +266,13 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (own(parent, watched) && same_mask(&parent->cpus_mask, &child->cpus_mask))
 		born.marks |= MARK_OWN;
 	born.origin = ORIGIN_BORN;
-	if (bpf_map_update_elem(&marked, &tid, &born, BPF_ANY)) {
-		c = counted();
-		if (c)
-			c->children_full++;
+	if (may_hold(&watched_shares, user, watched_entries) && !bpf_map_update_elem(&marked, &tid, &born, BPF_ANY)) {
+		hold(&watched_shares, user);
+		return 0;
 	}
+	c = counted();
+	if (c)
+		c->children_full++;
 	return 0;
 }
 
@@ -311,7 +315,8 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (c)
 		c->exited_cpu_ns += before ? cpu - before->cpu_ns : cpu;
-	bpf_map_delete_elem(&marked, &tid);
+	if (!bpf_map_delete_elem(&marked, &tid))
+		let_go(&watched_shares, user_of(untrusted(struct task_struct, task)));
 	return 0;
 }
 

@@ -54,6 +54,9 @@ const volatile u32 weights[16][SIZE_MAX_PAGES] = {};
 /* Entries of a table, and those of them that may name a file. */
 const volatile u32 table_entries = 0;
 const volatile u32 file_entries = 0;
+/* Those of the tables of ranges and of watched threads. */
+const volatile u32 range_entries = 0;
+const volatile u32 watched_entries = 0;
 
 /* The part of the time that the hook on the read path may take, in 1/1024ths, and what it may take at once, ns. */
 const volatile u32 read_budget = 0;

@@ -404,8 +404,9 @@ fn a_full_table_is_reported(hooks: Hooks) -> Tried {
     Err("others filled the table in each of 20 windows".into())
 }
 
-/// Another user's processes read more small files than the table has entries. Their own bytes count
-/// for their threads, and everything that this process reads counts for its files.
+/// Another user's processes read more small files than the tables have entries. Their own bytes
+/// count for their threads, and everything that this process reads counts for its files and their
+/// ranges.
 fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
     const ENTRIES: u32 = 256;
     let directory = directory()?;
@@ -414,7 +415,7 @@ fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
     let own: Vec<_> =
         (0..8).map(|i| cached_file(directory.path(), &i.to_string(), 65_536, 4096)).collect::<Result<_, _>>()?;
     let _held: Vec<_> = own.iter().map(|path| hold(path)).collect::<Result<_, _>>()?;
-    let mut observer = open(&Settings { max_entries: Some(ENTRIES), ..settings(true, hooks) })?;
+    let mut observer = open(&Settings { max_entries: Some(ENTRIES), ranges: true, ..settings(true, hooks) })?;
     let hogs = small.chunks(small.len() / 3).map(Reader::of_nobody).collect::<Result<Vec<_>, _>>()?;
     let read = |pid: u32| -> std::io::Result<u64> {
         let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
@@ -433,6 +434,10 @@ fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
     })?;
     for path in &own {
         ensure!(seen.read(path)? == 65_536, "saw {} of {}; {:?}", seen.read(path)?, path.display(), observed.notes);
+        let id = id(path)?;
+        let ranges = observed.files.iter().find(|file| file.file.file == id).map(|file| &file.file.ranges);
+        let bytes = ranges.map(|ranges| ranges.iter().map(|range| range.bytes).sum());
+        ensure!(bytes == Some(65_536_u64), "{ranges:?} of {}; {:?}", path.display(), observed.notes);
     }
     let threads = |pid| observed.threads.iter().filter(move |t| t.thread.pid == pid).map(|t| &t.thread);
     for hog in &hogs {
@@ -446,6 +451,7 @@ fn nobody_fills_the_table_for_others(hooks: Hooks) -> Tried {
         "{:?}",
         observed.notes
     );
+    ensure!(observed.notes.iter().any(|n| n.contains("MB count for no range")), "{:?}", observed.notes);
     ensure!(!observed.notes.iter().any(|n| n.contains("but not for threads")), "{:?}", observed.notes);
     Ok(())
 }

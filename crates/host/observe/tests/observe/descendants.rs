@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use linux::births::{Descendant, Origin};
 use linux::threads::Threads;
-use observe::{Hooks, Observer};
+use observe::{Hooks, Observer, Settings};
 use testing::{Error, Tried, ensure};
 use topology::ThreadId;
 
@@ -18,6 +18,7 @@ use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
     WithStructures: children_of_watched_threads;
+    WithStructures: nobody_fills_the_table_of_watched_threads;
     // Forks are slow on emulated CPUs.
     Never: a_fork_storm_beside;
 ];
@@ -60,6 +61,44 @@ fn children_of_watched_threads(hooks: Hooks) -> Tried {
         Ok(())
     })();
     kill_group(&mut shell);
+    result?;
+    nobody_left(&observer)
+}
+
+/// Another user's watched process has more children than the table has entries, before a pass over
+/// all threads and after it. Those of this user's are tracked all the same.
+fn nobody_fills_the_table_of_watched_threads(hooks: Hooks) -> Tried {
+    const ENTRIES: u32 = 64;
+    let mut observer = open(&Settings { max_entries: Some(ENTRIES), ..settings(false, hooks) })?;
+    let mut shells = Vec::new();
+    let result = (|| -> Tried {
+        for (user, more) in [(65_534, 2 * ENTRIES), (0, 4), (65_534, ENTRIES), (0, 4)] {
+            let script = format!("read go; for i in $(seq {more}); do sleep 300 & done; echo born; wait");
+            let shell = Command::new("sh")
+                .args(["-c", &script])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .process_group(0)
+                .uid(user)
+                .spawn()?;
+            shells.push(shell);
+            let shell = shells.last_mut().ok_or("no shell")?;
+            observer.watch(thread(shell.id())?)?;
+            std::io::Write::write_all(shell.stdin.as_mut().ok_or("stdin")?, b"go\n")?;
+            let mut line = String::new();
+            BufReader::new(shell.stdout.as_mut().ok_or("stdout")?).read_line(&mut line)?;
+            ensure!(line == "born\n", "{line}");
+            let tracked = children(&observer)?.iter().filter(|child| child.parent_tid == shell.id()).count();
+            println!("user {user}: {tracked} of {more} children");
+            if user == 0 {
+                ensure!(tracked as u32 == more, "{tracked} of {more}");
+            }
+            let seen = observer.window(Duration::ZERO)?;
+            ensure!(seen.births_lost == (user != 0), "{:?}", seen.notes);
+        }
+        Ok(())
+    })();
+    shells.iter_mut().for_each(kill_group);
     result?;
     nobody_left(&observer)
 }

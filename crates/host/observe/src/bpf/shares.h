@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Shares of a table: nobody can take one from others.
+ *
+ * A user may hold twice as many entries as are free: the first one gets two thirds of what there is, the next two thirds of the
+ * rest. Users whose ids have the same place share what they may hold. */
+#ifndef HOMENODE_SHARES_H
+#define HOMENODE_SHARES_H
+
+#include "sample.h"
+
+#define USER_BITS 10
+
+static __always_inline u32 place_of(u32 id, u32 bits)
+{
+	return (id ^ places_seed) * 0x9E3779B1U >> (32 - bits);
+}
+
+static __always_inline u32 user_of(struct task_struct *task)
+{
+	return place_of(task->real_cred->uid.val, USER_BITS);
+}
+
+/* Entries of a table, and those of each user. */
+struct shares {
+	int held;
+	int of_user[1 << USER_BITS];
+};
+
+static __always_inline void hold(struct shares *shares, u32 user)
+{
+	__sync_fetch_and_add(&shares->held, 1);
+	__sync_fetch_and_add(&shares->of_user[user & ((1 << USER_BITS) - 1)], 1);
+}
+
+static __always_inline void let_go(struct shares *shares, u32 user)
+{
+	__sync_fetch_and_add(&shares->held, -1);
+	__sync_fetch_and_add(&shares->of_user[user & ((1 << USER_BITS) - 1)], -1);
+}
+
+/* Whether this user may hold one more of so many. */
+static __always_inline bool may_hold(struct shares *shares, u32 user, u32 entries)
+{
+	return shares->of_user[user & ((1 << USER_BITS) - 1)] < 2 * ((s64)entries - shares->held);
+}
+
+#endif
