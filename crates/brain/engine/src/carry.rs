@@ -105,16 +105,16 @@ impl<P: Plane> Engine<P> {
         Ok(self.judged.drain(..).map(|(_, event)| event).collect())
     }
 
-    /// Prepares the moves that waited longest, as many as may begin now, and of each subject only
-    /// one. One that has waited for as long as a settled load is trusted is dropped, because what
+    /// Prepares moves that waited, as many as may begin now, and of each subject only one: those of
+    /// the rules with the fewest running copies, and of these the one that waited longest. A rule
+    /// without any need not wait for other rules' copies to end. One that has waited for as long as a settled load is trusted is dropped, because what
     /// it was decided from is out of date.
     fn next_in_queue(&mut self) -> Result<Batch, PlaneError> {
         let mut batch = Batch::default();
         if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
             return Ok(batch);
         }
-        while self.slots(&batch) > 0
-            && let Some(at) = self.jobs.queue().iter().position(|q| !self.copying(&q.attempt.mv.subject, &batch))
+        while let Some(at) = self.next(&batch)
             && let Some(Queued { attempt, since_s }) = self.jobs.take(at)
         {
             let waited_s = self.now - since_s;
@@ -175,6 +175,19 @@ impl<P: Plane> Engine<P> {
     /// Whether a copy of this subject runs, or is about to begin.
     fn copying(&self, subject: &Subject, batch: &Batch) -> bool {
         self.jobs.copies(subject).is_some() || batch.copies().any(|attempt| attempt.mv.subject == *subject)
+    }
+
+    /// The place in the queue of the move that is to begin now.
+    fn next(&self, batch: &Batch) -> Option<usize> {
+        let mut of_rule: FxHashMap<Option<&str>, usize> = FxHashMap::default();
+        let running = self.jobs.running.values().map(|running| &running.attempt);
+        running.chain(batch.copies()).for_each(|attempt| *of_rule.entry(attempt.rule.as_deref()).or_default() += 1);
+        let copies = |queued: &Queued| of_rule.get(&queued.attempt.rule.as_deref()).copied().unwrap_or(0);
+        let may_begin = |queued: &Queued| {
+            (self.slots(batch) > 0 || copies(queued) == 0) && !self.copying(&queued.attempt.mv.subject, batch)
+        };
+        let queue = self.jobs.queue().iter().enumerate().filter(|(_, queued)| may_begin(queued));
+        queue.min_by_key(|(at, queued)| (copies(queued), *at)).map(|(at, _)| at)
     }
 
     /// How many more copies may begin.

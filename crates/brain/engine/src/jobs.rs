@@ -6,12 +6,15 @@
 //!
 //! **Approach.** A plane copies in the background and reports [`Progress`]. [`Jobs`] keeps the few
 //! that run, a bounded queue of those that wait, and the bytes copied in the last 24 hours
-//! ([`Spent`]).
+//! ([`Spent`]). A rule's moves may take twice as many places of the queue as are free, so that none
+//! takes it from others.
 //!
 //! **Limits.** The count of the last 24 hours begins anew with each start of homenode (not with
 //! each engine: [`Spent`] can be handed on). A full queue refuses further moves.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
 
 use placement::{Move, Subject};
 use rustc_hash::FxHashMap;
@@ -20,9 +23,9 @@ use topology::NodeId;
 
 use crate::attempt::Attempt;
 
-/// Most moves that wait: what two copies at a time finish in 10 minutes if each takes a tenth of a
-/// second.
-pub(crate) const QUEUE_MAX: usize = 12_000;
+/// Most moves that wait. Two thirds are one rule's: what two copies at a time finish in 10 minutes
+/// if each takes a tenth of a second.
+pub(crate) const QUEUE_MAX: usize = 18_000;
 
 /// Names a job of a plane, for as long as it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -154,6 +157,8 @@ pub(crate) struct Jobs {
     queue: VecDeque<Queued>,
     /// How many moves of each subject wait.
     of: FxHashMap<Subject, usize>,
+    /// How many of each rule.
+    of_rule: FxHashMap<Option<Arc<str>>, usize>,
     pub spent: Spent,
 }
 
@@ -198,7 +203,7 @@ impl Jobs {
     }
 
     /// Adds a move to the queue, in the place of those that it excludes, which are returned.
-    /// `None`: the queue is full.
+    /// `None`: the queue is full, or its rule's share of it.
     #[must_use = "a move that finds no place is not made"]
     pub fn enqueue(&mut self, attempt: Attempt, now: f64) -> Option<Vec<Attempt>> {
         let mut replaced = Vec::new();
@@ -210,9 +215,11 @@ impl Jobs {
             place = place.min(at);
             replaced.extend(self.take(at).map(|queued| queued.attempt));
         }
-        if self.queue.len() >= QUEUE_MAX {
+        let of_rule = self.of_rule.entry(attempt.rule.clone()).or_default();
+        if replaced.is_empty() && *of_rule >= 2 * QUEUE_MAX.saturating_sub(self.queue.len()) {
             return None;
         }
+        *of_rule += 1;
         *self.of.entry(attempt.mv.subject).or_default() += 1;
         let attempt = Attempt { place: None, passed: false, ..attempt };
         self.queue.insert(place.min(self.queue.len()), Queued { attempt, since_s: now });
@@ -227,19 +234,15 @@ impl Jobs {
     /// Takes a move out of the queue, by its place.
     pub fn take(&mut self, at: usize) -> Option<Queued> {
         let queued = self.queue.remove(at)?;
-        let subject = &queued.attempt.mv.subject;
-        if let Some(more) = self.of.get_mut(subject) {
-            *more -= 1;
-            if *more == 0 {
-                self.of.remove(subject);
-            }
-        }
+        one_less(&mut self.of, &queued.attempt.mv.subject);
+        one_less(&mut self.of_rule, &queued.attempt.rule);
         Some(queued)
     }
 
     pub fn clear(&mut self) {
         self.queue.clear();
         self.of.clear();
+        self.of_rule.clear();
     }
 
     pub fn report(&self) -> Vec<JobReport> {
@@ -254,6 +257,15 @@ impl Jobs {
             rate: r.rate,
         };
         self.running.values().map(report).collect()
+    }
+}
+
+fn one_less<K: Eq + Hash>(counts: &mut FxHashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 

@@ -68,8 +68,8 @@ pub struct Moves {
     /// Copies take no more of its endurance than that.
     #[serde(deserialize_with = "topology::units::bytes_limit")]
     pub bytes_per_day: f64,
-    /// How many copies may run at once. Default 2: one goes on while the other waits for a busy
-    /// page.
+    /// How many copies may run at once, and beyond these one of each rule that has none. Default 2:
+    /// one goes on while the other waits for a busy page.
     pub at_once: u32,
     /// How many windows before and after a plan are compared; a plan after which every window was
     /// worse than every window before is taken back. Default 5: by chance that happens once in 252

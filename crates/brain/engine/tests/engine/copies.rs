@@ -218,6 +218,25 @@ fn a_move_that_finds_the_queue_full_gives_its_token_back() {
     assert_eq!(outcomes.last().unwrap().result, MoveEvent::Applied);
 }
 
+/// Two long copies of no rule's files run, and more of such moves than have places wait. Those of a
+/// rule find places, and begin at once beside them, one at a time.
+#[test]
+fn a_rule_does_not_wait_for_the_copies_of_another() {
+    const MANY: u32 = 20_000;
+    let plane = copying(1_000, 100, (MANY + 1..=MANY + 3).map(|tid| (tid, 0, 1)));
+    let files = |tids: std::ops::RangeInclusive<u32>| tids.map(|tid| file(tid, 1, 0)).collect::<Vec<_>>();
+    let (policy, _) = at(vec![(1, files(1..=MANY)), (2, files(MANY + 1..=MANY + 3))]);
+    let settings = Settings { burst: MANY + 3, ..limits(Moves::default()) };
+    let mut engine = Engine::new(plane.clone(), policy, settings, None).unwrap();
+    let full = |o: &&engine::Outcome| matches!(&o.result, MoveEvent::HeldBack { rail: Rail::Full, .. });
+    assert_eq!(engine.step().unwrap().outcomes.iter().filter(full).count(), MANY as usize - 12_002);
+    let second: Vec<MoveEvent> = engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect();
+    assert_eq!(second, [MoveEvent::Queued, MoveEvent::Queued, MoveEvent::Queued]);
+    (0..40).for_each(|_| _ = engine.step().unwrap());
+    assert_eq!([MANY + 1, MANY + 2, MANY + 3].map(|tid| plane.world().tasks[&tid].home), [0; 3]);
+    assert_eq!(plane.world().most_copies, 3);
+}
+
 #[test]
 fn what_waited_too_long_is_dropped() {
     let plane = copying(1_000_000, 1, (1..=3).map(|tid| (tid, 0, 1)));
