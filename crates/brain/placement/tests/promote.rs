@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use placement::promote::{Promote, Settings};
 use placement::testing::{self, node};
 use placement::{
-    FileRange, IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy, RANGE_BYTES,
-    RangeHeat, Reason, Reclaim, Snapshot, Subject,
+    FileRange, FileUse, IdleFile, IdleRange, Move, NodeLoad, ObservedFile, Outcome, OutcomeState, Plan, Policy,
+    RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot, Subject, Thread,
 };
 use proptest::prelude::*;
 use topology::NodeId;
@@ -45,6 +45,8 @@ struct World {
     on_lists: u64,
     /// Ranges of each file.
     per_file: usize,
+    /// The service that reads each file; none: nobody is known to.
+    services: Vec<&'static str>,
     policy: Promote,
 }
 
@@ -63,6 +65,7 @@ impl World {
             hidden: Vec::new(),
             on_lists: 0,
             per_file: ranges,
+            services: Vec::new(),
             policy: Promote::new(settings),
         }
     }
@@ -91,7 +94,18 @@ impl World {
         let files = self.ranges.chunks(self.per_file).enumerate();
         let (files, idle) = files.map(|(number, ranges)| self.file(number, ranges)).unzip();
         let nodes = self.nodes();
-        Snapshot { version: 2, time_s: self.now_s, window_s: 1.0, nodes, files, idle, ..Snapshot::default() }
+        let threads = self.services.iter().enumerate().map(|(number, service)| {
+            let used = FileUse {
+                file: testing::file(number as u64),
+                read_bytes: testing::bytes(&[(2, 1)]),
+                ..FileUse::default()
+            };
+            let group = Some(format!("/system.slice/{service}/worker").into());
+            let allowed_nodes = vec![NodeId(0), NodeId(1)];
+            Thread { files: vec![used], group, allowed_nodes, ..testing::thread(number as u32 + 1, 0, &[(2, 1)], 0) }
+        });
+        let threads = threads.collect();
+        Snapshot { version: 2, time_s: self.now_s, window_s: 1.0, nodes, threads, files, idle, ..Snapshot::default() }
     }
 
     /// The file of this number, as far as it was read in the last window, and as far as it was not.
@@ -247,6 +261,23 @@ fn a_hot_tenth_goes_to_its_readers_and_nothing_else() {
     assert!(near as f64 >= 0.9 * all as f64, "{near} of {all}");
     assert!(world.share_moved() <= 0.15, "{}", world.share_moved());
     assert_eq!(world.moves_of_one(), 1);
+}
+
+/// One service's ranges are the hottest by far. Another one's come up as fast, and what it does not
+/// want of its share goes to the first.
+#[test]
+fn each_service_has_a_share_of_the_rate() {
+    let settings = Settings { rate: 8.0 * RANGE_BYTES as f64, ..settings() };
+    let mut world = World::new(400, [1 << 40; 2], settings);
+    (world.per_file, world.services) = (100, vec!["hog.service", "hog.service", "hog.service", "db.service"]);
+    let mut reads: Vec<_> = (0..300).map(|range| (range, 0, 256 * MIB)).collect();
+    reads.extend((300..320).map(|range| (range, 0, 8 * MIB)));
+    // Three windows are asked for, and moves are made from the third on. A file has a dwell.
+    world.windows(3, &reads);
+    assert_eq!((world.on(0, 0..300), world.on(0, 300..400)), (4, 4));
+    world.windows(60, &reads);
+    assert_eq!(world.on(0, 300..400), 20);
+    assert!(world.on(0, 0..300) >= 24, "{}", world.on(0, 0..300));
 }
 
 /// The thrash control: everything is hot, and a quarter of it fits. What has become room meanwhile

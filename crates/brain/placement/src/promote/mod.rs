@@ -15,9 +15,10 @@
 //! watermark and a reserve, so promotion itself causes no reclaim; free pages that the kernel keeps
 //! on lists of each CPU count in up to half of the reserve; and a node where the kernel reclaimed
 //! or demoted in the last windows has none. Swapping and reading in again prolong that, and mean
-//! nothing else: a control group at its limit does both. The hottest come first. A range stays for
-//! a time after its move ([`Settings::stay_s`]). A file has one move at a time, its ranges in
-//! ascending order.
+//! nothing else: a control group at its limit does both. The hottest come first, but each service
+//! with hot ranges has an equal share of the rate, and only what it leaves is for others: heat is
+//! what any program can make. A range stays for a time after its move ([`Settings::stay_s`]). A
+//! file has one move at a time, its ranges in ascending order.
 //!
 //! When there is no more room, ranges that were not read for as long as that go down to slower
 //! memory, those first that were not read for longest, and only if they were read four times more
@@ -50,10 +51,11 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
-use topology::{NodeId, Topology};
+use topology::{FileId, NodeId, Topology};
 
 use crate::numbers::{not_negative, positive};
 use crate::processes::show;
+use crate::services;
 use crate::{
     FileRange, Move, ObservedFile, OutcomeState, Plan, Policy, RANGE_BYTES, RangeHeat, Reason, Reclaim, Snapshot,
     Subject, Traits, Wish,
@@ -333,7 +335,7 @@ impl Promote {
         let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
         let mut wanted: BTreeMap<NodeId, Wanted> = BTreeMap::new();
         let mut budget = self.settings.rate * snapshot.window_s;
-        let hot = self.hot(&nodes, snapshot);
+        let hot = by_service(self.hot(&nodes, snapshot), budget, snapshot);
         let all = hot.len();
         for one in hot {
             let subject = snapshot.files.get(one.file).map(Subject::file);
@@ -450,6 +452,40 @@ impl Promote {
         );
         Move { subject, pid: 0, from, to, reason: Reason::Promotion, why: why.into(), ranges: parts }
     }
+}
+
+/// The hottest first that fit into their service's share of the budget, then the others. A file is
+/// of the service that read most of it.
+fn by_service(hot: Vec<Hot>, budget: f64, snapshot: &Snapshot) -> Vec<Hot> {
+    let files: FxHashSet<usize> = hot.iter().map(|hot| hot.file).collect();
+    let numbers: FxHashMap<FileId, usize> =
+        files.iter().filter_map(|number| Some((snapshot.files.get(*number)?.file, *number))).collect();
+    let mut readers: BTreeMap<(usize, &str), u64> = BTreeMap::new();
+    for thread in &snapshot.threads {
+        let service = thread.group.as_deref().map_or("", services::path);
+        for used in &thread.files {
+            if let Some(number) = numbers.get(&used.file) {
+                let sum = readers.entry((*number, service)).or_default();
+                *sum = sum.saturating_add(used.read_bytes.total());
+            }
+        }
+    }
+    let mut service: FxHashMap<usize, (u64, &str)> = files.iter().map(|number| (*number, (0, ""))).collect();
+    for ((number, name), bytes) in readers {
+        if let Some(most) = service.get_mut(&number).filter(|most| bytes > most.0) {
+            *most = (bytes, name);
+        }
+    }
+    let of = |hot: &Hot| service.get(&hot.file).map_or("", |most| most.1);
+    let mut shares: FxHashMap<&str, f64> = hot.iter().map(|hot| (of(hot), 0.0)).collect();
+    let share = budget / shares.len() as f64;
+    let (first, others): (Vec<Hot>, Vec<Hot>) = hot.into_iter().partition(|hot| {
+        let taken = shares.entry(of(hot)).or_default();
+        let fits = *taken < share;
+        *taken += hot.size as f64;
+        fits
+    });
+    first.into_iter().chain(others).collect()
 }
 
 /// Ranges by rising start as the parts of a file: those that touch are one.
