@@ -79,6 +79,9 @@ impl HostPlane {
         let who = observe::who::tasks(&settings.observe.proc_root);
         let mut plane = Self::with_observer(settings, topology, Some(Box::new(observer)))?;
         plane.actor.ask(who);
+        // Scoped threads of the above have unparked this one when they ended, which would end the
+        // first window as it begins.
+        std::thread::park_timeout(Duration::ZERO);
         Ok(Self { facts: Some(facts), mapped, unmapped, meter, reclaimed, ..plane })
     }
 
