@@ -7,6 +7,7 @@ use std::sync::Arc;
 use command::output::limits::Limits;
 use command::output::units::{count, percent, rate, seconds, size};
 use command::output::words;
+use engine::Cost;
 use placement::flow::Sums;
 use placement::{NodeBytes, ObservedFile, Plan, Snapshot, Thread};
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,13 @@ impl Rates {
             read_bytes_per_s: per_s(sums.read_bytes, window_s),
             write_bytes_per_s: per_s(sums.write_bytes, window_s),
         }
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.remote_bytes_per_s += more.remote_bytes_per_s;
+        self.read_bytes_per_s += more.read_bytes_per_s;
+        self.write_bytes_per_s += more.write_bytes_per_s;
+        self.remote_share = (self.read_bytes_per_s > 0.0).then(|| self.remote_bytes_per_s / self.read_bytes_per_s);
     }
 
     /// Read and written, bytes/s.
@@ -139,6 +147,42 @@ pub fn service_rows(snapshot: &Snapshot) -> Vec<ServiceRow> {
     services.into_iter().map(row).collect()
 }
 
+/// Threads that are listed, by process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessRow {
+    pub pid: u32,
+    /// Name of its first thread; of the one that touched most, where the first is not listed.
+    pub comm: String,
+    pub threads: usize,
+    /// Where its threads run.
+    pub nodes: BTreeSet<NodeId>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub rules: BTreeSet<Arc<str>>,
+    #[serde(flatten)]
+    pub rates: Rates,
+    /// CPU use of these threads, in CPUs.
+    pub cpu: f64,
+}
+
+/// The processes of these threads.
+pub fn process_rows(threads: &[ThreadRow]) -> Vec<ProcessRow> {
+    let mut rows: BTreeMap<u32, (ProcessRow, f64)> = BTreeMap::new();
+    for thread in threads {
+        let (row, most) =
+            rows.entry(thread.pid).or_insert_with(|| (ProcessRow { pid: thread.pid, ..ProcessRow::default() }, -1.0));
+        let touched = if thread.tid == thread.pid { f64::INFINITY } else { thread.rates.touched() };
+        if touched > *most {
+            (row.comm, *most) = (thread.comm.clone(), touched);
+        }
+        row.threads += 1;
+        row.nodes.insert(thread.node);
+        row.rules.extend(thread.rule.clone());
+        row.rates.add(&thread.rates);
+        row.cpu += thread.cpu;
+    }
+    rows.into_values().map(|(row, _)| row).collect()
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FileRow {
     /// File id: `major:minor:inode`.
@@ -148,9 +192,37 @@ pub struct FileRow {
     pub path: Option<String>,
     /// Bytes of data on each node.
     pub bytes: NodeBytes,
+    /// Bytes read in the window, by the node of the data.
+    #[serde(default, skip_serializing_if = "NodeBytes::is_empty")]
+    pub read: NodeBytes,
     pub threads: usize,
     #[serde(flatten)]
     pub rates: Rates,
+}
+
+/// What these threads touched of each file, most bytes first.
+pub fn file_rows<'a>(snapshot: &Snapshot, threads: impl Iterator<Item = &'a Thread>) -> Vec<FileRow> {
+    let mut sums: BTreeMap<FileId, (Sums, NodeBytes, usize)> = BTreeMap::new();
+    for thread in threads {
+        for used in &thread.files {
+            let (sums, read, threads) = sums.entry(used.file).or_default();
+            sums.add(Sums::of_use(thread, used));
+            used.read_bytes.iter().for_each(|(node, bytes)| read.add(node, bytes));
+            *threads += 1;
+        }
+    }
+    let known: BTreeMap<FileId, &ObservedFile> = snapshot.files.iter().map(|file| (file.file, file)).collect();
+    let row = |(file, (sums, read, threads)): (FileId, (Sums, NodeBytes, usize))| FileRow {
+        file,
+        path: known.get(&file).and_then(|known| known.path.clone()),
+        bytes: known.get(&file).map(|known| known.bytes.clone()).unwrap_or_default(),
+        read,
+        threads,
+        rates: Rates::of(&sums, snapshot.window_s),
+    };
+    let mut rows: Vec<_> = sums.into_iter().map(row).collect();
+    rows.sort_by(|a, b| b.rates.touched().total_cmp(&a.rates.touched()).then_with(|| a.file.cmp(&b.file)));
+    rows
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -166,6 +238,12 @@ pub struct Window {
     /// The services that touched file data; absent unless they are asked for, and of a volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub services: Option<Vec<ServiceRow>>,
+    /// The processes of the threads; absent unless they are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<Vec<ProcessRow>>,
+    /// What observing costs; absent of a volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
     /// The files that were touched most, of a volume; none of a host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileRow>,
@@ -236,21 +314,7 @@ impl Window {
     /// Builds the contents from a snapshot of a volume. Its journal knows moves and copies.
     pub fn of_volume(snapshot: &Snapshot, plan: &Plan) -> Self {
         let mut window = Self::new(snapshot, plan, &Limits::recorded(1));
-        let mut sums: BTreeMap<FileId, Sums> = BTreeMap::new();
-        for thread in &snapshot.threads {
-            for used in &thread.files {
-                sums.entry(used.file).or_default().add(Sums::of_use(thread, used));
-            }
-        }
-        let row = |file: &ObservedFile| FileRow {
-            file: file.file,
-            path: file.path.clone(),
-            bytes: file.bytes.clone(),
-            threads: file.readers.len(),
-            rates: Rates::of(&sums.get(&file.file).copied().unwrap_or_default(), snapshot.window_s),
-        };
-        window.files = snapshot.files.iter().map(row).collect();
-        window.files.sort_by(|a, b| b.rates.touched().total_cmp(&a.rates.touched()).then_with(|| a.file.cmp(&b.file)));
+        window.files = file_rows(snapshot, snapshot.threads.iter());
         window.files.truncate(MOST_FILES);
         window
     }
@@ -263,6 +327,12 @@ impl Window {
             [format!("{name} · window {} · {summary}", seconds(window.window_s)), format!("{name} · {summary}"), name];
         window.shown_notes.clone_from(&window.notes);
         window
+    }
+
+    /// `top itself: 0.4 % of a CPU, 31.2 MiB`.
+    pub fn own_cost(&self) -> Option<String> {
+        let Cost { cpu, memory_bytes } = self.cost?;
+        Some(format!("top itself: {:.1} % of a CPU, {}", cpu * 100.0, size(memory_bytes)))
     }
 
     /// `4 threads read 3.4 MB/s, 11 % remote`.

@@ -177,7 +177,8 @@ Examples:
     /// Observes only and moves nothing. It can run beside `homenode run` and then shows its moves.
     /// Volumes that `homenode-fs mount --policy` observes have a line each; Tab shows the nodes,
     /// threads and files of the next one. Keys: q quit, ? help, p pause, s next sort column, r
-    /// reverse, / filter, u services in the place of threads, a all threads, + and - window length.
+    /// reverse, / filter, u threads, processes and services in turn, a all threads, + and - window
+    /// length; up and down select a row, Enter shows its files and last moves.
     #[command(after_help = "\
 Examples:
   sudo homenode top

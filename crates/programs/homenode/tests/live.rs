@@ -188,6 +188,9 @@ fn top_once_shows_who_reads() {
     assert!(window["nodes"][0]["cpu"].as_f64().unwrap() > 0.0, "{window}");
     let read: f64 = window["threads"].as_array().unwrap().iter().map(|t| t["read_bytes_per_s"].as_f64().unwrap()).sum();
     assert!(read > 0.0, "{window}");
+    // It ended as it began: a thread that had ended meanwhile had unparked the one that waits.
+    assert!(window["window_s"].as_f64().unwrap() > 0.9, "{window}");
+    assert!(window["cost"]["memory_bytes"].as_u64().unwrap() > 0, "{window}");
     let output = homenode(&["top", "--once", "--filter", &reader.pid(), "--all"]);
     let table = text(&output.stdout);
     assert!(table.contains(&reader.pid()) && table.contains("bash"), "{table}");

@@ -111,7 +111,7 @@ impl Wanted {
 
 /// The lines, with the volume that each is about; the thread is named unless all are about the same
 /// one.
-fn text(lines: &[(Option<String>, Line)], one_thread: bool, now: DateTime<Local>) -> String {
+pub fn text(lines: &[(Option<String>, Line)], one_thread: bool, now: DateTime<Local>) -> String {
     let name = |(volume, line): &(Option<String>, Line)| {
         let name = if one_thread { String::new() } else { name(line) };
         let volume = volume.as_ref().map_or(String::new(), |volume| format!("on {volume}"));

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
-use engine::journal::{self, About, Decided, Entry, Event, Filter, Kind};
+use engine::journal::{self, About, Decided, Entry, Event, Filter, Kind, Line};
 use session::window::{Copy, Window};
 
 use crate::commands::explain;
@@ -22,6 +23,8 @@ pub struct LastMoves {
     seen: Option<(u64, SystemTime)>,
     moves: HashMap<Key, String>,
     copies: Vec<(About, Copy)>,
+    /// The journal, oldest first.
+    pub lines: Arc<[Line]>,
 }
 
 impl LastMoves {
@@ -41,10 +44,11 @@ impl LastMoves {
         self.moves.clear();
         self.copies.clear();
         let now = Local::now();
-        for entry in journal::read(&self.state_dir, &Filter::default()).unwrap_or_default() {
-            self.copy(&entry);
+        let entries = journal::read(&self.state_dir, &Filter::default()).unwrap_or_default();
+        for entry in &entries {
+            self.copy(entry);
             let thread = entry.thread.as_ref().filter(|about| about.kind == Kind::Thread);
-            if let (Some(thread), Some(text)) = (thread, words(&entry, now)) {
+            if let (Some(thread), Some(text)) = (thread, words(entry, now)) {
                 if thread.start_ns.is_none() {
                     // What a crashed run left behind is put back by one that does not know the
                     // start time.
@@ -53,6 +57,7 @@ impl LastMoves {
                 self.moves.insert((thread.tid, thread.start_ns), text);
             }
         }
+        self.lines = journal::history(entries).into();
     }
 
     /// Adds the last move of each thread of a window, and the copies that go on.

@@ -9,24 +9,28 @@
 //! **Limits.** Last moves are those in the journal of the state directory; what other tools move is
 //! not known.
 
+mod detail;
 mod keys;
 mod last_moves;
 pub mod model;
 mod view;
 mod volumes;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 use crossterm::event::{self, Event};
+use engine::Thrift;
+use engine::journal::Line;
 use host::HostPlane;
 use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,7 +48,7 @@ use crate::output::{self, escape};
 use crate::signals::Stop;
 use keys::Choices;
 use last_moves::LastMoves;
-use model::{By, Column, FILE_COLUMNS, NODE_COLUMNS, SERVICE_COLUMNS, Sort, THREAD_COLUMNS};
+use model::{By, Column, FILE_COLUMNS, NODE_COLUMNS, PROCESS_COLUMNS, SERVICE_COLUMNS, Sort, THREAD_COLUMNS, Who};
 use view::Picture;
 use volumes::Volumes;
 
@@ -73,6 +77,8 @@ pub struct TopArgs {
 
 /// How long keys are waited for before the next look at windows and signals.
 const TICK: Duration = Duration::from_millis(100);
+/// Windows whose remote share is kept for the head.
+const MOST_SHARES: usize = 120;
 
 pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     if global.json && !args.once {
@@ -82,11 +88,12 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
     if args.once {
-        let mut window = Source::open(&config, args, &global.state_dir, global.verbose)?
-            .window(Duration::from_secs_f64(window_s), &|| args.by == By::Service)?;
+        let seen = Source::open(&config, args, &global.state_dir, global.verbose)?
+            .window(Duration::from_secs_f64(window_s))?;
+        let mut window = with_rows(seen.window, &seen.snapshot, args.by);
         model::sort(&mut window, args.sort, false);
         model::filter(&mut window, args.all, &args.filter);
-        output::tell(global.json, &window, || text(&window, args.by == By::Service))?;
+        output::tell(global.json, &window, || text(&window, args.by))?;
         return Ok(Exit::Done);
     }
     if !std::io::stdout().is_terminal() {
@@ -129,31 +136,47 @@ impl Source {
         })
     }
 
-    /// `services`: whether services are wanted, too, by its end.
-    fn window(&mut self, length: Duration, services: &dyn Fn() -> bool) -> Result<Window, Failure> {
+    fn window(&mut self, length: Duration) -> Result<Seen, Failure> {
         let snapshot: Snapshot = plane::observe(&mut self.plane, length)?;
         let plan = self.policy.decide(&snapshot.topology(), &snapshot);
         self.moves.refresh();
-        let volumes = self.volumes.now();
-        let services = services().then(|| window::service_rows(&snapshot));
-        let mut window = Window { volumes, services, ..Window::new(&snapshot, &plan, &self.limits) };
+        let (volumes, mut journals): (_, Vec<_>) = self.volumes.now().into_iter().unzip();
+        journals.insert(0, Arc::clone(&self.moves.lines));
+        let cost = self.plane.cost();
+        let mut window = Window { volumes, cost, ..Window::new(&snapshot, &plan, &self.limits) };
         self.moves.add_to(&mut window);
-        Ok(window)
+        Ok(Seen { window, snapshot, journals })
     }
 }
 
-/// One window as text, with its services in the place of its threads if so wanted, and then those
-/// of the volumes.
-fn text(window: &Window, services: bool) -> String {
+/// One window, what it was made of, and the journals of the host and of each volume.
+struct Seen {
+    window: Window,
+    snapshot: Snapshot,
+    journals: Vec<Arc<[Line]>>,
+}
+
+/// The window with such rows.
+fn with_rows(mut window: Window, snapshot: &Snapshot, by: By) -> Window {
+    match by {
+        By::Thread => {}
+        By::Process => window.processes = Some(window::process_rows(&window.threads)),
+        By::Service => window.services = Some(window::service_rows(snapshot)),
+    }
+    window
+}
+
+/// One window as text, with such rows, and then those of the volumes.
+fn text(window: &Window, by: By) -> String {
     let [heading, ..] = &window.headings;
     let mut text = format!("{}\n\n", escape(heading)) + &table(&NODE_COLUMNS, &window.nodes);
-    if let Some(rows) = window.services.as_deref().filter(|rows| services && !rows.is_empty()) {
+    if model::count(window, by) > 0 {
         text.push('\n');
-        text.push_str(&table(&SERVICE_COLUMNS, rows));
-    }
-    if !services && !window.threads.is_empty() {
-        text.push('\n');
-        text.push_str(&table(&THREAD_COLUMNS, &window.threads));
+        text.push_str(&match by {
+            By::Thread => table(&THREAD_COLUMNS, &window.threads),
+            By::Process => table(&PROCESS_COLUMNS, window.processes.as_deref().unwrap_or_default()),
+            By::Service => table(&SERVICE_COLUMNS, window.services.as_deref().unwrap_or_default()),
+        });
     }
     if !window.files.is_empty() {
         text.push('\n');
@@ -165,7 +188,10 @@ fn text(window: &Window, services: bool) -> String {
     text.push_str(&output::notes(&window.shown_notes));
     for volume in &window.volumes {
         text.push('\n');
-        text.push_str(&self::text(&Window::of_mount(volume), false));
+        text.push_str(&self::text(&Window::of_mount(volume), By::Thread));
+    }
+    if let Some(cost) = window.own_cost() {
+        text.push_str(&format!("\n{cost}\n"));
     }
     text
 }
@@ -199,9 +225,8 @@ fn live(
 }
 
 struct Watch {
-    windows: Receiver<Result<Window, Failure>>,
+    windows: Receiver<Result<Seen, Failure>>,
     window_ms: Arc<AtomicU64>,
-    services: Arc<AtomicBool>,
     thread: thread::Thread,
 }
 
@@ -213,8 +238,7 @@ impl Watch {
         choices: &Choices,
     ) -> Result<Self, Failure> {
         let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
-        let services = Arc::new(AtomicBool::new(choices.services));
-        let (length, wanted) = (Arc::clone(&window_ms), Arc::clone(&services));
+        let length = Arc::clone(&window_ms);
         let (send, windows) = mpsc::channel();
         let (opened, is_open) = mpsc::channel();
         let observing = thread::spawn(move || {
@@ -226,7 +250,7 @@ impl Watch {
             let _ = opened.send(Ok(()));
             loop {
                 let length = Duration::from_millis(length.load(Ordering::Relaxed));
-                let window = source.window(length, &|| wanted.load(Ordering::Relaxed));
+                let window = source.window(length);
                 let failed = window.is_err();
                 if send.send(window).is_err() || failed {
                     return;
@@ -235,15 +259,13 @@ impl Watch {
         });
         let gone = |_| Failure::new(Exit::Unsupported, "cannot observe", "the observing thread has ended");
         is_open.recv().map_err(gone)??;
-        Ok(Self { windows, window_ms, services, thread: observing.thread().clone() })
+        Ok(Self { windows, window_ms, thread: observing.thread().clone() })
     }
 
-    /// From now on windows have the length and the services that are chosen; the one under way ends
-    /// if it lacks them.
+    /// From now on windows have the length that is chosen; the one under way ends if it has another.
     fn choose(&self, choices: &Choices) {
         let length = milliseconds(choices.window_s);
-        let had = self.services.swap(choices.services, Ordering::Relaxed);
-        if self.window_ms.swap(length, Ordering::Relaxed) != length || choices.services && !had {
+        if self.window_ms.swap(length, Ordering::Relaxed) != length {
             self.thread.unpark();
         }
     }
@@ -257,23 +279,20 @@ fn draw_until_quit(
 ) -> Result<(), Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot use the terminal", &e);
     let events = events().map_err(failure)?;
-    let mut newest: Option<Window> = None;
+    let mut newest: Option<Seen> = None;
     let mut ended: Option<String> = None;
-    let (mut page, mut threads) = (0, 0);
+    let mut shares = VecDeque::new();
+    let (mut page, mut rows, mut under) = (0, 0, None);
     let mut changed = true;
     while !stop.requested() && !choices.quit {
         match watch.windows.try_recv() {
-            // Paused: one more, if services are wanted and there are none.
-            Ok(Ok(window))
-                if !choices.paused
-                    || choices.services
-                        && window.services.is_some()
-                        && newest.as_ref().is_some_and(|w| w.services.is_none()) =>
-            {
-                newest = Some(window);
+            Ok(Ok(_)) if choices.paused => {}
+            Ok(Ok(seen)) => {
+                shares.truncate(MOST_SHARES - 1);
+                shares.push_front(seen.window.remote_share);
+                newest = Some(seen);
                 changed = true;
             }
-            Ok(Ok(_)) => {}
             Ok(Err(failure)) => {
                 ended = Some(failure.to_string());
                 changed = true;
@@ -286,23 +305,35 @@ fn draw_until_quit(
         }
         // Drawn only when there is something new: the view must cost less than what it shows.
         if std::mem::take(&mut changed) {
-            let mut shown = newest.clone().map(|window| choices.chosen(window));
-            if let Some(window) = &mut shown {
-                model::filter(window, choices.all, &choices.filter);
-                model::sort(window, choices.sort, choices.reverse);
+            let volumes = newest.as_ref().map_or(0, |seen| seen.window.volumes.len());
+            let (place, by) = (choices.place(volumes), choices.rows_by(volumes));
+            let shown = newest.as_ref().map(|seen| {
+                let mut window = with_rows(choices.chosen(seen.window.clone()), &seen.snapshot, by);
+                if choices.opened.is_none() {
+                    model::filter(&mut window, choices.all, &choices.filter);
+                }
+                model::sort(&mut window, choices.sort, choices.reverse);
+                window
+            });
+            let opened = choices.opened.as_ref().zip(newest.as_ref().zip(shown.as_ref()));
+            let opened = opened.map(|((who, _), (seen, window))| detail::lines(who, window, seen, place));
+            let height = terminal.size().map_err(failure)?.height;
+            (page, rows) = match &opened {
+                Some(lines) => (view::lines(height, shown.as_ref()), lines.len()),
+                None => (view::page(height, shown.as_ref()), shown.as_ref().map_or(0, |w| model::count(w, by))),
+            };
+            if opened.is_none() {
+                choices.follow(rows, page);
             }
-            let volumes = newest.as_ref().map_or(0, |window| window.volumes.len());
-            let picture = Picture { window: shown.as_ref(), choices, volumes, ended: ended.as_deref() };
-            let frame = terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
-            page = view::page(frame.area.height, shown.as_ref());
-            let by_service = choices.shows_services(volumes);
-            let rows = |w: &Window| w.services.as_ref().map_or(0, Vec::len);
-            threads = shown.map_or(0, |w| if by_service { rows(&w) } else { w.threads.len() });
+            under = shown.as_ref().and_then(|window| Who::at(window, by, choices.selected));
+            let (window, opened, ended) = (shown.as_ref(), opened.as_deref(), ended.as_deref());
+            let picture = Picture { window, choices, volumes, opened, shares: &shares, ended };
+            terminal.draw(|frame| view::draw(frame, &picture)).map_err(failure)?;
         }
         match events.recv_timeout(TICK) {
             Ok(event) => {
                 if let Event::Key(key) = event.map_err(failure)? {
-                    choices.key(key, threads, page);
+                    choices.key(key, rows, page, under.take());
                     watch.choose(choices);
                 }
                 changed = true;

@@ -1,16 +1,22 @@
-//! Contents of `top`: nodes and threads of one window, sorted and filtered. No terminal here.
+//! Contents of `top`: nodes and rows of one window, sorted and filtered. No terminal here.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use clap::ValueEnum;
+use command::output::table::Table;
 use command::output::units::{percent, rate, size};
-use session::window::{FileRow, NodeRow, Rates, ServiceRow, ThreadRow, Window};
+use session::window::{FileRow, NodeRow, ProcessRow, Rates, ServiceRow, ThreadRow, Window};
 
 /// What a row of `top` is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
     /// A thread
+    #[default]
     Thread,
+    /// A process: its threads together
+    Process,
     /// A service: the threads of a systemd unit, a container or a pod together
     Service,
 }
@@ -35,8 +41,8 @@ pub enum Sort {
     Name,
 }
 
-/// Sorts the threads, largest (or for names, nodes and ids: first) on top; equal ones by bytes and
-/// tid, so that rows do not jump.
+/// Sorts the rows, largest (or for names, nodes and ids: first) on top; equal ones by bytes and
+/// id, so that rows do not jump.
 pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
     window.volumes.iter_mut().for_each(|volume| sort(&mut volume.window, by, reverse));
     window.threads.sort_by(|a, b| {
@@ -48,6 +54,17 @@ pub fn sort(window: &mut Window, by: Sort, reverse: bool) {
             _ => by_bytes(&a.rates, &b.rates, by),
         };
         let order = order.then(by_bytes(&a.rates, &b.rates, Sort::Bytes)).then(a.tid.cmp(&b.tid));
+        if reverse { order.reverse() } else { order }
+    });
+    window.processes.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
+        let order = match by {
+            Sort::Cpu => b.cpu.total_cmp(&a.cpu),
+            Sort::Node => a.nodes.cmp(&b.nodes),
+            Sort::Tid => a.pid.cmp(&b.pid),
+            Sort::Name => a.comm.cmp(&b.comm),
+            _ => by_bytes(&a.rates, &b.rates, by),
+        };
+        let order = order.then(by_bytes(&a.rates, &b.rates, Sort::Bytes)).then(a.pid.cmp(&b.pid));
         if reverse { order.reverse() } else { order }
     });
     window.services.as_deref_mut().unwrap_or_default().sort_by(|a, b| {
@@ -73,19 +90,51 @@ fn by_bytes(a: &Rates, b: &Rates, by: Sort) -> Ordering {
     of(b).total_cmp(&of(a))
 }
 
-/// Keeps the threads whose name, tid or pid contains the text, and the services whose name does;
-/// unless `all`, only threads that touched file data.
+/// Keeps the threads and processes whose name, tid or pid contains the text, and the services whose
+/// name does; unless `all`, only threads that touched file data.
 pub fn filter(window: &mut Window, all: bool, text: &str) {
     window.volumes.iter_mut().for_each(|volume| filter(&mut volume.window, all, text));
-    window.threads.retain(|t| (all || t.rates.touched() > 0.0) && matches(t, text));
-    window.services.iter_mut().for_each(|rows| rows.retain(|row| row.service.contains(text)));
+    let has = |name: &str, ids: &[u32]| name.contains(text) || ids.iter().any(|id| id.to_string().contains(text));
+    let shown = |rates: &Rates| all || rates.touched() > 0.0;
+    window.threads.retain(|t| shown(&t.rates) && has(&t.comm, &[t.tid, t.pid]));
+    window.processes.iter_mut().for_each(|rows| rows.retain(|p| shown(&p.rates) && has(&p.comm, &[p.pid])));
+    window.services.iter_mut().for_each(|rows| rows.retain(|row| has(&row.service, &[])));
 }
 
-fn matches(thread: &ThreadRow, text: &str) -> bool {
-    text.is_empty()
-        || thread.comm.contains(text)
-        || thread.tid.to_string().contains(text)
-        || thread.pid.to_string().contains(text)
+/// What a row of the live view is about, whatever its figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A thread.
+    Thread { tid: u32, start_ns: Option<u64>, comm: String },
+    /// A process.
+    Process { pid: u32, comm: String },
+    /// A service; without a name if it is not known.
+    Service(String),
+}
+
+impl Who {
+    /// That of a row.
+    pub fn at(window: &Window, by: By, row: usize) -> Option<Self> {
+        match by {
+            By::Thread => {
+                window.threads.get(row).map(|t| Self::Thread { tid: t.tid, start_ns: t.start_ns, comm: t.comm.clone() })
+            }
+            By::Process => {
+                let process = window.processes.as_ref()?.get(row)?;
+                Some(Self::Process { pid: process.pid, comm: process.comm.clone() })
+            }
+            By::Service => window.services.as_ref()?.get(row).map(|row| Self::Service(row.service.clone())),
+        }
+    }
+}
+
+/// The number of such rows.
+pub fn count(window: &Window, by: By) -> usize {
+    match by {
+        By::Thread => window.threads.len(),
+        By::Process => window.processes.as_ref().map_or(0, Vec::len),
+        By::Service => window.services.as_ref().map_or(0, Vec::len),
+    }
 }
 
 pub struct Column<R> {
@@ -121,12 +170,24 @@ pub const THREAD_COLUMNS: [Column<ThreadRow>; 11] = [
     Column { head: "last move", width: 15, expendable: 5, cell: last_move },
 ];
 
+pub const PROCESS_COLUMNS: [Column<ProcessRow>; 9] = [
+    Column { head: ">pid", width: 7, expendable: 1, cell: |p| p.pid.to_string() },
+    Column { head: "name", width: 15, expendable: 0, cell: |p| p.comm.clone() },
+    Column { head: ">threads", width: 7, expendable: 5, cell: |p| p.threads.to_string() },
+    Column { head: "on nodes", width: 8, expendable: 2, cell: |p| list(&p.nodes) },
+    Column { head: ">remote", width: 6, expendable: 0, cell: |p| or_dash(p.rates.remote_share, percent) },
+    Column { head: ">read", width: 10, expendable: 3, cell: |p| rate(p.rates.read_bytes_per_s) },
+    Column { head: ">written", width: 10, expendable: 6, cell: |p| rate(p.rates.write_bytes_per_s) },
+    Column { head: ">CPU", width: 7, expendable: 4, cell: |p| percent(p.cpu) },
+    Column { head: "rule", width: 12, expendable: 9, cell: |p| rules(&p.rules) },
+];
+
 pub const SERVICE_COLUMNS: [Column<ServiceRow>; 10] = [
     Column { head: "service", width: 28, expendable: 0, cell: service },
-    Column { head: "rule", width: 12, expendable: 9, cell: rules },
+    Column { head: "rule", width: 12, expendable: 9, cell: |u| rules(&u.rules) },
     Column { head: ">processes", width: 9, expendable: 8, cell: |u| u.processes.to_string() },
     Column { head: ">threads", width: 7, expendable: 5, cell: |u| u.threads.to_string() },
-    Column { head: "on nodes", width: 8, expendable: 3, cell: on_nodes },
+    Column { head: "on nodes", width: 8, expendable: 3, cell: |u| list(&u.nodes) },
     Column { head: ">remote", width: 6, expendable: 0, cell: |u| or_dash(u.rates.remote_share, percent) },
     Column { head: ">could be local", width: 14, expendable: 4, cell: |u| or_dash(u.could_be_local_share, percent) },
     Column { head: ">read", width: 10, expendable: 1, cell: |u| rate(u.rates.read_bytes_per_s) },
@@ -138,14 +199,13 @@ fn service(row: &ServiceRow) -> String {
     if row.service.is_empty() { "(unknown)".to_owned() } else { row.service.clone() }
 }
 
-fn rules(row: &ServiceRow) -> String {
-    let rules = row.rules.iter().map(|rule| &**rule).collect::<Vec<_>>().join(", ");
-    or_dash(Some(rules).filter(|rules| !rules.is_empty()), |rules| rules)
+fn rules(rules: &BTreeSet<Arc<str>>) -> String {
+    or_dash(Some(list(rules)).filter(|rules| !rules.is_empty()), |rules| rules)
 }
 
 /// `0, 1`.
-fn on_nodes(row: &ServiceRow) -> String {
-    row.nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn list(all: impl IntoIterator<Item = impl ToString>) -> String {
+    all.into_iter().map(|one| one.to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// Most characters of a file's name.
@@ -169,8 +229,24 @@ fn name(file: &FileRow) -> String {
 
 /// `4.0 MiB on 0, 1.0 MiB on 1`.
 fn data(file: &FileRow) -> String {
-    let on = |(node, bytes)| format!("{} on {node}", size(bytes));
-    file.bytes.iter().map(on).collect::<Vec<_>>().join(", ")
+    list(file.bytes.iter().map(|(node, bytes)| format!("{} on {node}", size(bytes))))
+}
+
+/// The files of a row: where they are, and what came from which node, in a window of so long.
+pub fn files(rows: &[FileRow], window_s: f64) -> String {
+    let mut table = Table::new(&[">remote", ">read", ">written", "read from", "data", "file"]);
+    for file in rows {
+        let from = |(node, bytes)| format!("{} from {node}", rate(bytes as f64 / window_s));
+        table.row([
+            or_dash(file.rates.remote_share, percent),
+            rate(file.rates.read_bytes_per_s),
+            rate(file.rates.write_bytes_per_s),
+            list(file.read.iter().filter(|(_, bytes)| *bytes > 0).map(from)),
+            or_dash(Some(data(file)).filter(|data| !data.is_empty()), |data| data),
+            file.path.clone().unwrap_or_else(|| file.file.to_string()),
+        ]);
+    }
+    table.render()
 }
 
 fn or_dash<T>(value: Option<T>, show: impl FnOnce(T) -> String) -> String {

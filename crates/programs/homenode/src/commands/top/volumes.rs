@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use engine::journal::Line;
 use session::published;
 use session::window::Mounted;
 
@@ -20,8 +22,9 @@ impl Volumes {
         Self { state_dir: state_dir.to_owned(), moves: HashMap::new() }
     }
 
-    /// Their last windows, with the last moves of their threads and the copies that go on.
-    pub fn now(&mut self) -> Vec<Mounted> {
+    /// Their last windows, with the last moves of their threads and the copies that go on; and their
+    /// journals.
+    pub fn now(&mut self) -> Vec<(Mounted, Arc<[Line]>)> {
         // Whoever may not look there sees the host alone.
         let below = published::state_dirs(&self.state_dir).unwrap_or_default();
         let dirs = [self.state_dir.clone()].into_iter().chain(below);
@@ -31,7 +34,7 @@ impl Volumes {
             let moves = self.moves.entry(dir).or_insert_with_key(|dir| LastMoves::new(dir));
             moves.refresh();
             moves.add_to(&mut mounted.window);
-            mounted
+            (mounted, Arc::clone(&moves.lines))
         };
         told.into_iter().map(with_moves).collect()
     }
