@@ -440,16 +440,22 @@ fn where_looks_at_directories_lists_and_processes() {
     assert_eq!((code, err.as_str(), out.lines().count()), (0, "", 4), "{out}");
     let total: Vec<_> = out.lines().last().unwrap().split_whitespace().take(3).collect();
     assert_eq!(total, ["total", "19.5", "KiB"], "{out}");
-    let mut from = Command::new(env!("CARGO_BIN_EXE_homenode"));
-    let mut from = from
-        .args(["where", "-"])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    writeln!(from.stdin.take().unwrap(), "{}", file.display()).unwrap();
-    let out = text(&from.wait_with_output().unwrap().stdout);
+    let listed = |args: &[&str], list: &str| {
+        let mut from = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        from.stdin.take().unwrap().write_all(list.as_bytes()).unwrap();
+        text(&from.wait_with_output().unwrap().stdout)
+    };
+    let out = listed(&["where", "-"], &format!("{}\n", file.display()));
     assert!(out.contains(file.to_str().unwrap()), "{out}");
+    // A name may have a newline.
+    let odd = dir.path().join("a\nb");
+    fs::write(&odd, "x").unwrap();
+    let list = format!("{}\0{}\0", odd.display(), file.display());
+    let out = listed(&["--json", "where", "-0", "-"], &list);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["files"].as_array().map(Vec::len), Some(2), "{out}");
+    let (code, _, err) = ends(&["where", "-0", file.to_str().unwrap()]);
+    assert!(code == 2 && err.contains("stdin"), "{err}");
     // Of the test itself: its memory and its program.
     let (code, out, err) = ends(&["where", "--pid", &std::process::id().to_string()]);
     let own = std::env::current_exe().unwrap();

@@ -68,6 +68,7 @@ const CASES: &[Case] = cases![
         without_root_observing_says_what_is_missing,
         moving_takes_cap_sys_nice_and_no_more;
     [root(), installed("unshare")] without_btf_it_says_so_and_does_the_rest;
+    [root(), installed("unshare"), overlayfs()] where_goes_through_all_layers_of_an_overlay;
     [installed("systemd-analyze")] the_units_expose_little;
     [installed("bash")] bash_accepts_its_completions = || completions("bash", "-n");
     [installed("zsh")] zsh_accepts_its_completions = || completions("zsh", "-n");
@@ -208,6 +209,29 @@ fn top_once_shows_who_reads() {
     let output = homenode(&["top", "--once", "--by", "service"]);
     let table = text(&output.stdout);
     assert!(table.contains("service") && !table.contains("last move"), "{table}");
+}
+
+/// Files of another layer than their directory's were left out as of another file system.
+fn where_goes_through_all_layers_of_an_overlay() {
+    const SCRIPT: &str = r#"
+        mount -t tmpfs upper "$1"
+        mkdir "$1/lower" "$1/upper" "$1/work" "$1/over"
+        mount -t tmpfs lower "$1/lower"
+        mkdir -p "$1/lower/sub" "$1/upper/sub" "$1/upper/below"
+        echo >"$1/lower/sub/a"
+        echo >"$1/upper/sub/b"
+        mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/upper,workdir=$1/work" none "$1/over"
+        mount -t tmpfs other "$1/over/below"
+        echo >"$1/over/below/c"
+        exec "$2" --config /dev/null --json where -r "$1/over"
+    "#;
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["-m", "sh", "-euc", SCRIPT, "sh", dir.path().to_str().unwrap(), env!("CARGO_BIN_EXE_homenode")];
+    let output = Command::new("unshare").args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let files = json(&output.stdout)["files"].clone();
+    let names = files.as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap().rsplit('/').next().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["a", "b"]);
 }
 
 /// Of a file of overlayfs, which each container's root is, `hot` said that nothing was read, and

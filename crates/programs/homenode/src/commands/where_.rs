@@ -20,6 +20,7 @@ use linux::residency::open::Opened;
 use linux::residency::{self, Residency, cached};
 use linux::threads::is_gone;
 use linux::volume::Place;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use serde_json::{Value, json};
 use topology::NodeId;
 
@@ -33,12 +34,15 @@ use crate::output::{self, escape, progress};
 /// `homenode where`.
 #[derive(Debug, Args)]
 pub struct WhereArgs {
-    /// Files to look at; - reads their names from stdin, one a line
+    /// Files to look at; - reads their names from stdin, one a line (or see -0)
     #[arg(required_unless_present = "pid", value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Look at all files in directories, and in those below them, of the same file system
     #[arg(short, long)]
     pub recursive: bool,
+    /// Names on stdin end with a NUL, as `find -print0` writes them
+    #[arg(short = '0', long)]
+    pub null: bool,
     /// Look at the memory of a process, and at the files that it has open or mapped (repeat the
     /// option)
     #[arg(long, value_name = "PID", value_delimiter = ',', value_parser = pid)]
@@ -63,7 +67,7 @@ impl List {
     }
 
     /// Adds the files of a directory. Links, pipes and other file systems are left out.
-    fn walk(&mut self, dir: &Path, device: u64) {
+    fn walk(&mut self, dir: &Path, root: &Root) {
         let entries = fs::read_dir(dir).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
         let mut entries = match entries {
             Ok(entries) => entries,
@@ -74,8 +78,8 @@ impl List {
             // Gone meanwhile.
             let Ok(meta) = entry.metadata() else { continue };
             match meta.file_type() {
-                kind if kind.is_dir() && meta.dev() == device => self.walk(&entry.path(), device),
-                kind if kind.is_file() && meta.dev() == device => self.add(entry.path()),
+                kind if kind.is_dir() && root.has(&entry.path(), &meta) => self.walk(&entry.path(), root),
+                kind if kind.is_file() && root.has(&entry.path(), &meta) => self.add(entry.path()),
                 _ => {}
             }
         }
@@ -93,6 +97,29 @@ impl List {
             }
         }
     }
+}
+
+/// The file system of a directory. Overlayfs and btrfs have several devices in one mount: one for
+/// each layer or subvolume.
+struct Root {
+    device: u64,
+    mount: Option<u64>,
+}
+
+impl Root {
+    fn of(dir: &Path, meta: &fs::Metadata) -> Self {
+        Self { device: meta.dev(), mount: mount_of(dir) }
+    }
+
+    fn has(&self, path: &Path, meta: &fs::Metadata) -> bool {
+        meta.dev() == self.device || self.mount.is_some_and(|mount| mount_of(path) == Some(mount))
+    }
+}
+
+/// The id of the mount that a path leads to; `None` where it is gone.
+fn mount_of(path: &Path) -> Option<u64> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    statx(CWD, path, flags, StatxFlags::MNT_ID).ok().map(|stat| stat.stx_mnt_id)
 }
 
 /// The files that a process has open or mapped, given its directory in /proc: those of another
@@ -139,12 +166,16 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
     let mut list = List::default();
     for path in args.files.iter().filter(|path| path.as_os_str() != "-") {
         match path.metadata() {
-            Ok(meta) if args.recursive && meta.is_dir() => list.walk(path, meta.dev()),
+            Ok(meta) if args.recursive && meta.is_dir() => list.walk(path, &Root::of(path, &meta)),
             _ => list.add(path.clone()),
         }
     }
-    if args.files.iter().any(|path| path.as_os_str() == "-") {
-        for name in io::stdin().lock().split(b'\n') {
+    let from_stdin = args.files.iter().any(|path| path.as_os_str() == "-");
+    if args.null && !from_stdin {
+        return Err(Failure::new(Exit::Usage, "usage", "-0 is about names on stdin, which - reads"));
+    }
+    if from_stdin {
+        for name in io::stdin().lock().split(if args.null { 0 } else { b'\n' }) {
             let name = name.map_err(|e| Failure::from_error(Exit::Io, "cannot read stdin", &e))?;
             list.add(PathBuf::from(OsString::from_vec(name)));
         }
