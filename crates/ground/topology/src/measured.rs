@@ -62,6 +62,10 @@ pub struct Measured {
     pub writes: Writes,
     /// Each node with CPUs and each node with memory.
     pub pairs: Vec<Pair>,
+    /// What used the machine meanwhile: its memory is at least as fast as these figures say. Absent
+    /// where it was quiet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy: Option<String>,
     /// What limits these figures, in plain sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -97,6 +101,10 @@ pub struct Pair {
     pub cached: Vec<Cached>,
     /// CPUs that others used meanwhile.
     pub others_cpus: f64,
+    /// All this was measured several times, and these are the best figures: the largest share of
+    /// the worst by which the best of a kind was better. Absent where there was time for once only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<f64>,
 }
 
 /// One step of a load.
@@ -181,6 +189,11 @@ impl Measured {
         });
         let text = text.map_err(|e| TopologyError::read(path, e))?;
         Self::from_json(&text).map_err(|source| TopologyError::Measured { path: path.to_owned(), source })
+    }
+
+    /// The largest spread of a pair.
+    pub fn spread(&self) -> Option<f64> {
+        self.pairs.iter().filter_map(|pair| pair.spread).reduce(f64::max)
     }
 
     /// The highest bandwidth of each node's memory, from whichever node reaches it fastest.
@@ -272,6 +285,7 @@ mod tests {
             reads_2_writes_1: vec![point(read / 3.0)],
             cached: vec![Cached { bytes: 4096, call_s: 1e-6 }],
             others_cpus: 0.0,
+            spread: None,
         };
         Measured {
             version: 1,
@@ -286,6 +300,7 @@ mod tests {
             cache_bytes: 0,
             writes: Writes::NonTemporal,
             pairs: vec![pair(0, 0, 8e9), pair(0, 1, 4e9), pair(1, 0, 4e9), pair(1, 1, 9e9)],
+            busy: None,
             notes: Vec::new(),
         }
     }

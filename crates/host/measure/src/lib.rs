@@ -8,10 +8,11 @@
 //! of dependent loads, alone ([`chase`](kernels::chase)); then reads, writes and two reads for each
 //! write, first as fast as all CPUs can, then at rising shares of that while one CPU measures the
 //! latency; then `pread` of 4 KiB and of 1 MiB of a file whose pages are on the node. The whole
-//! takes no longer than the caller allows: each step gets its share of the time.
-//!
-//! A machine that does something else gives wrong figures, and measuring disturbs what it does, so
-//! [`quiet`] refuses, and ends the measurement when others begin.
+//! takes no longer than the caller allows: each step gets its share of the time. Where that is long
+//! enough, each pair is measured three times, and the best counts: others can only make memory
+//! slower. How far the rounds lie apart ([`Pair::spread`](topology::measured::Pair)) and who used
+//! the machine meanwhile ([`quiet`]) stands beside the figures. Who asks to be `careful` gets only
+//! the times of cached reads on a busy machine, which one thread at a time measures.
 //!
 //! **Limits.** Other programs and other virtual machines on the same processor are seen only as far
 //! as Linux counts their time. Stores on processors other than x86-64 go through the cache, where

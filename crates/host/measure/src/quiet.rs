@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use topology::{CpuSet, MemoryKind, NodeId, Topology, sysfs};
 
-/// Largest share of the CPUs that others may use.
+/// Share of the CPUs above which others keep the machine busy.
 pub const BUSY: f64 = 0.1;
 
 /// Largest share of the last ten seconds in which something waited: for memory, or for a CPU.
@@ -25,8 +25,6 @@ pub enum Refusal {
     Battery,
     /// Memory is short.
     Memory(String),
-    /// Others use the CPUs.
-    Busy(String),
 }
 
 impl fmt::Display for Refusal {
@@ -38,15 +36,7 @@ impl fmt::Display for Refusal {
             }
             Self::Battery => f.write_str("the machine runs on its battery"),
             Self::Memory(why) => write!(f, "memory is short: {why}"),
-            Self::Busy(why) => write!(f, "the machine is busy: {why}"),
         }
-    }
-}
-
-impl Refusal {
-    /// Whether figures can be had all the same, which are worth less.
-    pub fn can_be_forced(&self) -> bool {
-        matches!(self, Self::Busy(_) | Self::Battery)
     }
 }
 
@@ -157,10 +147,10 @@ fn busy_ticks(stat: &str) -> Option<u64> {
 /// How long to look at what others use, before.
 pub const LOOK: Duration = Duration::from_millis(500);
 
-/// Why others use too much.
-pub fn busy(others: f64, cpus: usize) -> Option<Refusal> {
+/// Whether others used so much that figures are worth less.
+pub fn busy(others: f64, cpus: usize) -> Option<String> {
     let share = others / cpus.max(1) as f64;
-    (share > BUSY).then(|| Refusal::Busy(format!("others use {:.0} % of its CPUs", share * 100.0)))
+    (share > BUSY).then(|| format!("others used {:.0} % of its CPUs", share * 100.0))
 }
 
 #[cfg(test)]
@@ -230,7 +220,7 @@ mod tests {
     fn idle_time_and_that_of_guests_is_not_used() {
         assert_eq!(busy_ticks("cpu  1 2 4 1000 1000 8 16 32 64 128\ncpu0 1\n"), Some(63));
         assert_eq!(busy_ticks("cpu  1 2\n"), None);
-        assert_eq!(busy(0.5, 4), Some(Refusal::Busy("others use 12 % of its CPUs".to_owned())));
+        assert_eq!(busy(0.5, 4), Some("others used 12 % of its CPUs".to_owned()));
         assert_eq!(busy(0.4, 4), None);
     }
 }

@@ -1,7 +1,7 @@
 //! All steps, one after the other, within their time.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,6 +25,12 @@ const OF_A_LOAD: usize = SHARES.len() + 2;
 /// Steps of a pair.
 const STEPS: usize = 1 + Mix::ALL.len() * OF_A_LOAD + cached::SIZES.len();
 
+/// How often each pair is measured, where the time allows steps of [`REPEATED`].
+const ROUNDS: u32 = 3;
+
+/// Least length of steps that are repeated.
+const REPEATED: Duration = Duration::from_millis(40);
+
 /// A step must last long enough for the clock, and for a thread to have run.
 const SHORTEST: Duration = Duration::from_millis(20);
 
@@ -45,8 +51,11 @@ pub struct Settings {
     pub step: Option<Duration>,
     /// Most bytes of a buffer.
     pub most_bytes: u64,
-    /// Measure although others use the machine, or it runs on its battery.
+    /// Measure although the machine runs on its battery.
     pub force: bool,
+    /// While others use the machine, only time cached reads, by one thread: loads would slow others
+    /// down. The figures then lack latencies and curves.
+    pub careful: bool,
     /// A sysfs mount.
     pub sys: PathBuf,
     pub proc: PathBuf,
@@ -73,7 +82,7 @@ pub fn measure(
 ) -> Result<Measured, MeasureError> {
     let begin = Instant::now();
     let allowed = Allowed::of_self(&settings.proc);
-    let mut notes = may(topology, settings, &allowed)?;
+    let (busy, mut notes) = may(topology, settings, &allowed)?;
     let seats: Vec<(NodeId, Vec<u32>)> =
         topology.nodes.iter().map(|n| (n.id, allowed.of(&n.cpus))).filter(|(_, cpus)| !cpus.is_empty()).collect();
     let homes: Vec<&Node> = topology.nodes.iter().filter(|n| n.memory != MemoryKind::None).collect();
@@ -94,14 +103,30 @@ pub fn measure(
         ));
     }
     let length = settings.step.unwrap_or_default();
-    let mut run = Run { settings, begin, length, stop, tell, turn: 0, steps, pairs, done: Vec::new() };
+    let (reads_only, cpus) = (settings.careful && busy.is_some(), topology.cpus().len());
+    let mut run = Run {
+        settings,
+        begin,
+        length,
+        rounds: 1,
+        reads_only,
+        cpus,
+        stop,
+        tell,
+        turn: 0,
+        steps,
+        pairs,
+        done: Vec::new(),
+    };
     let nodes = homes.len() as u32;
     for home in homes {
         let taking = Instant::now();
         let node = home.id;
         let what = |what: &str| format!("cannot {what} on node {node}");
-        let read = Buffer::on(node, buffer_bytes).map_err(MeasureError::failed(what("take memory")))?;
-        let mut write = Buffer::on(node, buffer_bytes).map_err(MeasureError::failed(what("take memory")))?;
+        // Small ones where they are not used.
+        let bytes = if run.reads_only { LEAST } else { buffer_bytes };
+        let read = Buffer::on(node, bytes).map_err(MeasureError::failed(what("take memory")))?;
+        let mut write = Buffer::on(node, bytes).map_err(MeasureError::failed(what("take memory")))?;
         let file = cached::file(node, buffer_bytes).map_err(MeasureError::failed(what("cache a file")))?;
         if settings.step.is_none() && run.turn == 0 {
             // The other nodes' memory will take as long.
@@ -109,6 +134,9 @@ pub fn measure(
             run.length = left.mul_f64(STEPS_SHARE) / u32::try_from(steps).unwrap_or(u32::MAX).max(1);
             if run.length < SHORTEST {
                 return Err(MeasureError::TooShort { pairs, needed: needed + settings.limit.saturating_sub(left) });
+            }
+            if run.length >= ROUNDS * REPEATED {
+                (run.rounds, run.length, run.steps) = (ROUNDS, run.length / ROUNDS, steps * ROUNDS as usize);
             }
         }
         for (seat, cpus) in &seats {
@@ -118,6 +146,8 @@ pub fn measure(
         }
     }
     let mut done = run.done;
+    let others = done.iter().map(|pair| pair.others_cpus).fold(0.0, f64::max);
+    let busy = busy.or_else(|| quiet::busy(others, cpus));
     done.sort_by_key(|pair| (pair.cpu_node, pair.memory_node));
     let hypervisor = linux::processor::hypervisor(&settings.proc, &settings.sys);
     let emulated = hypervisor.as_deref() == Some("tcg");
@@ -143,12 +173,17 @@ pub fn measure(
         cache_bytes,
         writes: WRITES,
         pairs: done,
+        busy,
         notes,
     })
 }
 
-/// Whether to measure here and now, with what limits the figures.
-fn may(topology: &Topology, settings: &Settings, allowed: &Allowed) -> Result<Vec<String>, MeasureError> {
+/// Whether to measure here and now: who uses the machine, and what else limits the figures.
+fn may(
+    topology: &Topology,
+    settings: &Settings,
+    allowed: &Allowed,
+) -> Result<(Option<String>, Vec<String>), MeasureError> {
     let hidden = allowed.hidden(topology);
     if !hidden.is_empty() {
         return Err(MeasureError::Refused(Refusal::Hidden(hidden)));
@@ -156,23 +191,23 @@ fn may(topology: &Topology, settings: &Settings, allowed: &Allowed) -> Result<Ve
     if let Some(why) = quiet::short_of_memory(&settings.proc) {
         return Err(MeasureError::Refused(Refusal::Memory(why)));
     }
-    let battery = quiet::on_battery(&settings.sys).then_some(Refusal::Battery);
-    let refusal = battery.or_else(|| quiet::waited_for_cpus(&settings.proc).map(Refusal::Busy)).or_else(|| {
+    let mut notes = Vec::new();
+    if quiet::on_battery(&settings.sys) {
+        if !settings.force {
+            return Err(MeasureError::Refused(Refusal::Battery));
+        }
+        notes.push(format!("measured all the same: {}", Refusal::Battery));
+    }
+    let busy = quiet::waited_for_cpus(&settings.proc).or_else(|| {
         let before = Used::now(&settings.proc)?;
         thread::sleep(LOOK);
         quiet::busy(Used::now(&settings.proc)?.by_others(&before), topology.cpus().len())
     });
-    let mut notes = Vec::new();
-    match refusal {
-        Some(refusal) if !(settings.force && refusal.can_be_forced()) => return Err(MeasureError::Refused(refusal)),
-        Some(refusal) => notes.push(format!("measured all the same: {refusal}")),
-        None => {}
-    }
     let left_out = topology.cpus().len() - allowed.of(&topology.cpus()).len();
     if left_out > 0 {
         notes.push(format!("{left_out} CPUs are out of this process's reach, and were not used"));
     }
-    Ok(notes)
+    Ok((busy, notes))
 }
 
 /// Four times the caches, if there is memory for it: two buffers and a file take three eighths of
@@ -195,6 +230,10 @@ struct Run<'a> {
     settings: &'a Settings,
     begin: Instant,
     length: Duration,
+    rounds: u32,
+    reads_only: bool,
+    /// CPUs of the machine.
+    cpus: usize,
     stop: &'a dyn Fn() -> bool,
     tell: &'a mut dyn FnMut(Progress),
     turn: u64,
@@ -204,7 +243,33 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// The best of some rounds, and how far they lie apart.
     fn pair(
+        &mut self,
+        seat: (NodeId, &[u32]),
+        node: NodeId,
+        memory: &mut Memory<'_>,
+        file: &File,
+    ) -> Result<Pair, MeasureError> {
+        let mut best = self.once(seat, node, memory, file)?;
+        let (mut low, mut high) = (figures(&best), figures(&best));
+        for _ in 1..self.rounds {
+            let next = match self.once(seat, node, memory, file) {
+                // Others had the CPUs: what there is counts.
+                Err(MeasureError::TimeOver { .. }) => break,
+                next => next?,
+            };
+            for ((low, high), figure) in low.iter_mut().zip(&mut high).zip(figures(&next)) {
+                (*low, *high) = (low.min(figure), high.max(figure));
+            }
+            best = best_of(best, next);
+        }
+        let apart = low.iter().zip(&high).map(|(low, high)| high / low - 1.0);
+        best.spread = (self.rounds > 1).then(|| apart.fold(0.0, f64::max));
+        Ok(best)
+    }
+
+    fn once(
         &mut self,
         (seat, cpus): (NodeId, &[u32]),
         node: NodeId,
@@ -214,13 +279,16 @@ impl Run<'_> {
         let before = Used::now(&self.settings.proc);
         let what = format!("cannot measure with CPUs of node {seat}");
         let first = cpus.first().copied().unwrap_or(0);
-        self.next(seat, node)?;
-        let alone =
-            Step { mix: Mix::Reads, cpus: &[], latency: Some(first), rate: None, length: self.length, turn: self.turn };
-        let found = load::run(&alone, memory).map_err(MeasureError::failed(what.clone()))?;
-        let mut curves = Vec::new();
-        for mix in Mix::ALL {
-            curves.push(self.curve((seat, cpus), node, mix, memory)?);
+        let (mut latency_s, mut curves) = (0.0, Vec::new());
+        if !self.reads_only {
+            self.next(seat, node)?;
+            let (length, turn) = (self.length, self.turn);
+            let alone = Step { mix: Mix::Reads, cpus: &[], latency: Some(first), rate: None, length, turn };
+            let found = load::run(&alone, memory).map_err(MeasureError::failed(what.clone()))?;
+            latency_s = found.latency_s.unwrap_or_default();
+            for mix in Mix::ALL {
+                curves.push(self.curve((seat, cpus), node, mix, memory)?);
+            }
         }
         let mut calls: Vec<Cached> = Vec::new();
         for bytes in cached::SIZES {
@@ -228,21 +296,20 @@ impl Run<'_> {
             calls.push(cached::run(file, first, bytes, self.length).map_err(MeasureError::failed(what.clone()))?);
         }
         let after = Used::now(&self.settings.proc);
-        let others = before.zip(after).map_or(0.0, |(before, after)| after.by_others(&before));
-        if let Some(busy) = quiet::busy(others, cpus_of(&self.settings.sys, cpus)).filter(|_| !self.settings.force) {
-            return Err(MeasureError::Refused(busy));
-        }
+        let others_cpus = before.zip(after).map_or(0.0, |(before, after)| after.by_others(&before));
+        self.reads_only |= self.settings.careful && quiet::busy(others_cpus, self.cpus).is_some();
         let mut curves = curves.into_iter();
         let mut next = || curves.next().unwrap_or_default();
         Ok(Pair {
             cpu_node: seat,
             memory_node: node,
-            latency_s: found.latency_s.unwrap_or_default(),
+            latency_s,
             reads: next(),
             writes: next(),
             reads_2_writes_1: next(),
             cached: calls,
-            others_cpus: others,
+            others_cpus,
+            spread: None,
         })
     }
 
@@ -291,17 +358,50 @@ impl Run<'_> {
     }
 }
 
-/// CPUs of the machine, or at least these.
-fn cpus_of(sys_root: &Path, cpus: &[u32]) -> usize {
-    sysfs::read(sys_root).map_or(cpus.len(), |topology| topology.cpus().len())
+/// Highest bandwidth of a curve, bytes/s.
+fn most(points: &[Point]) -> f64 {
+    points.iter().map(|point| point.bytes_per_s).fold(0.0, f64::max)
+}
+
+/// What rounds are compared by; what was not measured is no number, and no least or largest one.
+fn figures(pair: &Pair) -> Vec<f64> {
+    let bandwidths = [&pair.reads, &pair.writes, &pair.reads_2_writes_1].map(|points| most(points));
+    let calls = pair.cached.iter().map(|cached| cached.call_s);
+    let all = [pair.latency_s].into_iter().chain(bandwidths).chain(calls);
+    all.map(|figure| if figure > 0.0 { figure } else { f64::NAN }).collect()
+}
+
+/// The best figures of two rounds: others can only make memory slower. The busier round counts.
+fn best_of(a: Pair, b: Pair) -> Pair {
+    let faster = |a: Vec<Point>, b: Vec<Point>| if most(&b) > most(&a) { b } else { a };
+    let cached = a.cached.iter().zip(&b.cached).map(|(a, b)| Cached { call_s: a.call_s.min(b.call_s), ..*a });
+    Pair {
+        latency_s: if b.reads.is_empty() { a.latency_s } else { a.latency_s.min(b.latency_s) },
+        cached: cached.collect(),
+        reads: faster(a.reads, b.reads),
+        writes: faster(a.writes, b.writes),
+        reads_2_writes_1: faster(a.reads_2_writes_1, b.reads_2_writes_1),
+        others_cpus: a.others_cpus.max(b.others_cpus),
+        ..a
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn settings(limit: Duration, step: Option<Duration>) -> Settings {
-        Settings { limit, step, most_bytes: LEAST, force: true, sys: "/sys".into(), proc: "/proc".into() }
+        Settings {
+            limit,
+            step,
+            most_bytes: LEAST,
+            force: true,
+            careful: false,
+            sys: "/sys".into(),
+            proc: "/proc".into(),
+        }
     }
 
     #[test]
@@ -327,6 +427,52 @@ mod tests {
             assert!(last.latency_s.is_none() && last.threads >= 1);
         }
         assert_eq!(measured.why_not(&topology, linux::processor::name(Path::new("/proc")).as_deref()), None);
+    }
+
+    #[test]
+    fn the_best_of_rounds_counts_and_what_a_busy_round_lacks_is_kept() {
+        let point = |bytes_per_s| vec![Point { threads: 1, bytes_per_s, latency_s: None }];
+        let pair = |latency_s, read, write, call_s, others_cpus| Pair {
+            cpu_node: NodeId(0),
+            memory_node: NodeId(1),
+            latency_s,
+            reads: point(read),
+            writes: point(write),
+            reads_2_writes_1: Vec::new(),
+            cached: vec![Cached { bytes: 4096, call_s }],
+            others_cpus,
+            spread: None,
+        };
+        let quiet = pair(1e-7, 8e9, 3e9, 3e-6, 0.1);
+        let best = best_of(quiet.clone(), pair(2e-7, 9e9, 2e9, 2e-6, 0.5));
+        assert_eq!((best.latency_s, &best.reads, &best.writes), (1e-7, &point(9e9), &point(3e9)));
+        assert_eq!((best.cached[0].call_s, best.others_cpus), (2e-6, 0.5));
+        let careful = Pair { latency_s: 0.0, reads: Vec::new(), writes: Vec::new(), ..pair(0.0, 0.0, 0.0, 4e-6, 2.0) };
+        assert_eq!(best_of(quiet.clone(), careful.clone()), Pair { others_cpus: 2.0, ..quiet.clone() });
+        let (whole, part) = (figures(&quiet), figures(&careful));
+        assert_eq!((whole.len(), part.iter().filter(|figure| figure.is_nan()).count()), (part.len(), 4));
+    }
+
+    /// Others do not keep somebody who asks from figures; they are beside them.
+    #[test]
+    fn on_a_busy_machine_a_careful_caller_gets_cached_reads() {
+        let topology = sysfs::read(Path::new("/sys")).unwrap();
+        let proc = tempfile::tempdir().unwrap();
+        std::fs::create_dir(proc.path().join("pressure")).unwrap();
+        std::fs::write(proc.path().join("pressure/cpu"), "some avg10=50.00 avg60=0.00 avg300=0.00 total=0\n").unwrap();
+        let most = |careful, step| Settings {
+            careful,
+            proc: proc.path().to_owned(),
+            ..settings(Duration::from_secs(600), Some(Duration::from_millis(step)))
+        };
+        let mut told = 0;
+        let measured = measure(&topology, &most(true, 3), &mut |_| told += 1, &|| false).unwrap();
+        assert!(measured.busy.as_ref().unwrap().contains("50 % of the last 10 s"), "{:?}", measured.busy);
+        assert_eq!(told, measured.pairs.len() * cached::SIZES.len());
+        let pair = &measured.pairs[0];
+        assert!(pair.reads.is_empty() && pair.cached.iter().all(|cached| cached.call_s > 0.0), "{pair:?}");
+        let whole = measure(&topology, &most(false, 3), &mut |_| (), &|| false).unwrap();
+        assert!(whole.busy.is_some() && !whole.pairs[0].reads.is_empty());
     }
 
     #[test]

@@ -59,9 +59,10 @@ pub enum Command {
     /// and each node with memory it measures the latency of a load, alone and under reads, writes
     /// and two reads for each write; the highest bandwidth of each; and what a `pread` of 4 KiB and
     /// of 1 MiB of a cached file takes. The last shows what a local read saves. It writes the
-    /// figures to the file that homenode reads them from (docs/nodes.schema.json). It refuses where
-    /// others use more than a tenth of the CPUs, on a battery, where memory is short, and where a
-    /// container hides nodes.
+    /// figures to the file that homenode reads them from (docs/nodes.schema.json). Where others use
+    /// more than a tenth of the CPUs, the file says so, and does not take the place of one from a
+    /// quiet time. It refuses on a battery, where memory is short, and where a container hides
+    /// nodes.
     #[command(after_help = "\
 Examples:
   homenode nodes
@@ -399,9 +400,11 @@ Examples:
     /// tell*, with its reason, and what to run next. On a machine with one node it says so at once.
     ///
     /// What a remote read costs is taken from what `nodes --measure` found. Where it has not run,
-    /// check measures for 20 s with all CPUs, unless others use more than a tenth of them; such
-    /// figures are not kept. Then it observes sixty windows: run it while the load runs. The saving
-    /// is that of a quiet machine, from calls of 1 MiB to calls of 4 KiB.
+    /// check measures for 20 s with all CPUs; if others use more than a tenth of them, only the
+    /// time of cached reads, with one thread. Such figures are not kept. Then it observes sixty
+    /// windows: run it while the load runs. The saving is that of a quiet machine, from calls of 1
+    /// MiB to calls of 4 KiB. At the end it writes report.md to the state directory, for others:
+    /// what `homenode report` says of these windows, without names.
     #[command(after_help = "\
 Examples:
   sudo homenode check

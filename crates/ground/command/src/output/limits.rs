@@ -6,6 +6,7 @@ use super::units::count;
 const FEW: usize = 2;
 
 /// How much to print of a window's notes.
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// The kernel's limits, which all windows share; `None` if they cannot be told from other
     /// notes.

@@ -5,8 +5,7 @@
 //! and who asks knows none of them yet.
 //!
 //! **Approach.** What works, what the nodes are, what a remote read costs (the figures of
-//! `nodes --measure`, or measured now if the machine is quiet), and which services read what from
-//! where. For each thread, the bytes that could become local cost what a `pread` of a cached file
+//! `nodes --measure`, or measured now), and which services read what from where. For each thread, the bytes that could become local cost what a `pread` of a cached file
 //! costs from their node, less what it costs at home; of 4 KiB a call or of 1 MiB, which gives a
 //! span. [`judge`] compares its upper end with what homenode itself may use (`[engine.budget]`),
 //! and says *worth a trial*, *not worth it* or *cannot tell*.
@@ -16,19 +15,21 @@
 //! nodes is a policy's question (`plan`).
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 
 use clap::Args;
 use command::args::Global;
 use command::config::Config;
+use engine::StateDir;
 use placement::{Snapshot, Thread};
 use serde::Serialize;
+use serde_json::json;
 use session::services;
 use topology::NodeId;
 use topology::measured::Measured;
 
-use crate::commands::{doctor, map, nodes};
+use crate::commands::{doctor, map, nodes, replace, report};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
 use crate::options::ObserveArgs;
@@ -50,7 +51,8 @@ pub struct CheckArgs {
     /// Do not measure what a remote read costs
     ///
     /// Without this, and where `nodes --measure` has left no figures, all CPUs load the memory for
-    /// 20 s if others use less than a tenth of them.
+    /// 20 s; if others use a tenth of them or more, one at a time reads a file in memory for some
+    /// seconds.
     #[arg(long)]
     pub no_measure: bool,
 }
@@ -65,6 +67,8 @@ const SHOWN: usize = 10;
 struct Costs {
     /// Seconds for a byte, by node of the CPU and of the memory; for each size of a call.
     by_call: BTreeMap<u64, BTreeMap<(NodeId, NodeId), f64>>,
+    /// Why they are worth less.
+    doubt: Option<String>,
 }
 
 impl Costs {
@@ -73,7 +77,9 @@ impl Costs {
         if measured.emulated {
             return Err("the processor is emulated, and with it every time".to_owned());
         }
-        let mut costs = Self::default();
+        let apart = measured.spread().map_or_else(String::new, |s| format!(", figures up to {} apart", percent(s)));
+        let doubt = measured.busy.as_ref().map(|why| format!("measured on a busy machine: {why}{apart}"));
+        let mut costs = Self { doubt, ..Self::default() };
         for pair in &measured.pairs {
             for cached in &pair.cached {
                 let of_call = costs.by_call.entry(cached.bytes).or_default();
@@ -189,7 +195,13 @@ struct Report {
     /// By falling bytes that could become local.
     services: Vec<Row>,
     notes: Vec<String>,
+    /// A report of the machine that can be sent, without names; absent where none was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    report: Option<PathBuf>,
 }
+
+/// The report, in the state directory: it is homenode's own, and each check replaces it.
+const REPORT: &str = "report.md";
 
 pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
@@ -206,6 +218,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         sum: Row::default(),
         services: Vec::new(),
         notes: Vec::new(),
+        report: None,
     };
     if nodes < 2 {
         let report = report((Verdict::NotWorthIt, "this machine has one node with memory".to_owned()));
@@ -220,6 +233,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
         return tell(global, &report, "", &Limits::recorded(global.verbose));
     }
+    let sent = report::Report::begun(global, false);
     let (costs, measured) = costs(global, args, &machine)?;
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut sum = Row::default();
@@ -232,7 +246,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         }
     };
     let observed = thread::scope(|scope| {
-        scope.spawn(|| map::observe(global, &config, &args.observe, args.windows, 0, add)).join()
+        scope.spawn(|| map::observe(global, &config, &args.observe, args.windows, report::MOST, add)).join()
     });
     let observed =
         observed.unwrap_or_else(|_| Err(Failure::new(Exit::Unsupported, "cannot observe", "a thread ended")));
@@ -246,11 +260,25 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     };
     let mut services: Vec<Row> = rows.into_values().filter(|row| row.read_bytes > 0).collect();
     services.sort_by_key(|row| std::cmp::Reverse((row.could_be_local_bytes, row.read_bytes)));
-    let why = costs.err();
+    let (doubt, why) = (costs.as_ref().is_ok_and(|costs| costs.doubt.is_some()), costs.err());
     let mut report = report(judge(&sum, seen.seconds, why.as_deref(), config.engine.budget.cpu));
+    if doubt && sum.could_be_local_bytes > 0 {
+        report.because += ", by figures of a busy machine";
+    }
     report.next = next(report.verdict, why.is_some() || sum.unknown_bytes > 0, &services);
-    (report.missing, report.seconds, report.notes) = (missing, seen.seconds, seen.notes);
+    (report.missing, report.seconds, report.notes) = (missing, seen.seconds, seen.notes.clone());
     (report.sum, report.services) = (sum, services);
+    let verdict = format!("{}: {}\n", said(report.verdict), report.because);
+    let verdict = (verdict, json!({ "verdict": report.verdict, "because": report.because }));
+    let path = global.state_dir.join(REPORT);
+    let written = StateDir::make(&global.state_dir)
+        .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &e))
+        .and_then(|()| sent.ended(Ok((seen, limits.clone())), Some(verdict)))
+        .and_then(|(text, _)| replace::write(&path, &text, 0o600));
+    match written {
+        Ok(()) => report.report = Some(path),
+        Err(failure) => report.notes.push(format!("no report: {}", failure.line())),
+    }
     tell(global, &report, &measured, &limits)
 }
 
@@ -261,7 +289,7 @@ fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result
         None if args.no_measure => Err("it was not measured (`nodes --measure`)".to_owned()),
         None => {
             let stop = Stop::or_killed()?;
-            let measured = nodes::measure::measure(global, MEASURE_S, false, &stop).map_err(|f| f.line());
+            let measured = nodes::measure::measure(global, MEASURE_S, false, true, &stop).map_err(|f| f.line());
             if stop.requested() {
                 return Err(Failure::new(Exit::Partly, "cannot check", "stopped"));
             }
@@ -272,8 +300,9 @@ fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result
     let said = match &known {
         Ok(costs) => costs.local_and_remote().map_or_else(String::new, |(call, local, remote)| {
             let times = |s: f64| format!("{:.2} µs", s * 1e6);
+            let doubt = costs.doubt.as_ref().map_or_else(String::new, |doubt| format!(" ({doubt})"));
             format!(
-                "a cached read of {} takes {} at home and {} from another node",
+                "a cached read of {} takes {} at home and {} from another node{doubt}",
                 size(call),
                 times(local),
                 times(remote)
@@ -350,7 +379,7 @@ fn tell(global: &Global, report: &Report, measured: &str, limits: &Limits) -> Re
 
 fn text(report: &Report, measured: &str, limits: &Limits) -> String {
     let mut lines = vec![format!("{} with memory", count(report.nodes, "node"))];
-    lines.extend((!measured.is_empty()).then(|| measured.to_owned()));
+    lines.extend((!measured.is_empty()).then(|| escape(measured)));
     lines.extend(report.missing.iter().map(|missing| format!("missing: {missing}")));
     let sum = &report.sum;
     if sum.read_bytes > 0 {
@@ -383,16 +412,23 @@ fn text(report: &Report, measured: &str, limits: &Limits) -> String {
         text = text + "\n" + &table.render();
     }
     text += &output::notes(limits.lines(&report.notes));
-    let verdict = match report.verdict {
-        Verdict::WorthATrial => "worth a trial",
-        Verdict::NotWorthIt => "not worth it",
-        Verdict::CannotTell => "cannot tell",
-    };
-    text += &format!("\n{verdict}: {}\n", escape(&report.because));
+    text += &format!("\n{}: {}\n", said(report.verdict), escape(&report.because));
     for next in &report.next {
         text += &format!("next: {next}\n");
     }
-    text + "to show others: sudo homenode report --output report.md\n"
+    text + &match &report.report {
+        Some(path) => format!("to show others, without names: {}\n", escape(&path.display().to_string())),
+        None if report.nodes > 1 => "to show others: sudo homenode report --output report.md\n".to_owned(),
+        None => String::new(),
+    }
+}
+
+fn said(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::WorthATrial => "worth a trial",
+        Verdict::NotWorthIt => "not worth it",
+        Verdict::CannotTell => "cannot tell",
+    }
 }
 
 #[cfg(test)]

@@ -75,7 +75,10 @@ fn json(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.entry("regions").or_insert_with(|| json!([]));
         if let Some(measured) = &machine.measured {
-            let from = json!({"file": machine.file, "unix_s": measured.unix_s, "emulated": measured.emulated});
+            let mut from = json!({"file": machine.file, "unix_s": measured.unix_s, "emulated": measured.emulated});
+            if let (Some(busy), Some(from)) = (&measured.busy, from.as_object_mut()) {
+                from.insert("busy".to_owned(), json!(busy));
+            }
             object.insert("measured".to_owned(), from);
         }
     }
@@ -135,6 +138,10 @@ fn text(machine: &Machine, free: &BTreeMap<NodeId, u64>) -> String {
     }
     if machine.measured.as_ref().is_some_and(|measured| measured.emulated) {
         text.push_str("note: measured on an emulated processor: its times are those of the emulation\n");
+    }
+    if let Some(why) = machine.measured.as_ref().and_then(|measured| measured.busy.as_deref()) {
+        let why = escape(why);
+        text.push_str(&format!("note: measured on a busy machine ({why}): its memory is at least as fast as that\n"));
     }
     if let Some(note) = of_unknown_kind(topology) {
         text.push_str(&format!("note: {note}\n"));

@@ -30,6 +30,7 @@ use crate::commands::{doctor, map, nodes, replace, trial};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
 use crate::options::ObserveArgs;
+use crate::output::limits::Limits;
 use crate::output::{self, escape};
 
 /// `homenode report`.
@@ -50,7 +51,7 @@ pub struct ReportArgs {
 }
 
 /// Processes and files in the map.
-const MOST: usize = 20;
+pub const MOST: usize = 20;
 
 /// A part of the report, as text and as JSON; or why it is not there.
 type Part = Result<(String, Value), String>;
@@ -59,78 +60,18 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let names = args.names;
     // Before the map takes its time.
     args.output.as_deref().map_or(Ok(()), replace::replaceable)?;
-    let config = Config::load(global.config.as_deref());
-    // A failure can name what the user has named.
-    let or = |instead: &'static str| move |failure: &Failure| if names { failure.line() } else { instead.to_owned() };
-    let unusable = or("homenode.toml cannot be used, or does not fit this machine");
-    let unseen = or("nothing can be observed here: see doctor");
-    let part = |text: String, value: Result<Value, serde_json::Error>| {
-        value.map(|value| (text, value)).map_err(|e| e.to_string())
-    };
     // In this order: the map gives up the privileges that doctor takes. It does so on a thread of
     // its own, as the report may go to a directory that is not root's.
-    let doctor = doctor::examine(global, false).map_err(|f| unusable(&f)).and_then(|mut report| {
-        if !names {
-            report.without_names();
-        }
-        part(doctor::text(&report), serde_json::to_value(&report))
-    });
-    let machine = config
-        .as_ref()
-        .map_err(&unusable)
-        .and_then(|config| Machine::read(Path::new(machine::SYS), config).map_err(|f| unusable(&f)));
-    let nodes = machine.as_ref().map_err(Clone::clone).map(|machine| nodes::described(machine, names));
-    let measured: Part = match &machine {
-        Ok(Machine { measured: Some(measured), .. }) => {
-            part(nodes::measure::text(measured), serde_json::to_value(measured))
-        }
-        Ok(_) => Err("nothing was measured: `sudo homenode nodes --measure`".to_owned()),
-        Err(why) => Err(why.clone()),
-    };
-    let tried = trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value()));
-    let mapped = config.as_ref().map_err(&unusable).and_then(|config| {
+    let report = Report::begun(global, names);
+    let config = report.config.as_ref().map_err(|f| or(f, names, UNUSABLE));
+    let mapped = config.and_then(|config| {
         let observe = || map::observe(global, config, &args.observe, args.windows, MOST, |_| ());
         let seen = thread::scope(|scope| scope.spawn(observe).join());
         let seen = seen.map_err(|_| "the map was not made".to_owned())?;
-        seen.map_err(|f| unseen(&f))
+        seen.map_err(|f| or(&f, names, "nothing can be observed here: see doctor"))
     });
-    let mapped = mapped.and_then(|(mut report, limits)| {
-        if !names {
-            without_names(&mut report);
-        }
-        part(map::text(&report, &limits), serde_json::to_value(&report))
-    });
-
-    let head = head(machine.as_ref().ok().map(|machine| machine.topology.nodes.len()));
-    let parts = [
-        ("doctor", "What homenode can use", doctor),
-        ("nodes", "Nodes", nodes),
-        ("measured", "What their memory does", measured),
-        ("map", "Who reads from where", mapped),
-        ("trial", "Last trial", tried),
-    ];
-    let mut value = json!({ "version": 1, "names": names, "machine": head });
-    let mut text = markdown_head(&head, names);
-    for (key, title, part) in parts {
-        let (said, part) = match part {
-            Ok((said, part)) => (format!("```text\n{}\n```", said.trim_end().replace("```", "'''")), part),
-            Err(why) => (escape(&why), json!({ "missing": why })),
-        };
-        // Writing to a string cannot fail.
-        let _ = write!(text, "\n## {title}\n\n{said}\n");
-        if let Some(object) = value.as_object_mut() {
-            object.insert(key.to_owned(), part);
-        }
-    }
-    if !names {
-        clean(&mut value);
-        text = text.lines().map(|line| left_out(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
-    }
-    let pretty = serde_json::to_string_pretty(&value)
-        .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &std::io::Error::from(e)))?;
-    let pretty = output::json_escape(&pretty);
-    let _ = write!(text, "\n## All of this as JSON\n\n```json\n{}\n```\n", pretty.replace("```", "'''"));
-    let text = if global.json { pretty + "\n" } else { text };
+    let (text, json) = report.ended(mapped, None)?;
+    let text = if global.json { json + "\n" } else { text };
     match &args.output {
         Some(path) => {
             replace::write(path, &text, 0o600)?;
@@ -140,6 +81,106 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
         None => output::print(&text)?,
     }
     Ok(Exit::Done)
+}
+
+const UNUSABLE: &str = "homenode.toml cannot be used, or does not fit this machine";
+
+/// A failure can name what the user has named.
+fn or(failure: &Failure, names: bool, instead: &str) -> String {
+    if names { failure.line() } else { instead.to_owned() }
+}
+
+fn part(text: String, value: Result<Value, serde_json::Error>) -> Part {
+    value.map(|value| (text, value)).map_err(|e| e.to_string())
+}
+
+/// What is known before anything is observed.
+pub struct Report {
+    names: bool,
+    config: Result<Config, Failure>,
+    head: Value,
+    doctor: Part,
+    nodes: Part,
+    measured: Part,
+    tried: Part,
+}
+
+impl Report {
+    /// Takes the privileges of doctor.
+    pub fn begun(global: &Global, names: bool) -> Self {
+        let config = Config::load(global.config.as_deref());
+        let doctor = doctor::examine(global, false).map_err(|f| or(&f, names, UNUSABLE)).and_then(|mut report| {
+            if !names {
+                report.without_names();
+            }
+            part(doctor::text(&report), serde_json::to_value(&report))
+        });
+        let read = |config| Machine::read(Path::new(machine::SYS), config);
+        let machine = config.as_ref().map_err(|f| or(f, names, UNUSABLE));
+        let machine = machine.and_then(|config| read(config).map_err(|f| or(&f, names, UNUSABLE)));
+        let measured = match &machine {
+            Ok(Machine { measured: Some(measured), .. }) => {
+                part(nodes::measure::text(measured), serde_json::to_value(measured))
+            }
+            Ok(_) => Err("nothing was measured: `sudo homenode nodes --measure`".to_owned()),
+            Err(why) => Err(why.clone()),
+        };
+        Self {
+            names,
+            head: head(machine.as_ref().ok().map(|machine| machine.topology.nodes.len())),
+            doctor,
+            nodes: machine.as_ref().map_err(Clone::clone).map(|machine| nodes::described(machine, names)),
+            measured,
+            tried: trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value())),
+            config,
+        }
+    }
+
+    /// As Markdown and as JSON, with who reads from where, and the verdict of `check` if there is
+    /// one.
+    pub fn ended(
+        self,
+        mapped: Result<(Map, Limits), String>,
+        check: Option<(String, Value)>,
+    ) -> Result<(String, String), Failure> {
+        let names = self.names;
+        let mapped = mapped.and_then(|(mut report, limits)| {
+            if !names {
+                without_names(&mut report);
+            }
+            part(map::text(&report, &limits), serde_json::to_value(&report))
+        });
+        let parts = [
+            ("doctor", "What homenode can use", Some(self.doctor)),
+            ("nodes", "Nodes", Some(self.nodes)),
+            ("measured", "What their memory does", Some(self.measured)),
+            ("map", "Who reads from where", Some(mapped)),
+            ("check", "Is a trial worth it?", check.map(Ok)),
+            ("trial", "Last trial", Some(self.tried)),
+        ];
+        let mut value = json!({ "version": 1, "names": names, "machine": self.head });
+        let mut text = markdown_head(&self.head, names);
+        for (key, title, part) in parts.into_iter().filter_map(|(key, title, part)| Some((key, title, part?))) {
+            let (said, part) = match part {
+                Ok((said, part)) => (format!("```text\n{}\n```", said.trim_end().replace("```", "'''")), part),
+                Err(why) => (escape(&why), json!({ "missing": why })),
+            };
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n## {title}\n\n{said}\n");
+            if let Some(object) = value.as_object_mut() {
+                object.insert(key.to_owned(), part);
+            }
+        }
+        if !names {
+            clean(&mut value);
+            text = text.lines().map(|line| left_out(line).unwrap_or_else(|| line.to_owned()) + "\n").collect();
+        }
+        let pretty = serde_json::to_string_pretty(&value)
+            .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &std::io::Error::from(e)))?;
+        let pretty = output::json_escape(&pretty);
+        let _ = write!(text, "\n## All of this as JSON\n\n```json\n{}\n```\n", pretty.replace("```", "'''"));
+        Ok((text, pretty))
+    }
 }
 
 /// Versions, processor and the number of nodes. The name of the machine is none of it.

@@ -187,6 +187,7 @@ fn check_says_who_reads_away_and_what_that_costs() -> Outcome {
         reads_2_writes_1: Vec::new(),
         cached: vec![Cached { bytes: 4096, call_s: if cpu_node == memory_node { LOCAL_S } else { REMOTE_S } }],
         others_cpus: 0.0,
+        spread: Some(0.25),
     };
     let measured = Measured {
         version: topology::measured::VERSION,
@@ -201,6 +202,7 @@ fn check_says_who_reads_away_and_what_that_costs() -> Outcome {
         buffer_bytes: 0,
         cache_bytes: 0,
         writes: Writes::Cached,
+        busy: Some("others used 43 % of its CPUs".to_owned()),
         notes: Vec::new(),
     };
     std::fs::write(&figures, serde_json::to_string(&measured)?)?;
@@ -209,6 +211,12 @@ fn check_says_who_reads_away_and_what_that_costs() -> Outcome {
     let could = known.1.pointer("/sum/could_be_local_bytes").and_then(Value::as_f64).context("bytes")?;
     ensure!((saved - could * (REMOTE_S - LOCAL_S) / 4096.0).abs() <= 0.01 * saved, "{known:?}");
     says(&known, "worth_a_trial", "CPUs would be saved")?;
+    says(&known, "worth_a_trial", "by figures of a busy machine")?;
+    // What it saw can be sent.
+    let report = known.1.pointer("/report").and_then(Value::as_str).context("report")?;
+    let text = std::fs::read_to_string(report)?;
+    ensure!(text.contains("by figures of a busy machine") && !text.contains(&*file.to_string_lossy()), "{text}");
+    ensure!(std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(report)?.permissions()) & 0o777 == 0o600);
     ensure!(masks(reader.0.id()) == before, "it moved something");
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use command::args::{Global, MEASURED_FILE, seconds};
+use measure::quiet::Refusal;
 use measure::{MeasureError, Progress, Settings};
 use topology::measured::{Measured, Pair, Point};
 
@@ -36,7 +37,7 @@ pub struct MeasureArgs {
     /// homenode.toml]
     #[arg(long, value_name = "FILE", requires = "measure")]
     pub output: Option<PathBuf>,
-    /// Measure although others use the CPUs, or on a battery; the figures say so
+    /// Measure on a battery, too, and let figures of a busy machine take the place of a quiet one's
     #[arg(long, requires = "measure")]
     pub force: bool,
 }
@@ -85,18 +86,32 @@ pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit,
     let path = args.output.clone().or_else(|| config.measured.clone()).unwrap_or_else(|| MEASURED_FILE.into());
     let figures = Figures::create(&path, Path::new(MEASURED_FILE))?;
     let stop = Stop::on_signals()?;
-    let measured = measure(global, args.seconds, args.force, &stop)?;
+    let measured = measure(global, args.seconds, args.force, false, &stop)?;
     let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
-    figures.finish(&json)?;
+    let kept = measured.busy.as_ref().filter(|_| !args.force && quiet(&path, &measured));
+    let wrote = match kept {
+        Some(_) => format!("kept {}: its figures are of a quiet machine (--force replaces them)\n", path.display()),
+        None => {
+            figures.finish(&json)?;
+            format!("wrote {}\n", path.display())
+        }
+    };
     match global.json {
         true => output::print(&json)?,
-        false => output::print(&format!("{}wrote {}\n", text(&measured), path.display()))?,
+        false => output::print(&(text(&measured) + &wrote))?,
     }
-    Ok(Exit::Done)
+    Ok(if kept.is_some() { Exit::Partly } else { Exit::Done })
 }
 
-/// Measures for so many seconds at most, with a bar.
-pub fn measure(global: &Global, seconds: f64, force: bool, stop: &Stop) -> Result<Measured, Failure> {
+/// Whether there are figures of this machine from a quiet time.
+fn quiet(path: &Path, now: &Measured) -> bool {
+    let fits = |then: &Measured| then.why_not(&now.topology, now.processor.as_deref()).is_none();
+    Measured::read(path).is_ok_and(|then| then.busy.is_none() && fits(&then))
+}
+
+/// Measures for so many seconds at most, with a bar. `careful`: on a busy machine, only the times
+/// of cached reads.
+pub fn measure(global: &Global, seconds: f64, force: bool, careful: bool, stop: &Stop) -> Result<Measured, Failure> {
     // Without what was measured before: it may be of another machine.
     let sys = Path::new(machine::SYS);
     let topology = topology::sysfs::read(sys)
@@ -106,6 +121,7 @@ pub fn measure(global: &Global, seconds: f64, force: bool, stop: &Stop) -> Resul
         step: None,
         most_bytes: measure::MOST_BYTES,
         force,
+        careful,
         sys: sys.to_owned(),
         proc: plane::PROC.into(),
     };
@@ -122,8 +138,8 @@ pub fn measure(global: &Global, seconds: f64, force: bool, stop: &Stop) -> Resul
 
 fn failure(error: &MeasureError) -> Failure {
     let (exit, hint) = match error {
-        MeasureError::Refused(refusal) if refusal.can_be_forced() => {
-            (Exit::Partly, Some("wait until it is quiet; --force measures all the same, and the figures say so"))
+        MeasureError::Refused(Refusal::Battery) => {
+            (Exit::Partly, Some("--force measures all the same, and the figures say so"))
         }
         MeasureError::Refused(_) | MeasureError::Stopped => (Exit::Partly, None),
         MeasureError::TimeOver { .. } => (Exit::Partly, Some("--seconds allows more time")),
@@ -153,6 +169,7 @@ pub fn text(measured: &Measured) -> String {
         ">2 reads, 1 write",
         ">4 KiB pread",
         ">1 MiB pread",
+        ">spread",
     ]);
     for pair in &measured.pairs {
         let call = |bytes: u64| {
@@ -168,6 +185,7 @@ pub fn text(measured: &Measured) -> String {
             rate(most(&pair.reads_2_writes_1)),
             call(4 << 10),
             call(1 << 20),
+            pair.spread.map_or_else(|| "unknown".to_owned(), percent),
         ]);
     }
     text.push_str(&table.render());
@@ -186,7 +204,11 @@ pub fn text(measured: &Measured) -> String {
     text.push_str(&table.render());
     text.push('\n');
     text.push_str(&saved(measured));
-    text.push_str(&output::notes(&measured.notes));
+    let busy = measured
+        .busy
+        .as_ref()
+        .map(|why| format!("the machine was busy ({why}): its memory is at least as fast as these figures say"));
+    text.push_str(&output::notes(busy.iter().chain(&measured.notes)));
     text.push_str(&format!("{} of memory, {:.1} s\n", size(measured.buffer_bytes), measured.took_s));
     text
 }
@@ -242,5 +264,25 @@ mod tests {
         assert_eq!(fs::read_dir(usual.parent().unwrap()).unwrap().count(), 1);
         drop(Figures::create(&usual, &usual).unwrap());
         assert_eq!(fs::read_to_string(&usual).unwrap(), "{}");
+    }
+
+    #[test]
+    fn only_a_quiet_machines_own_figures_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.json");
+        let figures = |busy: Option<&str>, processor: &str| -> Measured {
+            serde_json::from_value(serde_json::json!({
+                "version": 1, "homenode": "", "unix_s": 0, "took_s": 1.0, "processor": processor, "buffer_bytes": 0,
+                "writes": "cached", "pairs": [], "busy": busy, "topology": topology::Topology::default()
+            }))
+            .unwrap()
+        };
+        let now = figures(Some("others used 43 % of its CPUs"), "P");
+        assert!(!quiet(&path, &now));
+        for (there, kept) in [(figures(None, "P"), true), (figures(None, "Q"), false), (now.clone(), false)] {
+            fs::write(&path, serde_json::to_string(&there).unwrap()).unwrap();
+            assert_eq!(quiet(&path, &now), kept, "{there:?}");
+        }
+        assert!(text(&now).contains("the machine was busy (others used 43 % of its CPUs)"), "{}", text(&now));
     }
 }
