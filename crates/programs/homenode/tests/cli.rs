@@ -987,16 +987,47 @@ fn every_test_that_security_md_names_is_there() {
     assert!(tests > 100, "{tests}");
 }
 
+/// The README's blocks are what the program prints, and the commands that it names are there.
+#[test]
+fn the_readme_shows_what_the_program_prints() {
+    let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../../..");
+    let readme = fs::read_to_string(format!("{top}/README.md")).unwrap();
+    let makefile = fs::read_to_string(format!("{top}/Makefile")).unwrap();
+    let run = |args: &[&str]| text(&command(args).current_dir(top).stdin(Stdio::null()).output().unwrap().stdout);
+    let (mut shown, mut named) = (0, 0);
+    for block in readme.split("```").skip(1).step_by(2) {
+        if let Some((typed, printed)) = block.split_once("$ ").and_then(|(_, block)| block.split_once('\n')) {
+            let args: Vec<_> = typed.split_whitespace().skip_while(|word| *word != "homenode").skip(1).collect();
+            shown += 1;
+            if args == ["check"] && nodes_with_memory() > 1 {
+                println!("skipped: {typed}: this machine has several nodes");
+                continue;
+            }
+            assert_eq!(run(&args), printed, "{typed}");
+        }
+        for line in block.lines().filter_map(|line| line.strip_prefix("sudo homenode ")) {
+            let args = line.split(" #").next().unwrap().split_whitespace();
+            let args: Vec<_> = args.chain(["--help"]).collect();
+            let (code, help, err) = ends(&args);
+            assert!(code == 0 && help.contains(&format!("Usage: homenode {}", args[0])), "{line}: {err}");
+            named += 1;
+        }
+    }
+    assert!(shown == 2 && named >= 4, "{shown} {named}");
+    let targets = readme.split('`').filter_map(|span| span.strip_prefix("make "));
+    let missing: Vec<_> = targets.filter(|target| !makefile.contains(&format!("\n{target}: ##"))).collect();
+    assert_eq!(missing, [""; 0]);
+    assert!(readme.lines().count() <= 80);
+}
+
+fn nodes_with_memory() -> usize {
+    let nodes = fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
+    nodes.filter(|entry| entry.path().join("meminfo").exists()).count()
+}
+
 #[test]
 fn check_says_at_once_that_one_node_is_none_too_many() {
-    if std::fs::read_dir("/sys/devices/system/node")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|e| e.path().join("meminfo").exists())
-        .count()
-        > 1
-    {
+    if nodes_with_memory() > 1 {
         return; // in_vm has the others
     }
     let (code, out, err) = ends(&["--json", "check"]);
