@@ -1,6 +1,6 @@
 //! Settings, with their sources.
 
-use memory_model::figures::{COPY_BYTES, COPY_S, REMOTE_LOAD};
+use memory_model::figures::{COPY_BYTES, COPY_S};
 use serde::{Deserialize, Serialize};
 
 use crate::numbers::{not_negative, positive};
@@ -42,7 +42,7 @@ impl Default for Settings {
         Self {
             max_window_s: 60.0,
             min_window_s: 6.0,
-            local_gain: REMOTE_LOAD,
+            local_gain: 1.53,
             migration_bw: COPY_BYTES / COPY_S,
             margin: 1.25,
             reuse_s: 60.0,
