@@ -84,6 +84,7 @@ impl Choices {
         if key.kind == KeyEventKind::Release {
             return;
         }
+        let was_open = self.opened.is_some();
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
             KeyCode::Char('c') if control => self.quit = true,
@@ -114,7 +115,7 @@ impl Choices {
                 }
             }
         }
-        if self.opened.is_none() {
+        if !was_open {
             self.follow(rows, page);
         }
     }
@@ -254,6 +255,10 @@ mod tests {
         assert_eq!((&c.opened, c.selected, c.filter.as_str()), (&None, 2, "x"));
         press(&mut c, "\n\n");
         assert_eq!(c.opened, None);
+        // Whatever number of lines was opened.
+        press(&mut c, "\n");
+        c.key(KeyEvent::from(KeyCode::Esc), 1, 10, None);
+        assert_eq!((&c.opened, c.selected), (&None, 2));
     }
 
     #[test]
