@@ -50,6 +50,10 @@ impl Batch {
     }
 }
 
+/// Most moves that a window takes from the queue, begun or dropped. Each takes a look at the whole
+/// queue.
+const MOST_TAKEN: u32 = 256;
+
 impl<P: Plane> Engine<P> {
     /// Makes what waited longest, then judges and makes moves: first `planned` ones of the policy,
     /// then our own of threads that are bound where they are. Returns what became of each move.
@@ -107,16 +111,15 @@ impl<P: Plane> Engine<P> {
 
     /// Prepares moves that waited, as many as may begin now, and of each subject only one: those of
     /// the rules with the fewest running copies, and of these the one that waited longest. A rule
-    /// without any need not wait for other rules' copies to end. One that has waited for as long as a settled load is trusted is dropped, because what
-    /// it was decided from is out of date.
+    /// without any need not wait for other rules' copies to end. A move that has waited for as long
+    /// as a settled load is trusted is dropped, because what it was decided from is out of date.
     fn next_in_queue(&mut self) -> Result<Batch, PlaneError> {
         let mut batch = Batch::default();
         if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
             return Ok(batch);
         }
-        while let Some(at) = self.next(&batch)
-            && let Some(Queued { attempt, since_s }) = self.jobs.take(at)
-        {
+        for _ in 0..MOST_TAKEN {
+            let Some(Queued { attempt, since_s }) = self.next(&batch).and_then(|at| self.jobs.take(at)) else { break };
             let waited_s = self.now - since_s;
             if waited_s > self.settings.settle.again_s {
                 let why = format!("waited {waited_s:.0} s for other copies: out of date");
@@ -182,6 +185,9 @@ impl<P: Plane> Engine<P> {
         let mut of_rule: FxHashMap<Option<&str>, usize> = FxHashMap::default();
         let running = self.jobs.running.values().map(|running| &running.attempt);
         running.chain(batch.copies()).for_each(|attempt| *of_rule.entry(attempt.rule.as_deref()).or_default() += 1);
+        if self.slots(batch) == 0 && self.jobs.rules().all(|rule| of_rule.contains_key(&rule)) {
+            return None;
+        }
         let copies = |queued: &Queued| of_rule.get(&queued.attempt.rule.as_deref()).copied().unwrap_or(0);
         let may_begin = |queued: &Queued| {
             (self.slots(batch) > 0 || copies(queued) == 0) && !self.copying(&queued.attempt.mv.subject, batch)

@@ -239,6 +239,11 @@ impl Jobs {
         Some(queued)
     }
 
+    /// The rules whose moves wait.
+    pub fn rules(&self) -> impl Iterator<Item = Option<&str>> {
+        self.of_rule.keys().map(Option::as_deref)
+    }
+
     pub fn clear(&mut self) {
         self.queue.clear();
         self.of.clear();

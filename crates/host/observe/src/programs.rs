@@ -217,7 +217,8 @@ const TASKS: pass::Most = pass::Most { records: 1 << 20, bytes: 2 << 30, cpu: Du
 
 /// Threads that can be watched, those born of them included.
 const WATCHED: u32 = 65_536;
-/// Ranges of files that can be counted in a window: 128 GiB of data, in 6 MB of the kernel's memory
+/// Ranges of files that can be counted in a window: 128 GiB of data, of which one user may read two
+/// thirds, in 6 MB of the kernel's memory
 /// (32 bytes for key and value, and about 60 for the entry).
 const RANGES: u32 = 65_536;
 
@@ -458,8 +459,6 @@ impl Programs {
         let all_tasks = std::mem::take(&mut self.all_next);
         if let Some(bss) = self.skel.maps.bss_data.as_mut() {
             bss.pass_all = all_tasks.into();
-            bss.watched_shares.held = 0;
-            bss.watched_shares.of_user.fill(0);
         }
         let mut iter = Iter::new(&self.pass).map_err(bpf("starting a pass over all tasks"))?;
         let mut all = Pass::default();
@@ -508,7 +507,7 @@ impl Programs {
     pub fn drain_ranges(&mut self) -> Result<Vec<(RangeKey, u64)>, ObserveError> {
         let fd = self.skel.maps.ranges.as_fd().as_raw_fd();
         let drained = self.drain.all(fd, (range_key::BYTES, i64::BYTES), records::range);
-        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
+        if let (Ok(_), Some(bss)) = (&drained, self.skel.maps.bss_data.as_mut()) {
             bss.range_shares.held = 0;
             bss.range_shares.of_user.fill(0);
         }
@@ -552,7 +551,7 @@ impl Programs {
         let same = |old: &Watched| start_ns == 0 || old.start_ns == 0 || as_shown(old.start_ns) == as_shown(start_ns);
         let old = self.watched(tid)?.filter(same).unwrap_or_default();
         let (start_ns, marks) = (old.start_ns.max(start_ns), old.marks & !MARK_OWN | marks);
-        let watched = Watched { start_ns, marks, ..Watched::default() };
+        let watched = Watched { start_ns, marks, share: old.share, ..Watched::default() };
         let map = &self.skel.maps.marked;
         map.update(&tid.to_ne_bytes(), &watched.encode(), MapFlags::ANY).map_err(bpf(format!("watching thread {tid}")))
     }

@@ -335,7 +335,11 @@ impl Promote {
         let mut left: BTreeMap<(NodeId, NodeId, Left), (usize, u64)> = BTreeMap::new();
         let mut wanted: BTreeMap<NodeId, Wanted> = BTreeMap::new();
         let mut budget = self.settings.rate * snapshot.window_s;
-        let hot = by_service(self.hot(&nodes, snapshot), budget, snapshot);
+        let can_move = |hot: &Hot| {
+            let subject = snapshot.files.get(hot.file).map(Subject::file);
+            !subject.is_some_and(|subject| self.is_busy(&subject)) && nodes.target(hot.by, hot.from, hot.size).is_ok()
+        };
+        let hot = by_service(self.hot(&nodes, snapshot), budget, snapshot, can_move);
         let all = hot.len();
         for one in hot {
             let subject = snapshot.files.get(one.file).map(Subject::file);
@@ -454,17 +458,17 @@ impl Promote {
     }
 }
 
-/// The hottest first that fit into their service's share of the budget, then the others. A file is
-/// of the service that read most of it.
-fn by_service(hot: Vec<Hot>, budget: f64, snapshot: &Snapshot) -> Vec<Hot> {
+/// The hottest first that can move now and fit into their service's share of the budget, then the
+/// others. A file is of the service that read most of it.
+fn by_service(hot: Vec<Hot>, budget: f64, snapshot: &Snapshot, can_move: impl Fn(&Hot) -> bool) -> Vec<Hot> {
     let files: FxHashSet<usize> = hot.iter().map(|hot| hot.file).collect();
     let numbers: FxHashMap<FileId, usize> =
         files.iter().filter_map(|number| Some((snapshot.files.get(*number)?.file, *number))).collect();
     let mut readers: BTreeMap<(usize, &str), u64> = BTreeMap::new();
-    for thread in &snapshot.threads {
-        let service = thread.group.as_deref().map_or("", services::path);
+    for thread in snapshot.threads.iter().chain(&snapshot.ended) {
         for used in &thread.files {
             if let Some(number) = numbers.get(&used.file) {
+                let service = thread.group.as_deref().map_or("", services::path);
                 let sum = readers.entry((*number, service)).or_default();
                 *sum = sum.saturating_add(used.read_bytes.total());
             }
@@ -477,10 +481,10 @@ fn by_service(hot: Vec<Hot>, budget: f64, snapshot: &Snapshot) -> Vec<Hot> {
         }
     }
     let of = |hot: &Hot| service.get(&hot.file).map_or("", |most| most.1);
-    let mut shares: FxHashMap<&str, f64> = hot.iter().map(|hot| (of(hot), 0.0)).collect();
+    let mut shares: FxHashMap<&str, f64> = hot.iter().filter(|hot| can_move(hot)).map(|hot| (of(hot), 0.0)).collect();
     let share = budget / shares.len() as f64;
     let (first, others): (Vec<Hot>, Vec<Hot>) = hot.into_iter().partition(|hot| {
-        let taken = shares.entry(of(hot)).or_default();
+        let Some(taken) = shares.get_mut(of(hot)).filter(|_| can_move(hot)) else { return false };
         let fits = *taken < share;
         *taken += hot.size as f64;
         fits

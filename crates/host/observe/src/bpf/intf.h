@@ -183,6 +183,8 @@ struct watched {
 	u32 parent_tid;
 	u32 marks;     /* MARK_* */
 	u32 origin;    /* ORIGIN_* */
+	u32 share;     /* the place of the user in whose share it is + 1; 0: in none, user space made it */
+	u32 unused;
 };
 #define MARK_MOVED 1
 #define MARK_TREE 2

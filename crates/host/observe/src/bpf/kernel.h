@@ -185,9 +185,19 @@ struct affinity_context { /* since 6.2: from then on user_cpus_ptr is what sched
 typedef struct {
 	u32 val;
 } kuid_t;
+struct ns_common {
+	unsigned int inum;
+};
+struct user_namespace {
+	struct ns_common ns;
+	struct user_namespace *parent;
+	int level;
+	kuid_t owner;
+};
 struct cred {
 	kuid_t uid;
 	kuid_t euid;
+	struct user_namespace *user_ns;
 };
 struct upid {
 	int nr;

@@ -27,6 +27,7 @@ static __always_inline void count_range(struct range_key *key, u64 at, s64 bytes
 {
 	struct counters *c = counted();
 	s64 part, *sum;
+	long error;
 	u32 user;
 
 	if (!exact) {
@@ -49,9 +50,14 @@ static __always_inline void count_range(struct range_key *key, u64 at, s64 bytes
 		else if (!may_hold(&range_shares, user, range_entries)) {
 			if (c)
 				c->unranged_bytes += part;
-		} else if (!bpf_map_update_elem(&ranges, key, &part, BPF_NOEXIST))
-			/* If another CPU has just made the entry, this read is lost. Rare. */
-			hold(&range_shares, user);
+		} else {
+			error = bpf_map_update_elem(&ranges, key, &part, BPF_NOEXIST);
+			if (!error)
+				hold(&range_shares, user);
+			else if (error != -EEXIST && c)
+				c->unranged_bytes += part;
+			/* Another CPU has just made the entry: this read is lost. Rare. */
+		}
 	}
 }
 

@@ -2,13 +2,18 @@
 /* Shares of a table: nobody can take one from others.
  *
  * A user may hold twice as many entries as are free: the first one gets two thirds of what there is, the next two thirds of the
- * rest. Users whose ids have the same place share what they may hold. */
+ * rest. Users whose ids have the same place share what they may hold. All users of a user namespace are one: its owner, who may
+ * have tens of thousands of ids, or, where root made it, the namespace itself. */
 #ifndef HOMENODE_SHARES_H
 #define HOMENODE_SHARES_H
 
 #include "sample.h"
 
+#define EEXIST 17
+
 #define USER_BITS 10
+/* User namespaces, one in the other: create_user_ns (kernel/user_namespace.c). */
+#define NAMESPACES_MAX 33
 
 static __always_inline u32 place_of(u32 id, u32 bits)
 {
@@ -17,7 +22,15 @@ static __always_inline u32 place_of(u32 id, u32 bits)
 
 static __always_inline u32 user_of(struct task_struct *task)
 {
-	return place_of(task->real_cred->uid.val, USER_BITS);
+	struct user_namespace *ns = task->real_cred->user_ns;
+	u32 user = task->real_cred->uid.val;
+
+	if (ns->level > 0) {
+		for (int i = 0; i < NAMESPACES_MAX && ns->level > 1; i++)
+			ns = ns->parent;
+		user = ns->owner.val ? ns->owner.val : ns->ns.inum;
+	}
+	return place_of(user, USER_BITS);
 }
 
 /* Entries of a table, and those of each user. */

@@ -26,7 +26,7 @@ struct {
 	__type(key, u32);
 	__type(value, struct watched);
 } marked SEC(".maps");
-/* Counted anew by each pass over all tasks: user space empties them before it. */
+/* Of those that were born of watched ones. */
 struct shares watched_shares = {};
 
 /* Number of threads that the passes have seen. */
@@ -167,10 +167,8 @@ int task_pass(struct bpf_iter__task *ctx)
 	spent = now.cpu_ns - before->cpu_ns + now.wait_ns - before->wait_ns;
 	now.ran = now.cpu_ns > before->cpu_ns || running(task);
 	watched = watched_of(task);
-	if (watched) {
+	if (watched)
 		marks = watched->marks;
-		hold(&watched_shares, user_of(task));
-	}
 	if (now.ran && spent < floor_of(task) && !running(task) && !kept(marks))
 		now.ran = false;
 	if (!now.ran && !before->ran && !pass_all) {
@@ -266,6 +264,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (own(parent, watched) && same_mask(&parent->cpus_mask, &child->cpus_mask))
 		born.marks |= MARK_OWN;
 	born.origin = ORIGIN_BORN;
+	born.share = user + 1;
 	if (may_hold(&watched_shares, user, watched_entries) && !bpf_map_update_elem(&marked, &tid, &born, BPF_ANY)) {
 		hold(&watched_shares, user);
 		return 0;
@@ -312,11 +311,15 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	struct counters *c = counted();
 	struct times *before = bpf_task_storage_get(&times_before, task, 0, 0);
 	u64 cpu = task->se.sum_exec_runtime;
+	struct watched *watched;
+	u32 share;
 
 	if (c)
 		c->exited_cpu_ns += before ? cpu - before->cpu_ns : cpu;
-	if (!bpf_map_delete_elem(&marked, &tid))
-		let_go(&watched_shares, user_of(untrusted(struct task_struct, task)));
+	watched = bpf_map_lookup_elem(&marked, &tid);
+	share = watched ? watched->share : 0;
+	if (watched && !bpf_map_delete_elem(&marked, &tid) && share)
+		let_go(&watched_shares, share - 1);
 	return 0;
 }
 
