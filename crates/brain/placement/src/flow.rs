@@ -100,6 +100,10 @@ pub struct Pair {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
+    /// Of the bytes read, those that would be local if the threads ran at their home, which is
+    /// `data_node` then. No part of the JSON form.
+    #[serde(skip)]
+    pub could_be_local_bytes: u64,
 }
 
 /// Bytes with their nodes.
@@ -115,8 +119,23 @@ pub struct Flow {
 impl Flow {
     /// Adds all bytes of a thread.
     pub fn add_thread(&mut self, thread: &Thread) {
-        self.sums.add(Sums::of_thread(thread));
+        let sums = Sums::of_thread(thread);
+        self.sums.add(sums);
         self.add_pairs(thread.node, &thread.read_bytes, &thread.write_bytes);
+        if let (Some(home), 1..) = (thread.home(), sums.could_be_local_bytes) {
+            self.add_pair(Pair {
+                cpu_node: thread.node,
+                data_node: home,
+                could_be_local_bytes: sums.could_be_local_bytes,
+                ..Pair::default()
+            });
+        }
+    }
+
+    /// Adds the bytes of another one.
+    pub fn add(&mut self, more: &Self) {
+        self.sums.add(more.sums);
+        more.pairs.iter().for_each(|pair| self.add_pair(*pair));
     }
 
     /// Adds a thread's bytes of one file.
@@ -126,17 +145,24 @@ impl Flow {
     }
 
     fn add_pairs(&mut self, cpu_node: NodeId, read: &NodeBytes, written: &NodeBytes) {
-        for (bytes, is_read) in [(read, true), (written, false)] {
-            for (data_node, bytes) in bytes.iter().filter(|(_, bytes)| *bytes > 0) {
-                let at = self.pairs.binary_search_by_key(&(cpu_node, data_node), |p| (p.cpu_node, p.data_node));
-                let at = at.unwrap_or_else(|at| {
-                    self.pairs.insert(at, Pair { cpu_node, data_node, ..Pair::default() });
-                    at
-                });
-                let Some(pair) = self.pairs.get_mut(at) else { continue };
-                let part = if is_read { &mut pair.read_bytes } else { &mut pair.write_bytes };
-                *part = part.saturating_add(bytes);
+        for (data_node, read_bytes) in read.iter().filter(|(_, bytes)| *bytes > 0) {
+            self.add_pair(Pair { cpu_node, data_node, read_bytes, ..Pair::default() });
+        }
+        for (data_node, write_bytes) in written.iter().filter(|(_, bytes)| *bytes > 0) {
+            self.add_pair(Pair { cpu_node, data_node, write_bytes, ..Pair::default() });
+        }
+    }
+
+    fn add_pair(&mut self, more: Pair) {
+        let at = self.pairs.binary_search_by_key(&(more.cpu_node, more.data_node), |p| (p.cpu_node, p.data_node));
+        match at.map(|at| self.pairs.get_mut(at)) {
+            Ok(Some(pair)) => {
+                pair.read_bytes = pair.read_bytes.saturating_add(more.read_bytes);
+                pair.write_bytes = pair.write_bytes.saturating_add(more.write_bytes);
+                pair.could_be_local_bytes = pair.could_be_local_bytes.saturating_add(more.could_be_local_bytes);
             }
+            Ok(None) => {}
+            Err(at) => self.pairs.insert(at, more),
         }
     }
 }
@@ -173,6 +199,12 @@ mod tests {
         assert_eq!([write_bytes, handed_bytes, flow.total()].map(mb), [8, 7, 110]);
         let pair = |p: &Pair| [p.cpu_node.0.into(), p.data_node.0.into(), mb(p.read_bytes), mb(p.write_bytes)];
         assert_eq!(flow.pairs.iter().map(pair).collect::<Vec<_>>(), [[0, 0, 21, 8], [0, 1, 64, 0], [1, 0, 10, 0]]);
+        // Thread 1 would read 60 MB at its home, and reads 20 MB where it is; thread 2 reads 10.
+        let could: Vec<u64> = flow.pairs.iter().map(|p| mb(p.could_be_local_bytes)).collect();
+        assert_eq!(could, [0, 40, 10]);
+        let mut twice = flow.clone();
+        twice.add(&flow);
+        assert_eq!((twice.read_bytes, twice.pairs[1].read_bytes), (2 * flow.read_bytes, 2 * flow.pairs[1].read_bytes));
         assert_eq!((flow.remote_share(), flow.could_be_local_share()), (Some(74.0 / 95.0), Some(50.0 / 95.0)));
         assert_eq!(Flow::default().remote_share(), None);
     }

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     fn told() -> Told {
-        let pair = Pair { cpu_node: NodeId(0), data_node: NodeId(1), read_bytes: 7, write_bytes: 2 };
+        let pair = Pair { cpu_node: NodeId(0), data_node: NodeId(1), read_bytes: 7, write_bytes: 2, ..Pair::default() };
         let sums = Sums { remote_bytes: 6, could_be_local_bytes: 5, ..Sums::default() };
         let bytes = Flow { sums, pairs: vec![pair] };
         Told {
