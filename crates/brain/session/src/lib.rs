@@ -8,11 +8,13 @@
 //! window after window and prints, in the forms of [`report`]. [`undo`] opens a state directory and
 //! undoes what a crash left there. [`map`] adds up windows by control group, process and file;
 //! [`services`] gives the name of a service. [`published`] is what the server of a mount lets `top`
-//! and `explain` see: its last [`window`]. [`totals`] is what the daemon lets `export` see.
+//! and `explain` see: its last [`window`]. [`totals`] is what the daemon lets `export` see, and
+//! [`history`] what it keeps of the last week.
 //!
 //! **Limits.** How a program starts, stops and gives up privileges is its own.
 
 pub mod external;
+pub mod history;
 pub mod map;
 pub mod policies;
 pub mod published;

@@ -22,6 +22,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::Serialize;
 use topology::{FileId, NodeId};
 
+use crate::history::Summary;
 use crate::services;
 
 /// Rows of each kind that are kept between windows.
@@ -89,6 +90,10 @@ pub struct Report {
     pub windows: u32,
     /// Their length together, in seconds.
     pub seconds: f64,
+    /// Of the history: when the first of these windows began and the last ended, in seconds since
+    /// 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between_unix_s: Option<(f64, f64)>,
     /// All bytes of the listed threads.
     #[serde(flatten)]
     pub sum: Flow,
@@ -165,20 +170,57 @@ impl Map {
                 }
             }
         }
+        self.bound();
+    }
+
+    fn bound(&mut self) {
         keep_most(&mut self.services, |service| service.0.bytes.total());
         keep_most(&mut self.processes, |process| process.bytes.total());
         keep_most(&mut self.files, |file| file.bytes.total());
     }
 
+    /// Adds a summary of earlier windows: of processes and files it has those of the busiest
+    /// threads, and the busiest.
+    pub fn add_summary(&mut self, summary: &Summary) {
+        self.windows = self.windows.saturating_add(summary.windows as u32);
+        self.seconds += summary.seconds;
+        summary.nodes.iter().filter(|(_, node)| node.unlisted_read_bytes > 0).for_each(|(id, node)| {
+            self.unlisted.add(*id, node.unlisted_read_bytes);
+        });
+        for (name, of) in &summary.services {
+            self.sum.add(&of.bytes);
+            let (service, _) = self.services.entry(name.clone()).or_default();
+            service.service.clone_from(name);
+            service.processes = service.processes.max(of.processes as usize);
+            service.bytes.add(&of.bytes);
+        }
+        for thread in summary.threads.values() {
+            let process = self.processes.entry((thread.pid, 0)).or_default();
+            (process.pid, process.service) = (thread.pid, thread.service.clone());
+            process.comm.clone_from(&thread.comm);
+            process.bytes.add(&thread.bytes);
+        }
+        for (id, of) in &summary.files {
+            let file = self.files.entry(*id).or_default();
+            file.bytes.add(&of.bytes);
+            (file.path, file.size) = (of.path.clone().or_else(|| file.path.take()), of.size.or(file.size));
+            file.nodes.clone_from(&of.nodes);
+        }
+        self.bound();
+    }
+
     /// What has been added so far, with at most `most` processes and files.
     pub fn report(&self, most: usize) -> Report {
-        let services =
-            self.services.values().map(|(service, seen)| Service { processes: seen.len(), ..service.clone() });
+        let services = self.services.values().map(|(service, seen)| {
+            let processes = service.processes.max(seen.len());
+            Service { processes, ..service.clone() }
+        });
         let files = self.files.iter().map(|(id, file)| File { file: id.to_string(), ..file.clone() });
         Report {
             version: 1,
             windows: self.windows,
             seconds: self.seconds,
+            between_unix_s: None,
             sum: self.sum.clone(),
             unlisted_read_bytes: self.unlisted.clone(),
             services: falling(services, usize::MAX, |service| &service.bytes),
@@ -199,7 +241,7 @@ fn falling<T>(rows: impl Iterator<Item = T>, most: usize, bytes: impl Fn(&T) -> 
 }
 
 /// Forgets the rows with the fewest bytes once there are a half too many, so that it seldom has to.
-fn keep_most<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, bytes: impl Fn(&V) -> u64) {
+pub(crate) fn keep_most<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, bytes: impl Fn(&V) -> u64) {
     if rows.len() <= MOST + MOST / 2 {
         return;
     }

@@ -34,6 +34,7 @@ use placement::flow::Flow;
 use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use crate::history::Recorder;
 use crate::published;
 use crate::services::{self, Names};
 use crate::status::Status;
@@ -158,6 +159,7 @@ pub struct Totals {
     candidates: Vec<Arc<str>>,
     other: Flow,
     unknown: Flow,
+    history: Option<Recorder>,
 }
 
 impl Totals {
@@ -181,7 +183,13 @@ impl Totals {
             candidates: Vec::new(),
             other: Flow::default(),
             unknown: Flow::default(),
+            history: None,
         }
+    }
+
+    /// Keeps a history of the same rows, too.
+    pub fn keep(&mut self, history: Recorder) {
+        self.history = Some(history);
     }
 
     /// Its rules and reloads.
@@ -192,6 +200,9 @@ impl Totals {
     /// Adds a window and writes the file. The daemon goes on without: a failure is only logged.
     pub fn window(&mut self, report: &WindowReport, tally: &Tally) {
         self.add(&report.snapshot);
+        if let Some(history) = &mut self.history {
+            history.window(report);
+        }
         self.told.rows = self.rows();
         let told = &mut self.told;
         told.policy.clone_from(&report.plan.policy);
@@ -225,17 +236,17 @@ impl Totals {
         for thread in snapshot.touched().filter(|thread| thread.file_bytes() > 0) {
             told.threads += u64::from(thread.tid != 0);
             thread.read_bytes.iter().for_each(|(node, bytes)| listed.add(node, bytes));
-            let row = match &thread.group {
-                None => &mut self.unknown,
-                Some(group) => {
-                    let name = names.of(group);
+            let name = thread.group.as_ref().map(|group| names.of(group));
+            let (row, called) = match thread.group.as_ref().zip(name.as_ref()) {
+                None => (&mut self.unknown, UNKNOWN),
+                Some((group, name)) => {
                     let service = self.services.entry(name.clone()).or_default();
                     if !service.shown && self.shown < SHOWN {
                         service.shown = true;
                         self.shown += 1;
                     }
                     if service.window != window && !service.shown {
-                        self.candidates.push(name);
+                        self.candidates.push(name.clone());
                     }
                     // One that was started again is the same service.
                     service.ended = false;
@@ -249,13 +260,20 @@ impl Totals {
                     service.window = window;
                     // A service may go on in another group.
                     service.group = Some(group.clone());
-                    if service.shown { &mut service.bytes } else { &mut self.other }
+                    if service.shown { (&mut service.bytes, &**name) } else { (&mut self.other, OTHER) }
                 }
             };
             row.add_thread(thread);
+            if let Some(history) = &mut self.history {
+                history.thread(called, name.as_deref().unwrap_or_default(), thread);
+            }
         }
         for node in &snapshot.nodes {
-            told.unlisted_read_bytes.add(node.id, node.read_bytes.saturating_sub(listed.get(node.id)));
+            let unlisted = node.read_bytes.saturating_sub(listed.get(node.id));
+            told.unlisted_read_bytes.add(node.id, unlisted);
+            if let Some(history) = &mut self.history {
+                history.unlisted(node.id, unlisted);
+            }
         }
         self.forget(window);
         self.told.services = self.services.len() as u64;
@@ -309,7 +327,7 @@ impl Totals {
         }
     }
 
-    fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&self) -> Vec<Row> {
         let row = |service: &str, rules: &[Arc<str>], bytes: &Flow| {
             let (service, bytes, rules) = (service.to_owned(), bytes.clone(), rules.to_vec());
             Row { service, bytes, rules }
@@ -319,6 +337,11 @@ impl Totals {
         rows.sort_by(|a, b| a.service.cmp(&b.service));
         rows.extend([row(OTHER, &[], &self.other), row(UNKNOWN, &[], &self.unknown)]);
         rows
+    }
+
+    #[cfg(test)]
+    pub(crate) fn unlisted(&self) -> &NodeBytes {
+        &self.told.unlisted_read_bytes
     }
 
     fn write(&self) -> std::io::Result<()> {

@@ -49,7 +49,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    fn of(sums: &Sums, window_s: f64) -> Self {
+    pub(crate) fn of(sums: &Sums, window_s: f64) -> Self {
         Self {
             remote_share: sums.remote_share(),
             remote_bytes_per_s: per_s(sums.remote_bytes, window_s),
@@ -252,6 +252,9 @@ pub struct Window {
     pub volumes: Vec<Mounted>,
     /// Copies of a running homenode.
     pub copies: Vec<Copy>,
+    /// Of the history: when it ended, seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_s: Option<f64>,
     /// Limits of this observation.
     pub notes: Vec<String>,
     #[serde(skip)]

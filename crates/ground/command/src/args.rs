@@ -18,6 +18,9 @@ pub const STATE_DIR: &str = "/run/homenode";
 /// Default file of `homenode nodes --measure`; it need not exist.
 pub const MEASURED_FILE: &str = "/var/lib/homenode/nodes.json";
 
+/// The history of the daemon with the default state directory, which is in memory.
+pub const HISTORY_DIR: &str = "/var/lib/homenode/history";
+
 /// Options for every sub-command.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
@@ -33,6 +36,16 @@ pub struct Global {
     /// Log more to stderr: -v actions and all limits, -vv every detail (HOMENODE_LOG=… filters)
     #[arg(short, long, global = true, help_heading = "General options", action = clap::ArgAction::Count)]
     pub verbose: u8,
+}
+
+impl Global {
+    /// Where the daemon with this state directory keeps its history.
+    pub fn history_dir(&self) -> PathBuf {
+        match self.state_dir.as_os_str() == STATE_DIR {
+            true => HISTORY_DIR.into(),
+            false => self.state_dir.join("history"),
+        }
+    }
 }
 
 /// How to decide.

@@ -49,6 +49,25 @@ pub struct Config {
     pub delegate: Delegate,
     /// `[guardrail]`: when a service that was moved is put back.
     pub guardrail: engine::settings::Guardrail,
+    /// `[history]`: what the daemon keeps of earlier windows.
+    pub history: History,
+}
+
+/// What the daemon keeps of earlier windows: `[history]` in `homenode.toml`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct History {
+    /// Whether it keeps any. Default true.
+    pub keep: bool,
+    /// What they may take on the disk. Default 200 MB: a week of 100 services takes some 140 MB.
+    #[serde(deserialize_with = "topology::units::bytes")]
+    pub bytes: u64,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { keep: true, bytes: 200_000_000 }
+    }
 }
 
 impl Config {
@@ -176,6 +195,7 @@ impl Config {
             ("arc.min_file", arc.min_file, 4096),
             ("promote.reserve_bytes", promote.reserve_bytes as u64, 1 << 20),
             ("moves.bytes_per_day", moves.bytes_per_day as u64, 1 << 20),
+            ("history.bytes", self.history.bytes, 1 << 20),
         ] {
             if (1..least).contains(&bytes) {
                 doubt(key, format!("{}: is the unit missing, as in \"{bytes} MB\"?", units::bytes(bytes)));

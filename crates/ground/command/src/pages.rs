@@ -102,11 +102,12 @@ fn write(command: &Command, dir: &Path) -> Result<(), Failure> {
 }
 
 /// Files that a command of homenode reads or writes, where it has this option.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 5] = [
     ("config", "/etc/homenode/homenode.toml", "configuration, homenode.toml(5)"),
     ("config", "/etc/homenode/conf.d/*.toml", "further rules, by name"),
     ("config", "/var/lib/homenode/nodes.json", "what `homenode nodes --measure` found"),
     ("state_dir", "/run/homenode", "undo records, the journal, and what a running homenode publishes"),
+    ("state_dir", "/var/lib/homenode/history", "what a running homenode has seen in the last week"),
 ];
 
 /// Variables that every command reads.

@@ -118,6 +118,7 @@ impl Reload<'_> {
             (config.engine == self.begun.engine, "[engine]"),
             (config.moves == self.begun.moves, "[moves]"),
             (config.guardrail == self.begun.guardrail, "[guardrail]"),
+            (config.history == self.begun.history, "[history]"),
             (config.node == self.begun.node, "[node]"),
             (config.measured == self.begun.measured, "measured"),
         ];

@@ -17,6 +17,7 @@ use engine::{Engine, Plane};
 use host::HostPlane;
 use observe::Scope;
 use placement::Policy;
+use session::history::Recorder;
 use session::policies::Programs;
 use session::totals::Totals;
 use session::windows::{Output, windows};
@@ -113,12 +114,21 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
+    // Its thread can give up all privileges as long as this one has them.
+    let history = (config.history.keep && !settings.dry_run)
+        .then(|| Recorder::start(&global.history_dir(), config.history.bytes));
     match args.observe_only && child.is_none() {
         true => plane::observe_only()?,
         false => plane::move_only(engine.policy().traits(), child.is_some())?,
     }
     // In a dry run the state directory is somebody else's.
-    let totals = (!settings.dry_run).then(|| Totals::new(&global.state_dir, Path::new(PROC), engine.policy().name()));
+    let totals = (!settings.dry_run).then(|| {
+        let mut totals = Totals::new(&global.state_dir, Path::new(PROC), engine.policy().name());
+        if let Some(history) = history {
+            totals.keep(history);
+        }
+        totals
+    });
     let mut out = Output::of_host(global.json, args.quiet, limits, totals);
     let granted = engine.policy().traits();
     let last = config.service.clone();

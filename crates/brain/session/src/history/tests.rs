@@ -1,0 +1,334 @@
+//! The history from the windows of a daemon to what is found again.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use engine::{Tally, WindowReport};
+use placement::flow::{Flow, Pair};
+use placement::{FileUse, NodeLoad, ObservedFile, Plan, Snapshot, Thread};
+use rand::rngs::ChaCha12Rng;
+use rand::{RngExt, SeedableRng};
+use topology::{FileId, NodeBytes, NodeId};
+
+use super::form::{MAGIC, Texts, decode, encode};
+use super::read::segments;
+use super::write::Writer;
+use super::*;
+use crate::map::Map;
+use crate::totals::{Totals, UNKNOWN};
+
+const EVER: Range = Range { since_s: 0.0, until_s: f64::INFINITY };
+
+/// Reads and writes some of two nodes, the more the higher `n`, by process `n` of service `n`; of
+/// every seventh the service is not known.
+fn thread(n: u32, chance: &mut ChaCha12Rng) -> Thread {
+    let mut some =
+        || -> NodeBytes { (0..2).map(|node| (NodeId(node), chance.random_range(0..1u64 << (20 + n / 10)))).collect() };
+    let (read_bytes, write_bytes) = (some(), some());
+    let file = FileId { dev: 8 << 20, ino: n.into(), generation: 1 };
+    Thread {
+        tid: 1000 + n,
+        pid: n,
+        start_ns: Some(u64::from(n) << 40),
+        comm: format!("c{n}"),
+        group: (n % 7 != 0).then(|| format!("/s{n}.service").into()),
+        rule: n.is_multiple_of(3).then(|| "rule".into()),
+        node: NodeId(chance.random_range(0..2)),
+        allowed_nodes: vec![NodeId(0), NodeId(1)],
+        cpu_s: 0.25,
+        files: vec![FileUse { file, read_bytes: read_bytes.clone(), ..FileUse::default() }],
+        read_bytes,
+        write_bytes,
+        ..Thread::default()
+    }
+}
+
+fn report(threads: Vec<Thread>) -> WindowReport {
+    let file = |t: &Thread| ObservedFile {
+        file: t.files[0].file,
+        path: Some(format!("/data/{}", t.comm)),
+        size: Some(7),
+        bytes: t.read_bytes.clone(),
+        ..ObservedFile::default()
+    };
+    let node = |id| NodeLoad {
+        id: NodeId(id),
+        cpus: vec![0, 1],
+        cpu_s: Some(1.0),
+        // A hundred bytes more than these threads read.
+        read_bytes: threads.iter().map(|t| t.read_bytes.get(NodeId(id))).sum::<u64>() + 100,
+        ..NodeLoad::default()
+    };
+    let (nodes, files) = ((0..2).map(node).collect(), threads.iter().map(file).collect());
+    let snapshot = Snapshot { version: 2, window_s: 1.0, nodes, files, threads, ..Snapshot::default() };
+    WindowReport {
+        snapshot,
+        plan: Plan::new("off"),
+        outcomes: Vec::new(),
+        remote_share: None,
+        jobs: Vec::new(),
+        queued: 0,
+        stuck: 0,
+        owned_threads: 0,
+        inherited_restored: 0,
+        notes: Vec::new(),
+        cost: None,
+    }
+}
+
+/// A summary that ends at this time.
+fn summary(unix_s: f64, chance: &mut ChaCha12Rng) -> Summary {
+    of_threads(30, unix_s, chance)
+}
+
+fn of_threads(threads: u32, unix_s: f64, chance: &mut ChaCha12Rng) -> Summary {
+    let mut summary = Summary::default();
+    for _ in 0..10 {
+        let threads: Vec<Thread> = (0..threads).map(|n| thread(n, chance)).collect();
+        threads.iter().for_each(|thread| {
+            let name = if thread.group.is_some() { format!("s{}.service", thread.pid) } else { UNKNOWN.to_owned() };
+            summary.add_thread(&name, &name, thread);
+        });
+        (0..2).for_each(|node| summary.add_unlisted(NodeId(node), 100));
+        summary.add_window(&report(threads), unix_s);
+    }
+    summary.end();
+    summary
+}
+
+fn chance() -> ChaCha12Rng {
+    ChaCha12Rng::seed_from_u64(1)
+}
+
+fn sums<'a>(summaries: impl IntoIterator<Item = &'a Summary>) -> BTreeMap<String, Flow> {
+    let mut sums: BTreeMap<String, Flow> = BTreeMap::new();
+    for summary in summaries {
+        summary.services.iter().for_each(|(name, of)| sums.entry(name.clone()).or_default().add(&of.bytes));
+    }
+    sums
+}
+
+fn all(dir: &Path) -> (Vec<Summary>, Found) {
+    let mut all = Vec::new();
+    let found = read::read(dir, EVER, |summary| all.push(summary.clone())).unwrap();
+    (all, found)
+}
+
+fn writer(dir: &Path) -> Writer {
+    Writer::new(dir, 200_000_000)
+}
+
+/// The rows of the metrics, also of services that have lost theirs, and what is in no row.
+#[test]
+fn the_map_of_the_history_has_the_sums_of_the_metrics() {
+    let root = tempfile::tempdir().unwrap();
+    let history = root.path().join("history");
+    let mut totals = Totals::new(root.path(), root.path(), "off");
+    totals.keep(Recorder::start(&history, 200_000_000));
+    let mut chance = chance();
+    let mut metrics: BTreeMap<String, Flow> = BTreeMap::new();
+    for window in 0..43 {
+        // Others come to read more than those that have rows, and 30 have none.
+        let first = window / 10 * 25;
+        let threads = (first..first + 130).map(|n| thread(n, &mut chance)).collect();
+        totals.window(&report(threads), &Tally::default());
+        metrics.extend(totals.rows().into_iter().map(|row| (row.service, row.bytes)));
+    }
+    let unlisted = totals.unlisted().clone();
+    drop(totals);
+    let mut map = Map::default();
+    let found = read::read(&history, EVER, |summary| map.add_summary(summary)).unwrap();
+    assert_eq!((found.summaries, found.lost, found.damaged), (5, 0, 0), "the last one has three windows");
+    let report = map.report(10);
+    assert_eq!((report.windows, report.seconds, report.unlisted_read_bytes), (43, 43.0, unlisted));
+    assert!(metrics.len() > 110 && metrics["other"].read_bytes > 0 && metrics[UNKNOWN].read_bytes > 0);
+    let rows: BTreeMap<String, Flow> = report.services.into_iter().map(|row| (row.service, row.bytes)).collect();
+    assert_eq!(rows, metrics);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&history), 0o700);
+    segments(&history).unwrap().iter().for_each(|segment| assert_eq!(mode(&segment.path), 0o600));
+}
+
+#[test]
+fn a_summary_is_read_as_it_was_written() {
+    let (mut chance, mut texts) = (chance(), Texts::default());
+    let mut odd = summary(1e9, &mut chance);
+    // Users choose names of groups, threads and files.
+    for name in ["", "\n\u{1b}[31m", "\u{202e}", "é".repeat(3000).as_str(), "other"] {
+        let of = odd.services.entry(name.to_owned()).or_default();
+        of.rules = vec![name.to_owned()];
+        let pair = Pair { read_bytes: u64::MAX, ..Pair::default() };
+        of.bytes.add(&Flow {
+            sums: placement::flow::Sums { read_bytes: u64::MAX, ..Default::default() },
+            pairs: vec![pair],
+        });
+        odd.threads.values_mut().for_each(|thread| thread.comm = name.to_owned());
+        odd.files.values_mut().for_each(|file| file.path = Some(name.to_owned()));
+    }
+    let written = [odd, Summary::default(), summary(1e9 + 10.0, &mut chance)];
+    let mut file = MAGIC.to_vec();
+    written.iter().for_each(|summary| file.extend(encode(summary, &mut texts)));
+    assert_eq!(decode(&file), (written.to_vec(), 0));
+    assert!(texts.values().max().map_or(0, |last| last + 1) == texts.len() as u64);
+}
+
+/// Wherever a crash cuts the last one short, and whichever byte of one in the middle is damaged.
+#[test]
+fn what_is_torn_or_damaged_costs_one_summary() {
+    let (mut chance, mut texts) = (chance(), Texts::default());
+    let written: Vec<Summary> = (0..3).map(|n| of_threads(3, 1e9 + 10.0 * f64::from(n), &mut chance)).collect();
+    let frames: Vec<Vec<u8>> = written.iter().map(|summary| encode(summary, &mut texts)).collect();
+    let file = [MAGIC.as_slice(), &frames.concat()].concat();
+    let last = file.len() - frames[2].len();
+    for cut in last..file.len() {
+        let (found, damaged) = decode(&file[..cut]);
+        assert_eq!((found.len(), damaged), (2, u64::from(cut > last)), "cut at {cut}");
+        assert!(found == written[..2]);
+    }
+    let begin = last - frames[1].len();
+    for at in begin + 4..last {
+        let mut file = file.clone();
+        file[at] ^= 0x10;
+        let (found, damaged) = decode(&file);
+        assert_eq!((found.len(), damaged), (2, 1), "byte {at}");
+        assert!(found[0] == written[0] && found[1].services.len() == written[2].services.len());
+        assert!(found[1].files.values().map(|file| &file.bytes).eq(written[2].files.values().map(|file| &file.bytes)));
+    }
+    // Without its length nobody knows where it ends.
+    for at in begin..begin + 4 {
+        let mut file = file.clone();
+        file[at] ^= 0x10;
+        let (found, damaged) = decode(&file);
+        assert!(!found.is_empty() && found[0] == written[0] && damaged > 0, "byte {at}");
+    }
+}
+
+#[test]
+fn a_day_later_there_are_minutes_with_the_same_sums_and_a_week_later_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut chance, mut writer) = (chance(), writer(root.path()));
+    let at = |n: u32| 1e9 + 10.0 * f64::from(n);
+    // The daemon stopped for a while within the hour.
+    let written: Vec<Summary> =
+        (0..40).filter(|n| !(20..23).contains(n)).map(|n| summary(at(n), &mut chance)).collect();
+    written.iter().for_each(|summary| writer.take(summary.clone(), summary.unix_s));
+    let (before, found) = all(root.path());
+    assert!(before == written);
+    let late = |days: f64| summary(at(0) + days * 86_400.0 + 2.0 * 3600.0, &mut ChaCha12Rng::seed_from_u64(2));
+    let next = late(1.0);
+    writer.take(next.clone(), next.unix_s);
+    let (mut after, _) = all(root.path());
+    assert!(after.pop() == Some(next.clone()));
+    assert_eq!(sums(&after), sums(&written));
+    let lengths: Vec<u64> = after.iter().map(|summary| summary.windows).collect();
+    assert_eq!(lengths, [60, 60, 60, 20, 60, 60, 50]);
+    assert_eq!((after[0].unix_s, after[3].unix_s), (at(5), at(19)), "none spans the stop");
+    assert!(after.iter().all(|s| s.threads.len() == BUSIEST && s.files.len() == BUSIEST));
+    let between = (found.between_s.unwrap().0, after.last().unwrap().unix_s);
+    assert_eq!(found.between_s.unwrap(), between);
+    let extensions = |dir: &Path| segments(dir).unwrap().iter().map(|s| s.minutes).collect::<Vec<_>>();
+    assert_eq!(extensions(root.path()), [true, false]);
+    // A crash had come before the file of seconds was removed.
+    let seconds = segments(root.path()).unwrap()[0].path.with_extension("10s");
+    std::fs::write(&seconds, MAGIC).unwrap();
+    assert_eq!(all(root.path()).0.len(), 8);
+    let last = [late(2.0), late(7.1)];
+    writer.take(last[0].clone(), last[0].unix_s);
+    assert!(!seconds.exists() && all(root.path()).0.len() == 9);
+    writer.take(last[1].clone(), last[1].unix_s);
+    let (after, _) = all(root.path());
+    assert_eq!(sums(&after), sums([&next, &last[0], &last[1]]));
+}
+
+#[test]
+fn the_oldest_go_when_there_are_too_many_bytes() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut chance, mut writer) = (chance(), Writer::new(root.path(), 200_000));
+    let one = summary(0.0, &mut chance);
+    for n in 0..400 {
+        let unix_s = 1e9 + 10.0 * f64::from(n);
+        writer.take(Summary { unix_s, ..one.clone() }, unix_s);
+        let bytes: u64 = segments(root.path()).unwrap().iter().map(|s| s.bytes).sum();
+        assert!(bytes <= 200_000, "{bytes}");
+    }
+    let (kept, _) = all(root.path());
+    assert_eq!(kept.last().unwrap().unix_s, 1e9 + 3990.0);
+    assert!(kept.windows(2).all(|two| two[1].unix_s == two[0].unix_s + 10.0) && kept.len() > 20, "{}", kept.len());
+}
+
+#[test]
+fn times_are_found_after_the_clock_was_put_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut chance, mut writer) = (chance(), writer(root.path()));
+    // From 10000 to 11000; then it was 9500.
+    for n in 0..200 {
+        let back = if n < 100 { 0.0 } else { 1500.0 };
+        let boot_s = 10.0 * f64::from(n);
+        writer.take(summary(10_000.0 + boot_s - back, &mut chance), boot_s);
+    }
+    assert_eq!(segments(root.path()).unwrap().len(), 2);
+    let of = |since_s, until_s| {
+        let mut ends = Vec::new();
+        read::read(root.path(), Range { since_s, until_s }, |summary| ends.push(summary.unix_s)).unwrap();
+        ends
+    };
+    assert_eq!(of(9_520.0, 9_540.0), [9_530.0, 9_540.0]);
+    assert_eq!(of(10_000.0, 10_020.0), [10_010.0, 10_020.0, 10_010.0, 10_020.0], "this time there was twice");
+    assert_eq!(of(10_600.0, 10_620.0), [10_610.0, 10_620.0], "only before");
+    let at = |unix_s| Cursor::at(root.path(), unix_s).unwrap().unwrap().summary().unwrap().unix_s;
+    assert_eq!([9_545.0, 10_005.0, 10_605.0].map(at), [9_550.0, 10_010.0, 10_610.0]);
+    // Before the first one the first, and after the last one the last.
+    assert_eq!([0.0, 1e9].map(at), [10_000.0, 10_490.0]);
+    let mut cursor = Cursor::at(root.path(), 9_495.0).unwrap().unwrap();
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        assert!(cursor.step(true).unwrap());
+        ends.push(cursor.summary().unwrap().unix_s);
+    }
+    while cursor.step(false).unwrap() {}
+    ends.push(cursor.summary().unwrap().unix_s);
+    assert_eq!(ends, [10_990.0, 10_980.0, 10_490.0], "in the order in which they were written");
+}
+
+/// What the first start left is cut short; the second adds nothing behind it.
+#[test]
+fn each_start_has_a_file_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    let mut chance = chance();
+    let written: Vec<Summary> = (1..4).map(|n| summary(1e9 + 10.0 * f64::from(n), &mut chance)).collect();
+    let mut first = writer(root.path());
+    written[..2].iter().for_each(|summary| first.take(summary.clone(), summary.unix_s));
+    drop(first);
+    let [torn] = segments(root.path()).unwrap().try_into().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&torn.path).unwrap();
+    file.set_len(torn.bytes - 5).unwrap();
+    writer(root.path()).take(written[2].clone(), written[2].unix_s);
+    let (found, of) = all(root.path());
+    assert!(found == [written[0].clone(), written[2].clone()]);
+    assert_eq!((of.summaries, of.damaged, segments(root.path()).unwrap().len()), (2, 1, 2));
+}
+
+#[test]
+fn a_disk_that_cannot_be_written_costs_summaries_and_says_how_many() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, mut chance) = (root.path().join("history"), chance());
+    let mut writer = writer(&dir);
+    let mut put = |n: u32| {
+        let summary = summary(1e9 + 10.0 * f64::from(n), &mut chance);
+        writer.take(summary.clone(), summary.unix_s);
+    };
+    put(0);
+    std::fs::rename(&dir, root.path().join("away")).unwrap();
+    std::fs::write(&dir, "").unwrap();
+    // The open file can be written; the next one cannot be made.
+    put(1);
+    (400..403).for_each(&mut put);
+    std::fs::remove_file(&dir).unwrap();
+    std::fs::rename(root.path().join("away"), &dir).unwrap();
+    put(403);
+    let (found, of) = all(&dir);
+    let ends: Vec<u32> = found.iter().map(|s| ((s.unix_s - 1e9) / 10.0) as u32).collect();
+    assert_eq!((ends, of.lost), (vec![0, 1, 403], 3));
+}

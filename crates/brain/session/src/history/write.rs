@@ -1,0 +1,278 @@
+//! Writes the history: a ring of files, each with an hour of summaries.
+//!
+//! **Problem.** A disk can be full, slow or silent, and the loop that undoes moves must not notice.
+//! A crash can cut the last summary short. The clock can be set.
+//!
+//! **Approach.** [`Recorder`] adds windows up and hands summaries to a thread through a channel
+//! that holds few; what does not fit is dropped and counted. Each start, each hour and each step of
+//! the clock begins a file of its own, named by a rising number and the time of its beginning, so
+//! nothing is ever added behind what a crash cut short, and the times in a file rise. With each new
+//! file the thread makes one of minutes of those that are older than a day, and removes those older
+//! than a week, and the oldest of more than the settings allow.
+//!
+//! **Limits.** A clock that runs a week ahead for a moment costs what is older.
+
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use command::exit;
+use engine::{StateDir, WindowReport};
+use linux::clock::boot_s;
+use placement::Thread;
+use rustix::thread::CapabilitySet;
+use topology::NodeId;
+
+use super::form::{MAGIC, Texts, decode, encode};
+use super::read::{Segment, segments};
+use super::{LENGTHS, Summary};
+use crate::status::now_s;
+
+/// Summaries that wait for the disk.
+const WAITING: usize = 6;
+/// How long the end of the daemon waits for the disk.
+const LAST: Duration = Duration::from_millis(500);
+/// Length of a file, of the part with ten seconds each, and of all, seconds.
+pub(super) const HOUR: f64 = 3600.0;
+const DAY: f64 = 24.0 * HOUR;
+const WEEK: f64 = 7.0 * DAY;
+/// A clock that is off by more was set; less than a second an hour is what keeps it right.
+const STEP: f64 = 5.0;
+/// Files that are kept at most, whatever their sizes.
+const MOST_FILES: usize = 1000;
+/// What a small file takes on a disk, bytes.
+const BLOCK: u64 = 4096;
+/// A file is at most this part of all.
+const PARTS: u64 = 8;
+
+/// Adds windows up for the thread that writes.
+#[derive(Debug)]
+pub struct Recorder {
+    now: Summary,
+    to: Option<SyncSender<(Summary, f64)>>,
+    ended: Receiver<()>,
+    lost: u64,
+}
+
+impl Recorder {
+    /// Keeps at most so many bytes in this directory, which is made if it is missing.
+    pub fn start(dir: &Path, most_bytes: u64) -> Self {
+        let (to, from) = sync_channel(WAITING);
+        let (end, ended) = channel();
+        let writer = Writer::new(dir, most_bytes);
+        let begun = thread::Builder::new().name("history".into()).spawn(move || writer.run(&from, end));
+        if let Err(error) = begun {
+            tracing::warn!("no history is kept: cannot start a thread: {error}");
+        }
+        Self { now: Summary::default(), to: Some(to), ended, lost: 0 }
+    }
+
+    /// See [`Summary::add_thread`].
+    pub fn thread(&mut self, row: &str, service: &str, thread: &Thread) {
+        self.now.add_thread(row, service, thread);
+    }
+
+    /// See [`Summary::add_unlisted`].
+    pub fn unlisted(&mut self, node: NodeId, bytes: u64) {
+        self.now.add_unlisted(node, bytes);
+    }
+
+    /// Ends a window, and a summary that is long enough.
+    pub fn window(&mut self, report: &WindowReport) {
+        self.now.add_window(report, now_s());
+        let [length, _] = LENGTHS;
+        // As near as windows come.
+        if self.now.seconds + report.snapshot.window_s / 2.0 >= length {
+            self.put();
+        }
+    }
+
+    fn put(&mut self) {
+        let mut summary = std::mem::take(&mut self.now);
+        summary.end();
+        summary.lost = self.lost;
+        match self.to.as_ref().map(|to| to.try_send((summary, boot_s()))) {
+            Some(Ok(())) => self.lost = 0,
+            _ => {
+                if self.lost == 0 {
+                    tracing::warn!("the disk of the history does not answer: summaries are lost until it does");
+                }
+                self.lost += 1;
+            }
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if self.now.windows > 0 {
+            self.put();
+        }
+        self.to = None;
+        let _ = self.ended.recv_timeout(LAST);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Writer {
+    dir: PathBuf,
+    most_bytes: u64,
+    open: Option<Open>,
+    /// Bytes of all other files.
+    others: u64,
+    lost: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    path: PathBuf,
+    file: File,
+    len: u64,
+    texts: Texts,
+    boot_s: f64,
+    /// What the clock shows more than the time since boot.
+    ahead_s: f64,
+}
+
+impl Writer {
+    pub fn new(dir: &Path, most_bytes: u64) -> Self {
+        Self { dir: dir.to_owned(), most_bytes, open: None, others: 0, lost: 0 }
+    }
+
+    /// `_end`: closed when it is over.
+    fn run(mut self, from: &Receiver<(Summary, f64)>, _end: Sender<()>) {
+        if let Err(error) = linux::privileges::keep_only(CapabilitySet::empty()) {
+            tracing::warn!("the thread that writes the history keeps its privileges: {error}");
+        }
+        for (summary, boot_s) in from {
+            self.take(summary, boot_s);
+        }
+    }
+
+    /// Writes a summary, or counts it as lost, and says so once.
+    pub fn take(&mut self, mut summary: Summary, boot_s: f64) {
+        let before = self.lost;
+        summary.lost += before;
+        self.lost = match self.write(&summary, boot_s) {
+            Ok(()) => 0,
+            Err(error) => {
+                if before == 0 {
+                    let dir = self.dir.display();
+                    tracing::warn!("{dir}: {error}: the history lacks what happens until it can be written again");
+                }
+                self.open = None;
+                summary.lost + 1
+            }
+        };
+    }
+
+    fn write(&mut self, summary: &Summary, boot_s: f64) -> io::Result<()> {
+        let ahead_s = summary.unix_s - boot_s;
+        let most = self.most_bytes / PARTS;
+        let ends =
+            |o: &Open| boot_s - o.boot_s >= HOUR || (ahead_s - o.ahead_s).abs() > STEP || o.len > most.max(BLOCK);
+        let mut open = match self.open.take().filter(|open| !ends(open)) {
+            Some(open) => open,
+            None => {
+                let number = self.tidy(summary.unix_s)?;
+                let path = self.dir.join(Segment::name(number, summary.begin_s(), false));
+                let file = create(&path)?;
+                let boot_s = boot_s - summary.seconds;
+                Open { path, file, len: MAGIC.len() as u64, texts: Texts::default(), boot_s, ahead_s }
+            }
+        };
+        let frame = encode(summary, &mut open.texts);
+        let wrote = open.file.write_all(&frame).and_then(|()| open.file.sync_data());
+        if let Err(error) = wrote {
+            // What follows goes into a file of its own: this one has texts that were not written.
+            let _ = match open.len == MAGIC.len() as u64 {
+                true => std::fs::remove_file(&open.path),
+                false => open.file.set_len(open.len),
+            };
+            return Err(error);
+        }
+        open.len += frame.len() as u64;
+        let sum = self.others.saturating_add(open.len);
+        self.open = Some(open);
+        if sum > self.most_bytes { self.bound() } else { Ok(()) }
+    }
+
+    /// Makes the directory, and of what is in it what is left at this time. Returns the number of
+    /// the next file.
+    fn tidy(&mut self, now_s: f64) -> io::Result<u64> {
+        StateDir::make(&self.dir).map_err(|e| io::Error::other(exit::chain(&e)))?;
+        std::fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?;
+        let all = segments(&self.dir)?;
+        let next = all.last().map_or(0, |last| last.number + 1);
+        let mut before: Option<&Segment> = None;
+        for segment in &all {
+            // A crash came between the two steps of folding.
+            let folded = before.replace(segment).is_some_and(|before| before.number == segment.number);
+            if folded || now_s > segment.begin_s + HOUR + WEEK {
+                std::fs::remove_file(&segment.path)?;
+            } else if !segment.minutes && now_s > segment.begin_s + HOUR + DAY {
+                let path = self.dir.join(Segment::name(segment.number, segment.begin_s, true));
+                // On a full disk it stays as it is, until its week is over.
+                match fold(segment, &path) {
+                    Ok(()) => std::fs::remove_file(&segment.path)?,
+                    Err(error) => tracing::debug!("{}: {error}", path.display()),
+                }
+            }
+        }
+        self.bound()?;
+        Ok(next)
+    }
+
+    /// Removes the oldest of too many bytes or files.
+    fn bound(&mut self) -> io::Result<()> {
+        let all = segments(&self.dir)?;
+        let open = self.open.as_ref().map(|open| &open.path);
+        let (mut bytes, mut files) = (all.iter().map(|s| s.bytes.max(BLOCK)).sum::<u64>(), all.len());
+        for segment in all.iter().filter(|segment| Some(&segment.path) != open) {
+            if bytes <= self.most_bytes && files < MOST_FILES {
+                break;
+            }
+            std::fs::remove_file(&segment.path)?;
+            (bytes, files) = (bytes - segment.bytes.max(BLOCK), files - 1);
+        }
+        self.others = bytes.saturating_sub(self.open.as_ref().map_or(0, |open| open.len));
+        Ok(())
+    }
+}
+
+/// A new file that only its owner may read.
+fn create(path: &Path) -> io::Result<File> {
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(MAGIC)?;
+    Ok(file)
+}
+
+/// The summaries of a file, a minute each, as another file.
+fn fold(segment: &Segment, path: &Path) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    let (mut file, mut texts) = (create(&new)?, Texts::default());
+    let mut put = |mut summary: Summary| {
+        summary.cut();
+        file.write_all(&encode(&summary, &mut texts))
+    };
+    let (summaries, damaged) = decode(&segment.read()?);
+    let [short, length] = LENGTHS;
+    let mut minute = Summary { lost: damaged, ..Summary::default() };
+    for summary in summaries {
+        let apart = summary.begin_s() > minute.unix_s + short;
+        if minute.windows > 0 && (apart || minute.seconds + summary.seconds / 2.0 > length) {
+            put(std::mem::take(&mut minute))?;
+        }
+        minute.add(summary);
+    }
+    if minute.windows > 0 {
+        put(minute)?;
+    }
+    file.sync_data()?;
+    std::fs::rename(&new, path)
+}
