@@ -22,13 +22,16 @@ use clap::Args;
 use command::args::Global;
 use command::config::Config;
 use engine::StateDir;
-use placement::{Snapshot, Thread};
+use placement::Snapshot;
+use placement::flow::{Flow, Pair};
 use serde::Serialize;
 use serde_json::json;
 use session::services;
+use session::totals::{OTHER, UNKNOWN};
 use topology::NodeId;
 use topology::measured::Measured;
 
+use crate::commands::past::{self, PastArgs};
 use crate::commands::{doctor, map, nodes, replace, report};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
@@ -45,6 +48,9 @@ pub struct CheckArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
+    /// What was, in the place of what is.
+    #[command(flatten)]
+    pub past: PastArgs,
     /// Number of windows to observe
     #[arg(long, value_name = "N", default_value = "60", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
@@ -90,13 +96,16 @@ impl Costs {
         known.then_some(costs).ok_or_else(|| "no cached reads were measured".to_owned())
     }
 
-    /// Seconds that a thread would have needed less at its home node; `None` if reads from there
-    /// were not measured.
-    fn saved(&self, thread: &Thread, could_be_local: u64) -> Option<Span> {
-        let Some(home) = thread.home().filter(|_| could_be_local > 0) else { return Some(Span::default()) };
+    /// Seconds that threads would have needed less at their home node, which has the data; `None`
+    /// if reads from there were not measured.
+    fn saved(&self, pair: &Pair) -> Option<Span> {
+        if pair.could_be_local_bytes == 0 {
+            return Some(Span::default());
+        }
         let of_call = |costs: &BTreeMap<(NodeId, NodeId), f64>| {
-            let (away, at_home) = (costs.get(&(thread.node, home))?, costs.get(&(home, home))?);
-            Some((away - at_home).max(0.0) * could_be_local as f64)
+            let home = pair.data_node;
+            let (away, at_home) = (costs.get(&(pair.cpu_node, home))?, costs.get(&(home, home))?);
+            Some((away - at_home).max(0.0) * pair.could_be_local_bytes as f64)
         };
         Span::over(self.by_call.values().filter_map(of_call))
     }
@@ -153,16 +162,16 @@ struct Row {
 }
 
 impl Row {
-    fn add(&mut self, thread: &Thread, costs: Option<&Costs>) {
-        let sums = placement::flow::Sums::of_thread(thread);
-        self.read_bytes += sums.read_bytes;
-        self.remote_bytes += sums.remote_bytes;
-        self.could_be_local_bytes += sums.could_be_local_bytes;
-        self.cpu_s += thread.cpu_s;
-        if let Some(costs) = costs {
-            match costs.saved(thread, sums.could_be_local_bytes) {
+    fn add(&mut self, bytes: &Flow, cpu_s: f64, costs: Option<&Costs>) {
+        self.read_bytes += bytes.read_bytes;
+        self.remote_bytes += bytes.remote_bytes;
+        self.could_be_local_bytes += bytes.could_be_local_bytes;
+        self.cpu_s += cpu_s;
+        let Some(costs) = costs else { return };
+        for pair in &bytes.pairs {
+            match costs.saved(pair) {
                 Some(saved) => self.saved_s.get_or_insert_default().add(saved),
-                None => self.unknown_bytes += sums.could_be_local_bytes,
+                None => self.unknown_bytes += pair.could_be_local_bytes,
             }
         }
     }
@@ -191,6 +200,9 @@ struct Report {
     nodes: usize,
     /// Seconds observed.
     seconds: f64,
+    /// Of the history: when they began and ended, in seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    between_unix_s: Option<(f64, f64)>,
     sum: Row,
     /// By falling bytes that could become local.
     services: Vec<Row>,
@@ -215,6 +227,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         missing: Vec::new(),
         nodes,
         seconds: 0.0,
+        between_unix_s: None,
         sum: Row::default(),
         services: Vec::new(),
         notes: Vec::new(),
@@ -227,8 +240,9 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     // In this order: observing gives up the privileges that the others take.
     let missing = doctor::cannot_move(global);
     // Measuring takes all CPUs for seconds: not where nothing can be observed afterwards.
-    let blocked = observe::choose(&observe::Capabilities::probe(), &observe::Settings::default()).blocked;
-    if let Some((capability, cause)) = blocked {
+    let looks_back = args.past.since.or(args.past.at).is_some();
+    let blocked = || observe::choose(&observe::Capabilities::probe(), &observe::Settings::default()).blocked;
+    if let Some((capability, cause)) = (!looks_back).then(blocked).flatten() {
         let mut report = report((Verdict::CannotTell, format!("cannot observe: {capability} is missing: {cause}")));
         (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
         return tell(global, &report, "", &Limits::recorded(global.verbose));
@@ -237,19 +251,29 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     let (costs, measured) = costs(global, args, &machine)?;
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut sum = Row::default();
-    let add = |snapshot: &Snapshot| {
+    let mut add = |name: &str, bytes: &Flow, cpu_s: f64| {
+        let row = rows.entry(name.to_owned()).or_insert_with(|| Row { service: name.to_owned(), ..Row::default() });
+        row.add(bytes, cpu_s, costs.as_ref().ok());
+        sum.add(bytes, cpu_s, costs.as_ref().ok());
+    };
+    let past = args.past.map(global, report::MOST, |summary| {
+        summary.services.iter().for_each(|(name, of)| add(name, &of.bytes, of.cpu_s));
+    });
+    let each = |snapshot: &Snapshot| {
         for thread in snapshot.touched() {
+            let mut bytes = Flow::default();
+            bytes.add_thread(thread);
             let name = thread.group.as_deref().map_or_else(String::new, services::name);
-            let row = rows.entry(name.clone()).or_insert_with(|| Row { service: name, ..Row::default() });
-            row.add(thread, costs.as_ref().ok());
-            sum.add(thread, costs.as_ref().ok());
+            add(&name, &bytes, thread.cpu_s);
         }
     };
-    let observed = thread::scope(|scope| {
-        scope.spawn(|| map::observe(global, &config, &args.observe, args.windows, report::MOST, add)).join()
-    });
-    let observed =
-        observed.unwrap_or_else(|_| Err(Failure::new(Exit::Unsupported, "cannot observe", "a thread ended")));
+    let observed = match past {
+        Some(past) => Ok((past?, Limits::recorded(global.verbose))),
+        None => thread::scope(|scope| {
+            scope.spawn(|| map::observe(global, &config, &args.observe, args.windows, report::MOST, each)).join()
+        })
+        .unwrap_or_else(|_| Err(Failure::new(Exit::Unsupported, "cannot observe", "a thread ended"))),
+    };
     let (seen, limits) = match observed {
         Ok(observed) => observed,
         Err(failure) => {
@@ -267,7 +291,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     }
     report.next = next(report.verdict, why.is_some() || sum.unknown_bytes > 0, &services);
     (report.missing, report.seconds, report.notes) = (missing, seen.seconds, seen.notes.clone());
-    (report.sum, report.services) = (sum, services);
+    (report.sum, report.services, report.between_unix_s) = (sum, services, seen.between_unix_s);
     let verdict = format!("{}: {}\n", said(report.verdict), report.because);
     let verdict = (verdict, json!({ "verdict": report.verdict, "because": report.because }));
     let path = global.state_dir.join(REPORT);
@@ -358,7 +382,8 @@ fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64) -> (Verdi
 
 fn next(verdict: Verdict, unmeasured: bool, services: &[Row]) -> Vec<String> {
     let plain = |name: &&str| {
-        !matches!(*name, "" | "/") && name.chars().all(|c| c.is_ascii_alphanumeric() || "._@:/-".contains(c))
+        !matches!(*name, "" | "/" | OTHER | UNKNOWN)
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "._@:/-".contains(c))
     };
     let most = services.first().map(|row| row.service.as_str()).filter(plain).filter(|name| !name.starts_with('-'));
     let unit = most.map_or_else(String::new, |name| format!(" --unit {name}"));
@@ -380,6 +405,7 @@ fn tell(global: &Global, report: &Report, measured: &str, limits: &Limits) -> Re
 fn text(report: &Report, measured: &str, limits: &Limits) -> String {
     let mut lines = vec![format!("{} with memory", count(report.nodes, "node"))];
     lines.extend((!measured.is_empty()).then(|| escape(measured)));
+    lines.extend(report.between_unix_s.map(past::between));
     lines.extend(report.missing.iter().map(|missing| format!("missing: {missing}")));
     let sum = &report.sum;
     if sum.read_bytes > 0 {
@@ -489,22 +515,24 @@ mod tests {
             }
         }
         let read: NodeBytes = [(NodeId(0), 3_000_000), (NodeId(1), 1_000_000)].into_iter().collect();
-        let thread = Thread {
+        let thread = placement::Thread {
             node: NodeId(1),
             allowed_nodes: vec![NodeId(0), NodeId(1)],
             read_bytes: read.clone(),
             files: vec![placement::FileUse { file: testing::file(1), read_bytes: read, ..Default::default() }],
-            ..Thread::default()
+            ..placement::Thread::default()
         };
+        let mut bytes = Flow::default();
+        bytes.add_thread(&thread);
         let mut row = Row::default();
-        row.add(&thread, Some(&costs));
+        row.add(&bytes, 1.0, Some(&costs));
         assert_eq!((row.read_bytes, row.remote_bytes, row.could_be_local_bytes), (4_000_000, 3_000_000, 2_000_000));
         let saved = row.saved_s.unwrap();
         let all = costs.clone();
         assert!((saved.least - 0.0004).abs() < 1e-9 && (saved.most - 0.001).abs() < 1e-9, "{saved:?}");
         costs.by_call.values_mut().for_each(|of_call| _ = of_call.remove(&(NodeId(1), NodeId(0))));
         let mut unknown = Row::default();
-        unknown.add(&thread, Some(&costs));
+        unknown.add(&bytes, 1.0, Some(&costs));
         assert_eq!((unknown.saved_s, unknown.unknown_bytes), (None, 2_000_000));
         let costs = all;
         let (call, local, remote) = costs.local_and_remote().unwrap();
@@ -537,7 +565,7 @@ mod tests {
         let named = |name: &str| vec![Row { service: name.to_owned(), ..Row::default() }];
         let trial = |name: &str| next(Verdict::WorthATrial, false, &named(name));
         assert_eq!(trial("postgresql.service"), ["sudo homenode trial --unit postgresql.service"]);
-        for odd in ["", "/", "a;reboot", "$(x)", "--policy", "a b"] {
+        for odd in ["", "/", "other", "a;reboot", "$(x)", "--policy", "a b"] {
             assert_eq!(trial(odd), ["sudo homenode trial"], "{odd}");
         }
         assert_eq!(next(Verdict::NotWorthIt, true, &named("a")), [""; 0]);

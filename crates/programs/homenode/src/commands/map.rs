@@ -1,4 +1,5 @@
-//! `homenode map`: which services read file bytes from which node, over some windows.
+//! `homenode map`: which services read file bytes from which node, over some windows, or at an
+//! earlier time.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,6 +13,7 @@ use placement::{Snapshot, Traits};
 use session::map::{Map, NetworkDevice, Report};
 use topology::{NodeId, sysfs};
 
+use crate::commands::past::{self, PastArgs};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -29,6 +31,9 @@ pub struct MapArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
+    /// What was, in the place of what is.
+    #[command(flatten)]
+    pub past: PastArgs,
     /// Number of windows to observe
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
@@ -39,7 +44,10 @@ pub struct MapArgs {
 
 pub fn run(global: &Global, args: &MapArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
-    let (report, limits) = observe(global, &config, &args.observe, args.windows, args.top, |_| ())?;
+    let (report, limits) = match args.past.map(global, args.top, |_| ()) {
+        Some(past) => (past?, Limits::recorded(global.verbose)),
+        None => observe(global, &config, &args.observe, args.windows, args.top, |_| ())?,
+    };
     output::tell(global.json, &report, || text(&report, &limits))?;
     Ok(Exit::Done)
 }
@@ -103,7 +111,8 @@ pub fn share(part: u64, all: u64) -> String {
 
 pub fn text(report: &Report, limits: &Limits) -> String {
     let sum = &report.sum;
-    let mut text = format!("{} · {}", seconds(report.seconds), count(report.services.len(), "service"));
+    let mut text = report.between_unix_s.map_or_else(String::new, |between| format!("{}\n", past::between(between)));
+    text += &format!("{} · {}", seconds(report.seconds), count(report.services.len(), "service"));
     text.push_str(&match sum.read_bytes {
         0 => " · no file data was read\n".to_owned(),
         read => format!(

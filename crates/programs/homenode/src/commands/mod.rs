@@ -12,6 +12,7 @@ pub mod neighbours;
 pub mod nodes;
 mod off;
 mod pace;
+pub mod past;
 pub mod plan;
 mod plane;
 mod readers;

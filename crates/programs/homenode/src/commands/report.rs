@@ -25,6 +25,7 @@ use linux::processor;
 use serde_json::{Value, json};
 use session::map::Report as Map;
 
+use crate::commands::past::PastArgs;
 use crate::commands::plane::PROC;
 use crate::commands::{doctor, map, nodes, replace, trial};
 use crate::exit::{Exit, Failure};
@@ -42,6 +43,9 @@ pub struct ReportArgs {
     /// Also put in the names of services and processes, and paths
     #[arg(long)]
     pub names: bool,
+    /// What was, in the place of what is, for the map.
+    #[command(flatten)]
+    pub past: PastArgs,
     /// Number of windows to observe for the map
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     pub windows: u64,
@@ -65,6 +69,10 @@ pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let report = Report::begun(global, names);
     let config = report.config.as_ref().map_err(|f| or(f, names, UNUSABLE));
     let mapped = config.and_then(|config| {
+        if let Some(past) = args.past.map(global, MOST, |_| ()) {
+            let past = past.map(|report| (report, Limits::recorded(global.verbose)));
+            return past.map_err(|f| or(&f, names, "nothing was kept of that time"));
+        }
         let observe = || map::observe(global, config, &args.observe, args.windows, MOST, |_| ());
         let seen = thread::scope(|scope| scope.spawn(observe).join());
         let seen = seen.map_err(|_| "the map was not made".to_owned())?;
@@ -215,18 +223,20 @@ fn markdown_head(head: &Value, names: bool) -> String {
 
 /// Numbers in the place of names.
 fn without_names(map: &mut Map) {
-    let cgroups: Vec<String> = map.services.iter().map(|row| row.cgroup.clone()).collect();
-    let number = |cgroup: &str| match cgroups.iter().position(|known| known == cgroup) {
-        _ if cgroup.is_empty() => String::new(),
-        Some(n) => format!("service {}", n + 1),
-        None => "another service".to_owned(),
-    };
+    // The history has no control groups.
+    let known: Vec<_> = map.services.iter().map(|row| (row.cgroup.clone(), row.service.clone())).collect();
+    let number =
+        |of: (&str, &str)| match known.iter().position(|(group, service)| (group.as_str(), service.as_str()) == of) {
+            _ if of.1.is_empty() => String::new(),
+            Some(n) => format!("service {}", n + 1),
+            None => "another service".to_owned(),
+        };
     for row in &mut map.services {
-        row.service = number(&row.cgroup);
+        row.service = number((&row.cgroup, &row.service));
         row.cgroup.clone_from(&row.service);
     }
     for (n, row) in map.processes.iter_mut().enumerate() {
-        (row.pid, row.comm, row.service) = (n as u32 + 1, "process".to_owned(), number(&row.cgroup));
+        (row.pid, row.comm, row.service) = (n as u32 + 1, "process".to_owned(), number((&row.cgroup, &row.service)));
         row.cgroup.clone_from(&row.service);
     }
     for (n, row) in map.files.iter_mut().enumerate() {

@@ -37,10 +37,21 @@ pub struct Choices {
     /// Window length, seconds.
     pub window_s: f64,
     pub quit: bool,
+    /// Go to the summary before this one, or after.
+    pub step: Option<Step>,
+    /// Why that could not be.
+    pub said: Option<String>,
+}
+
+/// In time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Back,
+    On,
 }
 
 /// The help: keys and their effects.
-pub const HELP: [(&str, &str); 13] = [
+pub const HELP: [(&str, &str); 14] = [
     ("q, Ctrl-C", "quit"),
     ("?", "this help"),
     ("p, space", "pause, continue"),
@@ -53,6 +64,7 @@ pub const HELP: [(&str, &str); 13] = [
     ("a", "also show threads that touched no file data"),
     ("+, -", "longer, shorter window"),
     ("up, down, pages", "select a row, as do Home and End"),
+    ("left, right", "back in the history of `homenode run`, and on to now"),
     ("", "remote: share of file bytes read from another node"),
 ];
 
@@ -84,6 +96,7 @@ impl Choices {
         if key.kind == KeyEventKind::Release {
             return;
         }
+        self.said = None;
         let was_open = self.opened.is_some();
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -98,6 +111,8 @@ impl Choices {
             KeyCode::Char('s') => self.sort_next(1),
             KeyCode::Char('S') => self.sort_next(Sort::value_variants().len() - 1),
             KeyCode::Char('r') => self.reverse = !self.reverse,
+            KeyCode::Left => self.step = Some(Step::Back),
+            KeyCode::Right => self.step = Some(Step::On),
             KeyCode::Enter | KeyCode::Esc if self.opened.is_some() => self.opened = None,
             code => {
                 if let Some((_, above)) = &mut self.opened {
@@ -225,6 +240,17 @@ mod tests {
         press(&mut c, "/");
         c.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL), 0, 0, None);
         assert!(c.quit);
+    }
+
+    #[test]
+    fn arrows_go_back_and_on_in_time() {
+        let mut c = choices();
+        c.said = Some("no earlier history".to_owned());
+        press(&mut c, "\n");
+        c.key(KeyEvent::from(KeyCode::Left), 100, 10, None);
+        assert_eq!((c.step.take(), c.said.as_deref(), c.opened.is_some()), (Some(Step::Back), None, true));
+        c.key(KeyEvent::from(KeyCode::Right), 100, 10, None);
+        assert_eq!(c.step, Some(Step::On));
     }
 
     #[test]

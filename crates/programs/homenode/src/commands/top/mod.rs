@@ -13,6 +13,7 @@ mod detail;
 mod keys;
 mod last_moves;
 pub mod model;
+mod past;
 mod view;
 mod volumes;
 
@@ -36,8 +37,10 @@ use placement::{Policy, Snapshot, Traits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use command::args::Global;
+use session::history::Range;
 use session::window::{self, Window};
 
+use crate::commands::past::{nothing, time};
 use crate::commands::plane;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
@@ -46,9 +49,10 @@ use crate::output::limits::Limits;
 use crate::output::table::Table;
 use crate::output::{self, escape};
 use crate::signals::Stop;
-use keys::Choices;
+use keys::{Choices, Step};
 use last_moves::LastMoves;
 use model::{By, Column, FILE_COLUMNS, NODE_COLUMNS, PROCESS_COLUMNS, SERVICE_COLUMNS, Sort, THREAD_COLUMNS, Who};
+use past::Past;
 use view::Picture;
 use volumes::Volumes;
 
@@ -58,6 +62,10 @@ pub struct TopArgs {
     /// How to observe.
     #[command(flatten)]
     pub observe: ObserveArgs,
+    /// Begin at TIME in what `homenode run` has kept, such as 03:00, "yesterday 3am", "2h ago" or
+    /// "2026-11-28 03:00"
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub at: Option<f64>,
     /// Print one window as text (or JSON) and end
     #[arg(long)]
     pub once: bool,
@@ -87,14 +95,16 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     }
     let config = Config::load(global.config.as_deref())?;
     let window_s = args.observe.window.unwrap_or(config.engine.window_s);
+    let past = Past::new(global.history_dir(), args.at)?;
+    match (args.at, past.seen()) {
+        (Some(at_s), None) => return Err(nothing(global, Range { since_s: at_s, until_s: at_s })),
+        (Some(_), Some(seen)) if args.once => return print(global, args, seen),
+        _ => {}
+    }
     if args.once {
         let seen = Source::open(&config, args, &global.state_dir, global.verbose)?
             .window(Duration::from_secs_f64(window_s))?;
-        let mut window = with_rows(seen.window, &seen.snapshot, args.by);
-        model::sort(&mut window, args.sort, false);
-        model::filter(&mut window, args.all, &args.filter);
-        output::tell(global.json, &window, || text(&window, args.by))?;
-        return Ok(Exit::Done);
+        return print(global, args, seen);
     }
     if !std::io::stdout().is_terminal() {
         let why = "stdout is not a terminal";
@@ -104,7 +114,16 @@ pub fn run(global: &Global, args: &TopArgs) -> Result<Exit, Failure> {
     }
     let choices = Choices::new(args.sort, args.by, args.all, args.filter.clone(), window_s);
     let (args, state_dir, verbose) = (args.clone(), global.state_dir.clone(), global.verbose);
-    live(move || Source::open(&config, &args, &state_dir, verbose), choices)
+    live(move || Source::open(&config, &args, &state_dir, verbose), choices, past)
+}
+
+/// A window with the rows that are wanted.
+fn print(global: &Global, args: &TopArgs, seen: Seen) -> Result<Exit, Failure> {
+    let mut window = with_rows(seen.window, &seen.snapshot, args.by);
+    model::sort(&mut window, args.sort, false);
+    model::filter(&mut window, args.all, &args.filter);
+    output::tell(global.json, &window, || text(&window, args.by))?;
+    Ok(Exit::Done)
 }
 
 struct Source {
@@ -161,7 +180,8 @@ fn with_rows(mut window: Window, snapshot: &Snapshot, by: By) -> Window {
     match by {
         By::Thread => {}
         By::Process => window.processes = Some(window::process_rows(&window.threads)),
-        By::Service => window.services = Some(window::service_rows(snapshot)),
+        // A summary of the past has its own.
+        By::Service => _ = window.services.get_or_insert_with(|| window::service_rows(snapshot)),
     }
     window
 }
@@ -208,13 +228,15 @@ fn table<R>(columns: &[Column<R>], rows: &[R]) -> String {
 fn live(
     open: impl FnOnce() -> Result<Source, Failure> + Send + 'static,
     mut choices: Choices,
+    mut past: Past,
 ) -> Result<Exit, Failure> {
     let stop = Stop::or_killed()?;
     let watch = Watch::start(open, &choices)?;
     let mut terminal = ratatui::try_init().map_err(|e| {
         Failure::from_error(Exit::Io, "cannot use the terminal", &e).hint("`homenode top --once` needs none")
     })?;
-    let ended = plane::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &stop));
+    let ended =
+        plane::observe_only().and_then(|()| draw_until_quit(&mut terminal, &watch, &mut choices, &mut past, &stop));
     // A terminal that is gone takes no more, and nobody sees what ratatui says of that: to the same
     // terminal, which is a panic.
     if ratatui::try_restore().is_err() || terminal.show_cursor().is_err() {
@@ -275,6 +297,7 @@ fn draw_until_quit(
     terminal: &mut ratatui::DefaultTerminal,
     watch: &Watch,
     choices: &mut Choices,
+    past: &mut Past,
     stop: &Stop,
 ) -> Result<(), Failure> {
     let failure = |e: std::io::Error| Failure::from_error(Exit::Io, "cannot use the terminal", &e);
@@ -305,9 +328,11 @@ fn draw_until_quit(
         }
         // Drawn only when there is something new: the view must cost less than what it shows.
         if std::mem::take(&mut changed) {
-            let volumes = newest.as_ref().map_or(0, |seen| seen.window.volumes.len());
+            let old = past.seen();
+            let base = old.as_ref().or(newest.as_ref());
+            let volumes = base.map_or(0, |seen| seen.window.volumes.len());
             let (place, by) = (choices.place(volumes), choices.rows_by(volumes));
-            let shown = newest.as_ref().map(|seen| {
+            let shown = base.map(|seen| {
                 let mut window = with_rows(choices.chosen(seen.window.clone()), &seen.snapshot, by);
                 if choices.opened.is_none() {
                     model::filter(&mut window, choices.all, &choices.filter);
@@ -315,7 +340,7 @@ fn draw_until_quit(
                 model::sort(&mut window, choices.sort, choices.reverse);
                 window
             });
-            let opened = choices.opened.as_ref().zip(newest.as_ref().zip(shown.as_ref()));
+            let opened = choices.opened.as_ref().zip(base.zip(shown.as_ref()));
             let opened = opened.map(|((who, _), (seen, window))| detail::lines(who, window, seen, place));
             let height = terminal.size().map_err(failure)?.height;
             (page, rows) = match &opened {
@@ -335,6 +360,9 @@ fn draw_until_quit(
                 if let Event::Key(key) = event.map_err(failure)? {
                     choices.key(key, rows, page, under.take());
                     watch.choose(choices);
+                    if let Some(step) = choices.step.take() {
+                        choices.said = past.step(step == Step::Back);
+                    }
                 }
                 changed = true;
             }

@@ -151,6 +151,9 @@ fn status(picture: &Picture<'_>, width: u16) -> String {
     if choices.typing {
         return format!(" filter: {}▏ Enter keep · Esc clear ", escape(&choices.filter));
     }
+    if let Some(why) = &choices.said {
+        return format!(" {} ", escape(why));
+    }
     let mut parts = Vec::new();
     if choices.paused {
         parts.push("paused".to_owned());
