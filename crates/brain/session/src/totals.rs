@@ -201,7 +201,7 @@ impl Totals {
     pub fn window(&mut self, report: &WindowReport, tally: &Tally) {
         self.add(&report.snapshot);
         if let Some(history) = &mut self.history {
-            history.window(report);
+            history.window(&report.snapshot, &report.plan);
         }
         self.told.rows = self.rows();
         let told = &mut self.told;

@@ -7,6 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use placement::{FileUse, NodeLoad, ObservedFile, Snapshot, Thread};
+use topology::{NodeBytes, NodeId};
+
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
     // Nothing of the machine's own configuration takes part.
@@ -691,6 +694,70 @@ fn odd_names_write_no_line_and_nothing_to_the_terminal() {
             assert!(!said.lines().any(|line| line.starts_with("forged")), "{args:?}: {said}");
         }
     }
+}
+
+/// Names that users choose, in what a daemon has kept.
+#[test]
+fn what_was_kept_is_found_and_its_names_write_nothing() {
+    const ODD: &str = "a\u{1b}]0;x\u{7}\nforged: b\u{202e}c\u{9b}";
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state").to_str().unwrap().to_owned();
+    let look = |args: &[&str]| ends(&[args, &["--state-dir", &state]].concat());
+    let (code, _, err) = look(&["map", "--since", "1h ago"]);
+    assert!(code == 1 && err.contains("history has none"), "{err}");
+    let mut recorder = session::history::Recorder::start(&Path::new(&state).join("history"), 1 << 20);
+    let read_bytes: NodeBytes = [(NodeId(0), 1_000), (NodeId(1), 3_000)].into_iter().collect();
+    let thread = Thread {
+        tid: 7,
+        pid: 7,
+        comm: ODD.to_owned(),
+        rule: Some(ODD.into()),
+        allowed_nodes: vec![NodeId(0), NodeId(1)],
+        files: vec![FileUse { read_bytes: read_bytes.clone(), ..FileUse::default() }],
+        read_bytes,
+        ..Thread::default()
+    };
+    let files = vec![ObservedFile { path: Some(ODD.to_owned()), ..ObservedFile::default() }];
+    let nodes = [0, 1].map(|id| NodeLoad { id: NodeId(id), ..NodeLoad::default() }).to_vec();
+    let snapshot = Snapshot { window_s: 1.0, nodes, files, ..Snapshot::default() };
+    for _ in 0..3 {
+        recorder.thread(ODD, ODD, &thread);
+        recorder.window(&snapshot, &placement::Plan::new("off"));
+    }
+    // The end of the daemon.
+    drop(recorder);
+    for args in [
+        &["map", "--since", "1 min ago"][..],
+        &["map", "--at", "1s ago"],
+        &["top", "--once", "--at", "1s ago"],
+        &["top", "--once", "--at", "1s ago", "--by", "service"],
+        &["report", "--names", "--since", "1 min ago"],
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let (code, out, err) = look(&[args, json].concat());
+            assert_eq!(code, 0, "{args:?}: {err}");
+            let said = out + &err;
+            let shown = |c: char| c == '\n' || !c.is_control() && c != '\u{202e}';
+            assert!(said.contains("forged") && said.chars().all(shown), "{args:?}: {said:?}");
+            assert!(!said.lines().any(|line| line.starts_with("forged")), "{args:?}: {said}");
+        }
+    }
+    let (_, out, _) = look(&["map", "--since", "1 min ago", "--json"]);
+    let map: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let row = &map["services"][0];
+    assert_eq!(
+        [&map["windows"], &map["remote_bytes"], &row["read_bytes"]].map(|n| n.as_u64()),
+        [3, 9_000, 12_000].map(Some)
+    );
+    assert_eq!([&row["could_be_local_bytes"], &row["processes"]].map(|n| n.as_u64()), [6_000, 1].map(Some));
+    assert_eq!((map["processes"][0]["pid"].as_u64(), map["files"][0]["read_bytes"].as_u64()), (Some(7), Some(12_000)));
+    assert!(map["between_unix_s"][0].as_f64() < map["between_unix_s"][1].as_f64());
+    let (_, out, _) = look(&["report", "--since", "1 min ago"]);
+    assert!(out.contains("service 1") && !out.contains("forged"), "{out}");
+    let (code, _, err) = look(&["map", "--since", "2h ago", "--until", "1h ago"]);
+    assert!(code == 1 && err.contains("no history of") && err.contains("it has "), "{err}");
+    let (code, _, err) = look(&["map", "--since", "yesterday noon"]);
+    assert!(code == 2 && err.contains("\"yesterday 3am\""), "{err}");
 }
 
 #[test]

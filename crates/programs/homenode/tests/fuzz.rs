@@ -73,6 +73,11 @@ fn state_files() {
 }
 
 #[test]
+fn histories() {
+    fuzz(("history", Vec::new, history));
+}
+
+#[test]
 fn records_of_the_observer() {
     // A mebibyte of small numbers is a long pass.
     let seeds = || vec![vec![0; 512], (0..4096u32).flat_map(|n| (n % 7).to_ne_bytes()).collect()];
@@ -111,6 +116,15 @@ fn journal(bytes: &[u8]) {
         fs::write(&file, bytes).unwrap();
         journal::history(journal::read(&file, &Filter::default()).unwrap());
     });
+}
+
+fn history(bytes: &[u8]) {
+    let mut map = session::map::Map::default();
+    for summary in session::history::decode_any(bytes) {
+        map.add_summary(&summary);
+        summary.window(String::new());
+    }
+    map.report(10);
 }
 
 /// A tree is packed: names and texts of files in turn, each with a byte after it that no text has.

@@ -655,7 +655,7 @@ fn each_policy_keeps_only_what_its_moves_take() {
                 *status != only(expected)
             });
             if wrong.is_none()
-                && ["homenode", "facts", "slices", "output"].into_iter().all(has)
+                && ["homenode", "facts", "slices", "output", "history"].into_iter().all(has)
                 && has("hotness") == hot
             {
                 break;

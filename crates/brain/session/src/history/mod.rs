@@ -22,16 +22,15 @@ pub mod write;
 use std::collections::{BTreeMap, BTreeSet};
 
 use command::output::units::{percent, seconds};
-use engine::WindowReport;
-use placement::Thread;
 use placement::flow::Flow;
+use placement::{Plan, Snapshot, Thread};
 use topology::{FileId, NodeId};
 
 use crate::map::{File, keep_most};
 use crate::totals::{OTHER, RULES};
 use crate::window::{NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
-pub use form::decode;
+pub use form::{decode, decode_any};
 pub use read::{Cursor, Found, Range};
 pub use write::Recorder;
 
@@ -142,8 +141,7 @@ impl Summary {
     }
 
     /// Ends the window under way.
-    pub fn add_window(&mut self, report: &WindowReport, unix_s: f64) {
-        let WindowReport { snapshot, plan, .. } = report;
+    pub fn add_window(&mut self, snapshot: &Snapshot, plan: &Plan, unix_s: f64) {
         self.unix_s = unix_s;
         self.seconds += snapshot.window_s;
         self.windows += 1;
@@ -205,8 +203,8 @@ impl Summary {
     fn add(&mut self, more: Self) {
         self.unix_s = more.unix_s;
         self.seconds += more.seconds;
-        self.windows += more.windows;
-        self.lost += more.lost;
+        self.windows = self.windows.saturating_add(more.windows);
+        self.lost = self.lost.saturating_add(more.lost);
         for (name, of) in more.services {
             let service = self.services.entry(name).or_default();
             of.rules.iter().for_each(|rule| add_rule(&mut service.rules, rule));

@@ -133,7 +133,7 @@ pub fn read(dir: &Path, range: Range, mut each: impl FnMut(&Summary)) -> Result<
         found.damaged += damaged;
         for summary in summaries.iter().filter(|s| s.unix_s > range.since_s && s.unix_s <= range.until_s) {
             found.summaries += 1;
-            found.lost += summary.lost;
+            found.lost = found.lost.saturating_add(summary.lost);
             let (begin, end) = found.between_s.unwrap_or((summary.begin_s(), summary.unix_s));
             found.between_s = Some((begin.min(summary.begin_s()), end.max(summary.unix_s)));
             each(summary);

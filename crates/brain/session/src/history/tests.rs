@@ -92,7 +92,7 @@ fn of_threads(threads: u32, unix_s: f64, chance: &mut ChaCha12Rng) -> Summary {
             summary.add_thread(&name, &name, thread);
         });
         (0..2).for_each(|node| summary.add_unlisted(NodeId(node), 100));
-        summary.add_window(&report(threads), unix_s);
+        summary.add_window(&report(threads).snapshot, &Plan::new("off"), unix_s);
     }
     summary.end();
     summary
@@ -331,4 +331,54 @@ fn a_disk_that_cannot_be_written_costs_summaries_and_says_how_many() {
     let (found, of) = all(&dir);
     let ends: Vec<u32> = found.iter().map(|s| ((s.unix_s - 1e9) / 10.0) as u32).collect();
     assert_eq!((ends, of.lost), (vec![0, 1, 403], 3));
+}
+
+/// Size and CPU time of a week in which 100 of 1,000 services read, with four threads each that run
+/// on two nodes and read from both; a file is read for 100 s. `bench/README.md` has the figures.
+#[test]
+#[ignore = "a measurement: HOMENODE_HISTORY=DIR cargo test --release -p homenode-session a_week -- --ignored --nocapture"]
+fn a_week() {
+    let root = tempfile::tempdir_in(std::env::var_os("HOMENODE_HISTORY").unwrap_or(".".into())).unwrap();
+    let (mut writer, mut chance) = (writer(root.path()), chance());
+    let mut report = report((0..400).map(|n| thread(n, &mut chance)).collect());
+    let names: Vec<String> = (0..400).map(|n| format!("service-{}.service", n / 4)).collect();
+    let (days, cpu_s) = (8.0, || linux::clock::s(linux::clock::ClockId::ThreadCPUTime));
+    let (mut summary, mut spent_s, mut windows, mut largest) = (Summary::default(), 0.0, 0_u32, 0);
+    while f64::from(windows) < days * 86_400.0 {
+        windows += 1;
+        let unix_s = 1e9 + f64::from(windows);
+        for (n, thread) in report.snapshot.threads.iter_mut().enumerate() {
+            thread.node = NodeId(n as u32 % 2);
+            thread.read_bytes = (0..2).map(|node| (NodeId(node), chance.random_range(0..100_000_000))).collect();
+            thread.write_bytes = NodeBytes::default();
+            let used = &mut thread.files[0];
+            used.read_bytes.clone_from(&thread.read_bytes);
+            used.file.ino = u64::from(windows) / 100 * 400 + n as u64;
+            let seen = &mut report.snapshot.files[n];
+            (seen.file, seen.bytes) = (used.file, thread.read_bytes.clone());
+            if windows % 100 == 1 {
+                seen.path = Some(format!("/var/lib/service-{n}/data/base/16384/{:012}.data", used.file.ino));
+            }
+        }
+        let begin_s = cpu_s();
+        report.snapshot.threads.iter().zip(&names).for_each(|(thread, name)| summary.add_thread(name, name, thread));
+        summary.add_window(&report.snapshot, &report.plan, unix_s);
+        if windows % 10 == 0 {
+            summary.end();
+            writer.take(std::mem::take(&mut summary), unix_s);
+        }
+        spent_s += cpu_s() - begin_s;
+        if windows % 3600 == 0 {
+            largest = largest.max(segments(root.path()).unwrap().iter().map(|s| s.bytes).sum::<u64>());
+        }
+    }
+    let (begin_s, mut read) = (cpu_s(), 0);
+    read::read(root.path(), EVER, |_| read += 1).unwrap();
+    println!(
+        "{} MB at most; {:.3} % of a CPU; {read} summaries are read in {:.1} s",
+        largest / 1_000_000,
+        100.0 * spent_s / f64::from(windows),
+        cpu_s() - begin_s
+    );
+    assert!(largest <= 200_000_000);
 }

@@ -21,9 +21,9 @@ use std::thread;
 use std::time::Duration;
 
 use command::exit;
-use engine::{StateDir, WindowReport};
+use engine::StateDir;
 use linux::clock::boot_s;
-use placement::Thread;
+use placement::{Plan, Snapshot, Thread};
 use rustix::thread::CapabilitySet;
 use topology::NodeId;
 
@@ -82,11 +82,11 @@ impl Recorder {
     }
 
     /// Ends a window, and a summary that is long enough.
-    pub fn window(&mut self, report: &WindowReport) {
-        self.now.add_window(report, now_s());
+    pub fn window(&mut self, snapshot: &Snapshot, plan: &Plan) {
+        self.now.add_window(snapshot, plan, now_s());
         let [length, _] = LENGTHS;
         // As near as windows come.
-        if self.now.seconds + report.snapshot.window_s / 2.0 >= length {
+        if self.now.seconds + snapshot.window_s / 2.0 >= length {
             self.put();
         }
     }

@@ -99,9 +99,6 @@ impl Costs {
     /// Seconds that threads would have needed less at their home node, which has the data; `None`
     /// if reads from there were not measured.
     fn saved(&self, pair: &Pair) -> Option<Span> {
-        if pair.could_be_local_bytes == 0 {
-            return Some(Span::default());
-        }
         let of_call = |costs: &BTreeMap<(NodeId, NodeId), f64>| {
             let home = pair.data_node;
             let (away, at_home) = (costs.get(&(pair.cpu_node, home))?, costs.get(&(home, home))?);
@@ -168,7 +165,10 @@ impl Row {
         self.could_be_local_bytes += bytes.could_be_local_bytes;
         self.cpu_s += cpu_s;
         let Some(costs) = costs else { return };
-        for pair in &bytes.pairs {
+        if bytes.could_be_local_bytes == 0 {
+            self.saved_s.get_or_insert_default();
+        }
+        for pair in bytes.pairs.iter().filter(|pair| pair.could_be_local_bytes > 0) {
             match costs.saved(pair) {
                 Some(saved) => self.saved_s.get_or_insert_default().add(saved),
                 None => self.unknown_bytes += pair.could_be_local_bytes,
