@@ -35,6 +35,7 @@ const CASES: &[Case] = cases![
         commands_end_beside_a_process_that_hangs_in_exec,
         commands_end_on_sigterm_beside_a_process_that_hangs_in_exec,
         warm_at_most_ends_well_where_a_server_does_not_answer,
+        run_goes_on_and_ends_where_the_disk_of_its_history_does_not_answer,
         commands_end_on_sigterm_before_a_full_pipe;
     [observing()]
         run_ends_and_goes_on_before_a_full_pipe,
@@ -309,6 +310,21 @@ fn warm_at_most_ends_well_where_a_server_does_not_answer() {
         assert_eq!(status.code(), Some(0), "{said}");
         assert!(said.contains("(--at-most)"), "{said}");
     }
+    drop(mounted);
+}
+
+fn run_goes_on_and_ends_where_the_disk_of_its_history_does_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = dir.path().join("history");
+    fs::create_dir(&history).unwrap();
+    let mounted = Silent::mount(&history).unwrap();
+    let args = ["run", "--observe-only", "--window", "0.5", "--windows", "25", "--state-dir"];
+    let mut run = command(&[&args[..], &[dir.path().to_str().unwrap()]].concat());
+    let mut run = Ends(run.stdout(Stdio::piped()).spawn().unwrap());
+    let lines = BufReader::new(run.0.stdout.take().unwrap()).lines();
+    // The first summary is on its way after twenty.
+    let windows = lines.map_while(Result::ok).filter(|line| line.starts_with("window ")).count();
+    assert_eq!((run.end("run").code(), windows), (Some(0), 25));
     drop(mounted);
 }
 
