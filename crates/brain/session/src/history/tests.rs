@@ -33,7 +33,7 @@ fn thread(n: u32, chance: &mut ChaCha12Rng) -> Thread {
         pid: n,
         start_ns: Some(u64::from(n) << 40),
         comm: format!("c{n}"),
-        group: (n % 7 != 0).then(|| format!("/s{n}.service").into()),
+        group: (!n.is_multiple_of(7)).then(|| format!("/s{n}.service").into()),
         rule: n.is_multiple_of(3).then(|| "rule".into()),
         node: NodeId(chance.random_range(0..2)),
         allowed_nodes: vec![NodeId(0), NodeId(1)],
@@ -372,12 +372,12 @@ fn a_week() {
         let begin_s = cpu_s();
         report.snapshot.threads.iter().zip(&names).for_each(|(thread, name)| summary.add_thread(name, name, thread));
         summary.add_window(&report.snapshot, &report.plan, unix_s);
-        if windows % 10 == 0 {
+        if windows.is_multiple_of(10) {
             summary.end();
             writer.take(std::mem::take(&mut summary), unix_s);
         }
         spent_s += cpu_s() - begin_s;
-        if windows % 3600 == 0 {
+        if windows.is_multiple_of(3600) {
             largest = largest.max(segments(root.path()).unwrap().iter().map(|s| s.bytes).sum::<u64>());
         }
     }

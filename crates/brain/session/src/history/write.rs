@@ -95,15 +95,15 @@ impl Recorder {
         let mut summary = std::mem::take(&mut self.now);
         summary.end();
         summary.lost = self.lost;
-        match self.to.as_ref().map(|to| to.try_send((summary, boot_s()))) {
-            Some(Ok(())) => self.lost = 0,
-            _ => {
-                if self.lost == 0 {
-                    tracing::warn!("the disk of the history does not answer: summaries are lost until it does");
-                }
-                self.lost += 1;
-            }
+        let Some(to) = &self.to else { return };
+        if to.try_send((summary, boot_s())).is_ok() {
+            self.lost = 0;
+            return;
         }
+        if self.lost == 0 {
+            tracing::warn!("the disk of the history does not answer: summaries are lost until it does");
+        }
+        self.lost += 1;
     }
 }
 
