@@ -1,7 +1,7 @@
 //! Options of every command, and values of options.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command};
@@ -41,10 +41,7 @@ pub struct Global {
 impl Global {
     /// Where the daemon with this state directory keeps its history.
     pub fn history_dir(&self) -> PathBuf {
-        match self.state_dir.as_os_str() == STATE_DIR {
-            true => HISTORY_DIR.into(),
-            false => self.state_dir.join("history"),
-        }
+        if self.state_dir == Path::new(STATE_DIR) { HISTORY_DIR.into() } else { self.state_dir.join("history") }
     }
 }
 

@@ -39,6 +39,9 @@ pub const BUSIEST: usize = 20;
 /// Length of a summary, seconds: of the last day, and of those before.
 pub const LENGTHS: [f64; 2] = [10.0, 60.0];
 
+/// What passes between two windows, at most: it is in neither. Seconds.
+const BETWEEN: f64 = 2.0;
+
 /// Some windows in a row, added up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -106,9 +109,9 @@ impl Summary {
         self.unix_s - self.seconds
     }
 
-    /// Whether this time is within it, seconds since 1970.
+    /// Whether this time is within it, or in the moment after it, seconds since 1970.
     pub fn has(&self, unix_s: f64) -> bool {
-        self.begin_s() <= unix_s && unix_s <= self.unix_s
+        (self.begin_s()..=self.unix_s + BETWEEN).contains(&unix_s)
     }
 
     /// Adds a thread of the window under way. Its bytes are in this row of the metrics; `service`
