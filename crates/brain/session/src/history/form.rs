@@ -31,13 +31,14 @@ const MOST_LOST: u64 = 1 << 20;
 /// The place of each text of a file.
 pub type Texts = HashMap<String, u64>;
 
-/// A summary as a frame; `texts` are those of the file so far.
-pub fn encode(summary: &Summary, texts: &mut Texts) -> Vec<u8> {
+/// A summary as a frame; `texts` are those of the file so far. It stays as it is, but for times,
+/// which become whole milliseconds.
+pub fn encode(summary: &mut Summary, texts: &mut Texts) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     let mut known = texts.len() as u64;
     let mut coder = Coder::Write { bytes: &mut bytes, texts };
     coder.int(&mut known);
-    layout(&mut coder, &mut summary.clone());
+    layout(&mut coder, summary);
     let (len, sum) = ((bytes.len() - HEAD) as u32, checksum(bytes.get(HEAD..).unwrap_or_default()));
     for (to, byte) in bytes.iter_mut().zip(len.to_le_bytes().into_iter().chain(sum.to_le_bytes())) {
         *to = byte;

@@ -173,7 +173,7 @@ fn a_summary_is_read_as_it_was_written() {
     }
     let written = [odd, Summary::default(), summary(1e9 + 10.0, &mut chance)];
     let mut file = MAGIC.to_vec();
-    written.iter().for_each(|summary| file.extend(encode(summary, &mut texts)));
+    written.iter().for_each(|summary| file.extend(encode(&mut summary.clone(), &mut texts)));
     assert_eq!(decode(&file), (written.to_vec(), 0));
     assert!(texts.values().max().map_or(0, |last| last + 1) == texts.len() as u64);
 }
@@ -187,7 +187,7 @@ fn what_is_torn_or_damaged_costs_one_summary() {
     for (n, summary) in written.iter_mut().enumerate() {
         summary.services.insert(format!("only in {n}"), Service::default());
     }
-    let frames: Vec<Vec<u8>> = written.iter().map(|summary| encode(summary, &mut texts)).collect();
+    let frames: Vec<Vec<u8>> = written.iter().map(|summary| encode(&mut summary.clone(), &mut texts)).collect();
     let file = [MAGIC.as_slice(), &frames.concat()].concat();
     let last = file.len() - frames[2].len();
     for cut in last..file.len() {

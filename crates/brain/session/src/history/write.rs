@@ -157,7 +157,7 @@ impl Writer {
     pub fn take(&mut self, mut summary: Summary, boot_s: f64) {
         let before = self.lost;
         summary.lost += before;
-        self.lost = match self.write(&summary, boot_s) {
+        self.lost = match self.write(&mut summary, boot_s) {
             Ok(()) => 0,
             Err(error) => {
                 if before == 0 {
@@ -170,7 +170,7 @@ impl Writer {
         };
     }
 
-    fn write(&mut self, summary: &Summary, boot_s: f64) -> io::Result<()> {
+    fn write(&mut self, summary: &mut Summary, boot_s: f64) -> io::Result<()> {
         let ahead_s = summary.unix_s - boot_s;
         let most = self.most_bytes / PARTS;
         let ends =
@@ -258,7 +258,7 @@ fn fold(segment: &Segment, path: &Path) -> io::Result<()> {
     let (mut file, mut texts) = (create(&new)?, Texts::default());
     let mut put = |mut summary: Summary| {
         summary.cut();
-        file.write_all(&encode(&summary, &mut texts))
+        file.write_all(&encode(&mut summary, &mut texts))
     };
     let (summaries, damaged) = decode(&segment.read()?);
     let [short, length] = LENGTHS;

@@ -146,8 +146,11 @@ fn parse<Z: TimeZone>(text: &str, now: &DateTime<Z>) -> Result<f64, String> {
     }
 }
 
+/// `2026-11-28`.
 fn date(text: &str) -> Option<NaiveDate> {
-    NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()
+    let mut parts = text.splitn(3, '-').map(|part| part.parse::<u32>().ok());
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    NaiveDate::from_ymd_opt(i32::try_from(year).ok()?, month, day)
 }
 
 /// `3am`, `3:30pm`, `15:30`, `15:30:10`.
