@@ -59,7 +59,7 @@ pub struct Config {
 pub struct History {
     /// Whether it keeps any. Default true.
     pub keep: bool,
-    /// What they may take on the disk. Default 200 MB: a week of 100 services takes some 140 MB.
+    /// What they may take on the disk. Default 200 MB: a week of 100 services takes some 150 MB.
     #[serde(deserialize_with = "topology::units::bytes")]
     pub bytes: u64,
 }

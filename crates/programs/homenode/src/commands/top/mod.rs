@@ -181,7 +181,8 @@ fn with_rows(mut window: Window, snapshot: &Snapshot, by: By) -> Window {
         By::Thread => {}
         By::Process => window.processes = Some(window::process_rows(&window.threads)),
         // A summary of the past has its own.
-        By::Service => _ = window.services.get_or_insert_with(|| window::service_rows(snapshot)),
+        By::Service if window.ended_unix_s.is_some() => {}
+        By::Service => window.services = Some(window::service_rows(snapshot)),
     }
     window
 }
