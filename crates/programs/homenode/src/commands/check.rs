@@ -5,10 +5,11 @@
 //! and who asks knows none of them yet.
 //!
 //! **Approach.** What works, what the nodes are, what a remote read costs (the figures of
-//! `nodes --measure`, or measured now), and which services read what from where. For each thread, the bytes that could become local cost what a `pread` of a cached file
-//! costs from their node, less what it costs at home; of 4 KiB a call or of 1 MiB, which gives a
-//! span. [`judge`] compares its upper end with what homenode itself may use (`[engine.budget]`),
-//! and says *worth a trial*, *not worth it* or *cannot tell*.
+//! `nodes --measure`, or measured now), and which services read what from where. For each thread,
+//! the bytes that could become local cost what a `pread` of a cached file costs from their node,
+//! less what it costs at home; of 4 KiB a call or of 1 MiB, which gives a span. [`judge`] compares
+//! its upper end with what homenode itself may use (`[engine.budget]`), and says *worth a trial*,
+//! *not worth it* or *cannot tell*.
 //!
 //! **Limits.** The costs are those of a quiet machine: a crowded memory controller or interconnect
 //! makes remote reads dearer, which only a trial shows. Whether threads find CPUs at their home

@@ -285,7 +285,7 @@ impl Watch {
         Ok(Self { windows, window_ms, thread: observing.thread().clone() })
     }
 
-    /// From now on windows have the length that is chosen; the one under way ends if it has another.
+    /// From now on windows have the chosen length; the one under way ends if it has another.
     fn choose(&self, choices: &Choices) {
         let length = milliseconds(choices.window_s);
         if self.window_ms.swap(length, Ordering::Relaxed) != length {

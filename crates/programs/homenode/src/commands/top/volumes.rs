@@ -22,8 +22,8 @@ impl Volumes {
         Self { state_dir: state_dir.to_owned(), moves: HashMap::new() }
     }
 
-    /// Their last windows, with the last moves of their threads and the copies that go on; and their
-    /// journals.
+    /// Their last windows, with the last moves of their threads and the copies that go on; and
+    /// their journals.
     pub fn now(&mut self) -> Vec<(Mounted, Arc<[Line]>)> {
         // Whoever may not look there sees the host alone.
         let below = published::state_dirs(&self.state_dir).unwrap_or_default();
