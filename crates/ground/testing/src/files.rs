@@ -6,11 +6,11 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use topology::{CpuSet, FileId, Topology};
 
-use crate::{Tried, myself};
+use crate::{Ends, Tried, myself};
 
 /// One megabyte is 2^20 bytes here: file sizes are powers of two.
 pub const MIB: u64 = 1 << 20;
@@ -131,7 +131,7 @@ pub fn be_reader(paths: &[String]) -> Tried {
 }
 
 /// A process that reads files; killed when dropped.
-pub struct Reader(Child);
+pub struct Reader(Ends);
 
 impl Reader {
     /// What this program itself reads counts for nobody: the reader is a copy of it.
@@ -153,27 +153,10 @@ impl Reader {
     }
 
     fn start(program: &mut Command) -> Tried<Self> {
-        Ok(Self(program.stdout(Stdio::null()).spawn()?))
+        Ok(Self(Ends(program.stdout(Stdio::null()).spawn()?)))
     }
 
-    /// Its id.
     pub fn pid(&self) -> u32 {
-        self.0.id()
+        self.0.0.id()
     }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        kill_group(&mut self.0);
-    }
-}
-
-/// Ends a child, and its group if the child leads one.
-pub fn kill_group(child: &mut Child) {
-    if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-        // This fails if it does not lead a group.
-        _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
-    }
-    _ = child.kill();
-    _ = child.wait();
 }

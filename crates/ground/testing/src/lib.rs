@@ -15,9 +15,12 @@
 //! out of the list.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed};
+use rustix::process::{Pid, Signal};
 use topology::CpuSet;
 
 pub use libtest_mimic::Trial;
@@ -72,7 +75,6 @@ macro_rules! ensure {
 
 /// What a test may return; it also fails if it panics.
 pub trait Ending {
-    /// As libtest-mimic has it.
     fn ending(self) -> Result<Completion, Failed>;
 }
 
@@ -101,12 +103,9 @@ impl Ending for anyhow::Result<()> {
     }
 }
 
-/// A test.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// The path of its module.
     pub module: &'static str,
-    /// Its name.
     pub name: &'static str,
     /// Whether it can run here, and then how it ended.
     pub run: fn() -> Result<Completion, Failed>,
@@ -170,6 +169,52 @@ pub fn myself(role: &str) -> Command {
     command
 }
 
+/// A process that is killed when it is dropped, with its group if it leads one.
+pub struct Ends(pub Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        kill_group(&mut self.0);
+    }
+}
+
+impl Ends {
+    /// How it ends. One that has not ended after so long hangs.
+    pub fn end(&mut self, what: &str, limit: Duration) -> ExitStatus {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap_or_else(|error| panic!("{what}: {error}")) {
+                println!("{what}: {status} after {:.2} s", began.elapsed().as_secs_f64());
+                return status;
+            }
+            assert!(began.elapsed() < limit, "{what} hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn terminate(&self) {
+        _ = rustix::process::kill_process(Pid::from_child(&self.0), Signal::TERM);
+    }
+}
+
+/// Ends a child, and its group if the child leads one.
+pub fn kill_group(child: &mut Child) {
+    // This fails if it does not lead a group.
+    _ = rustix::process::kill_process_group(Pid::from_child(child), Signal::KILL);
+    _ = child.kill();
+    _ = child.wait();
+}
+
+/// Sets a flag when it is dropped, also after a panic: a scope waits for the threads that look at
+/// it.
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs the tests that the command line asks for, or, as `--role ROLE`, plays that role.
 pub fn run(roles: &[Role], tests: impl IntoIterator<Item = impl Into<Trial>>) {
     main(roles, tests, Arguments::from_args);
@@ -200,7 +245,6 @@ pub fn leg() -> Option<String> {
     std::env::var("HOMENODE_LEG").ok()
 }
 
-/// Needs root.
 pub fn root() -> Tried {
     need(rustix::process::geteuid().is_root(), "needs root")
 }

@@ -11,7 +11,6 @@ use std::time::Duration;
 use linux::affinity;
 use topology::{CpuSet, Node, NodeId, Topology};
 
-/// CPUs as a set.
 pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
     cpus.into_iter().collect()
 }
@@ -21,7 +20,6 @@ pub fn node(n: u32) -> CpuSet {
     set([first_two()[n as usize]])
 }
 
-/// All CPUs.
 pub fn all() -> CpuSet {
     crate::cpus().unwrap()
 }
@@ -38,7 +36,6 @@ pub fn topology() -> Topology {
     topology_of([node(0), node(1)])
 }
 
-/// Two nodes of these CPUs.
 pub fn topology_of(cpus: [CpuSet; 2]) -> Topology {
     let node = |(id, cpus)| Node {
         distance: (0..2).map(|to| (NodeId(to), if to == id { 10 } else { 21 })).collect(),
@@ -47,7 +44,6 @@ pub fn topology_of(cpus: [CpuSet; 2]) -> Topology {
     (0..).zip(cpus).map(node).collect()
 }
 
-/// The threads of a process.
 pub fn tids(pid: u32) -> Vec<u32> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks.flatten().map(|t| t.file_name().to_str().unwrap().parse().unwrap()).collect()
@@ -71,7 +67,6 @@ pub fn wait_for(come_true: impl Fn() -> bool) {
     }
 }
 
-/// The affinity of a thread.
 pub fn mask(tid: u32) -> CpuSet {
     affinity::get(tid).unwrap()
 }
@@ -108,7 +103,6 @@ impl Running {
         Self::start(Command::new(copy).args(["--role", role]).args(args))
     }
 
-    /// A shell with this script.
     pub fn shell(script: &str) -> Self {
         Self::start(Command::new("sh").args(["-c", script]))
     }
@@ -118,7 +112,6 @@ impl Running {
         Self::shell(&format!("echo ready; while [ ! -e {} ]; do sleep 0.02; done; {script}", go.display()))
     }
 
-    /// Its id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -132,10 +125,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(group) = rustix::process::Pid::from_raw(self.pid() as i32) {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        self.kill();
+        crate::kill_group(&mut self.0);
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use testing::{Case, cases, linux_from, mounting};
+use testing::{Case, Over, cases, linux_from, mounting};
 
 /// Before Linux 6.9 no request is sent again.
 const CASES: &[Case] = cases![[mounting(), linux_from(6, 9)]
@@ -251,7 +251,7 @@ fn nobody_on_a_mount_notices_that_its_server_is_killed() {
         let (ended, told) = (AtomicBool::new(false), [(); 7].map(|()| Told::default()));
         let pauses = AtomicU64::new(0);
         thread::scope(|scope| {
-            let end = Ended(&ended);
+            let end = Over(&ended);
             let mut loads: Vec<Box<dyn FnMut(u64) + Send>> = Vec::new();
             loads.push(Box::new(|number| names(&made, number)));
             let (mut from, mut to) = (renamed.join("a"), renamed.join("b"));
@@ -305,7 +305,7 @@ fn nobody_on_a_mount_notices_that_its_server_is_killed() {
                 .into_iter()
                 .zip(&told)
                 .map(|(load, told)| {
-                    let (ended, own) = (&ended, Ended(&ended));
+                    let (ended, own) = (&ended, Over(&ended));
                     scope.spawn(move || {
                         let _own = own; // a failure ends all
                         repeat(told, ended, load);
@@ -348,15 +348,6 @@ fn nobody_on_a_mount_notices_that_its_server_is_killed() {
 /// Aligned, as O_DIRECT wants it.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
-
-/// Says that it has ended when it is dropped.
-struct Ended<'a>(&'a AtomicBool);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 impl Drop for Mapping {
     fn drop(&mut self) {

@@ -24,9 +24,9 @@ use serde_json::Value;
 use session::totals::Totals;
 use topology::NodeId;
 
-use ::testing::{Case, Tried, cases, find, need};
+use ::testing::{Case, Ends, Tried, cases, find, need};
 
-use common::{Ends, command, homenode, text};
+use common::{command, homenode, text};
 
 const CASES: &[Case] = cases![
     []

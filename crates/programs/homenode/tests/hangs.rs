@@ -11,15 +11,15 @@ mod hung;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::json;
-use testing::{Case, cases, mounting, roles, two_cpus};
+use testing::{Case, Ends, cases, mounting, roles, two_cpus};
 
-use common::{Ends, command, homenode_fs, observing};
+use common::{command, homenode_fs, observing};
 use hung::{Crowd, Hung, Silent};
 
 /// What takes longer hangs. Alone on a machine, each of these ends within 2 s.
@@ -48,25 +48,6 @@ const CASES: &[Case] = cases![
 fn main() {
     // What one test leaves hanging for a moment must not be another's surprise.
     testing::run_one_by_one(roles!["sleep": be_sleeper, "busy": be_busy], CASES.to_vec());
-}
-
-impl Ends {
-    /// Its end, if it comes.
-    fn end(&mut self, what: &str) -> ExitStatus {
-        let began = Instant::now();
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                println!("{what}: {status} after {:.2} s", began.elapsed().as_secs_f64());
-                return status;
-            }
-            assert!(began.elapsed() < LIMIT, "{what} hangs");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn signal(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-    }
 }
 
 fn until(what: &str, is: impl Fn() -> bool) {
@@ -170,7 +151,7 @@ fn restore_without_bpf_undoes_others_beside_a_process_that_hangs_in_exec() {
     let state = crashed.state();
     let mut restore = without_bpf(&["--state-dir", &state, "restore"]);
     let mut restore = Ends(restore.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
-    let status = restore.end("restore");
+    let status = restore.end("restore", LIMIT);
     let mut said = String::new();
     restore.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     restore.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -261,8 +242,8 @@ fn run_starts_and_ends_beside_a_process_that_hangs_in_exec() {
     let began = Instant::now();
     while !told.recv_timeout(LIMIT.saturating_sub(began.elapsed())).unwrap().contains(r#""kind":"window""#) {}
     crashed.check();
-    run.signal();
-    run.end("run");
+    run.terminate();
+    run.end("run", LIMIT);
     crashed.check();
 }
 
@@ -284,9 +265,9 @@ fn commands_end_beside_a_process_that_hangs_in_exec() {
         if args[0] == "hot" {
             // It reads the mappings of one process, which is all that it does.
             std::thread::sleep(Duration::from_millis(300));
-            one.signal();
+            one.terminate();
         }
-        one.end(&args.join(" "));
+        one.end(&args.join(" "), LIMIT);
     }
 }
 
@@ -304,7 +285,7 @@ fn warm_at_most_ends_well_where_a_server_does_not_answer() {
     for args in cases {
         let mut warm = command(&[&["warm", "--interleave", "--at-most", "0.5"], args].concat());
         let mut warm = Ends(warm.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
-        let status = warm.end(&args.join(" "));
+        let status = warm.end(&args.join(" "), LIMIT);
         let mut said = String::new();
         warm.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(status.code(), Some(0), "{said}");
@@ -350,8 +331,8 @@ fn commands_end_on_sigterm_beside_a_process_that_hangs_in_exec() {
         let mut one = command(&[&["--state-dir", &state], args].concat());
         let mut one = Ends(one.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         until("it observes", || shows(one.0.id(), "bpf_link"));
-        one.signal();
-        one.end(&args.join(" "));
+        one.terminate();
+        one.end(&args.join(" "), LIMIT);
     }
 }
 
@@ -372,8 +353,8 @@ fn commands_end_on_sigterm_before_a_full_pipe() {
         let mut one = command(&[&["--state-dir", &state], args].concat());
         let mut one = Ends(one.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap());
         until("it waits for the pipe", || shows(one.0.id(), "pipe_write"));
-        one.signal();
-        one.end(&args.join(" "));
+        one.terminate();
+        one.end(&args.join(" "), LIMIT);
     }
     crashed.check();
 }
@@ -403,8 +384,8 @@ fn run_ends_and_goes_on_before_a_full_pipe() {
     // The first window has ended.
     let journal = dir.path().join("journal.jsonl");
     until("a window ends", || fs::metadata(&journal).is_ok_and(|journal| journal.len() > 0));
-    run.signal();
-    let status = run.end("run");
+    run.terminate();
+    let status = run.end("run", LIMIT);
     assert!(status.success(), "{status}");
     let written = fs::read_to_string(&journal).unwrap();
     assert!(written.contains(r#""event":"stopped""#), "{written}");
@@ -427,8 +408,8 @@ fn the_loop_answers_systemds_watchdog() {
     // Windows of 0.1 s may take longer than a second in all.
     assert_eq!(receive(), "READY=1\nWATCHDOG_USEC=2000000");
     assert_eq!([receive(), receive()], ["WATCHDOG=1", "WATCHDOG=1"]);
-    run.signal();
-    run.end("run");
+    run.terminate();
+    run.end("run", LIMIT);
 }
 
 /// A volume of one region in a file, and a directory to mount it on.
@@ -454,8 +435,8 @@ fn a_mount_ends_before_a_full_pipe() {
     let (_reader, writer) = full_pipe();
     let mut server = serve(&of, writer);
     fs::write(Path::new(&of[1]).join("file"), "x").unwrap();
-    server.signal();
-    server.end("mount");
+    server.terminate();
+    server.end("mount", LIMIT);
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&of[1]));
 }
 
@@ -474,7 +455,7 @@ fn a_mount_ends_beside_a_user_that_hangs_in_exec() {
         write();
         std::thread::sleep(Duration::from_millis(5));
     });
-    server.signal();
-    server.end("mount");
+    server.terminate();
+    server.end("mount", LIMIT);
     drop(hung);
 }

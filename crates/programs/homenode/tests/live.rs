@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use linux::threads::Threads;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testing::{Case, Tried, cases, disk, installed, need, root};
+use testing::{Case, Ends, Tried, cases, disk, installed, need, root};
 
-use common::{Ends, command, homenode, homenode_fs, json, observing, text};
+use common::{command, homenode, homenode_fs, json, observing, text};
 
 const CASES: &[Case] = cases![
     [observing()]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use testing::{Case, Tried, cases, mounting, need};
+use testing::{Case, Over, Tried, cases, mounting, need};
 
 use common::{homenode, homenode_fs, observing};
 
@@ -142,15 +142,6 @@ impl Drop for Server {
     }
 }
 
-/// Also after a panic: a scope waits for its threads.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `work` beside a thread that reads a file until it ends; `work` gets the thread's id.
 fn beside_a_reader(file: &Path, work: impl FnOnce(u32)) {
     let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -166,7 +157,7 @@ fn beside_a_reader(file: &Path, work: impl FnOnce(u32)) {
                 at += 65_536;
             }
         });
-        let _stop = Stop(&stop);
+        let _stop = Over(&stop);
         while tid.load(Ordering::Acquire) == 0 {
             std::thread::yield_now();
         }
@@ -186,7 +177,7 @@ fn bind(tid: u32, cpus: &mut dyn Iterator<Item = u32>) {
 fn wait_for_the_move(server: &mut Server, tid: u32, all: &[u32], home: &[u32]) {
     let over = AtomicBool::new(false);
     let moved = std::thread::scope(|scope| {
-        let _stop = Stop(&over);
+        let _stop = Over(&over);
         // While its node is busy, the kernel does not bring it home by itself.
         for cpu in home {
             scope.spawn(|| {

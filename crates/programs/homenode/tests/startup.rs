@@ -4,12 +4,13 @@
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use testing::{Case, Tried, cases, root, skip};
+use testing::{Case, Ends, Tried, cases, root, skip};
 
+/// What takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(120);
 /// Nobody's user and group id.
 const NOBODY: u32 = 65_534;
 
@@ -24,34 +25,10 @@ fn main() {
     testing::run(&[], CASES.to_vec());
 }
 
-/// A process with all that it has started; killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    /// How it ends. One that hangs is killed and is a failure.
-    fn ends(&mut self) -> ExitStatus {
-        let last = Instant::now() + Duration::from_secs(120);
-        while Instant::now() < last {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        panic!("it hangs");
-    }
-}
-
-fn homenode(args: &[&str]) -> Running {
+fn homenode(args: &[&str]) -> Ends {
     let mut command = Command::new(env!("CARGO_BIN_EXE_homenode"));
     command.args(args).env_remove("HOMENODE_LOG").stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
-    Running(command.spawn().unwrap())
+    Ends(command.spawn().unwrap())
 }
 
 /// A process of nobody's that calls itself kubelet and names a FIFO, which nobody writes to, as its
@@ -66,14 +43,14 @@ fn beside_a_fake_kubelet(args: &[&str]) -> Tried {
     let mut command = Command::new(&program);
     command.arg(format!("--config={}", fifo.display())).uid(NOBODY).gid(NOBODY).process_group(0).current_dir("/");
     let kubelet = match command.spawn() {
-        Ok(kubelet) => Running(kubelet),
+        Ok(kubelet) => Ends(kubelet),
         Err(error) => return skip(format!("nobody cannot run {}: {error}", program.display())),
     };
     let comm = || std::fs::read_to_string(format!("/proc/{}/comm", kubelet.0.id())).unwrap();
     while comm() != "kubelet\n" {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let status = homenode(args).ends();
+    let status = homenode(args).end("homenode", LIMIT);
     assert!(status.code().is_some(), "{status}");
     Ok(())
 }
@@ -94,12 +71,12 @@ fn a_program_that_places_threads_and_comes_later_is_told() {
         assert_eq!(names, 1, "{what}: {line}");
     };
     let mut command = Command::new(&numad);
-    let running = Running(command.arg("600").process_group(0).spawn().unwrap());
+    let running = Ends(command.arg("600").process_group(0).spawn().unwrap());
     told("came");
     drop(running);
     told("gone");
-    let _ = kill_process(Pid::from_child(&run.0), Signal::TERM);
-    run.ends();
+    run.terminate();
+    run.end("homenode", LIMIT);
 }
 
 fn sigterm_ends_run_while_it_starts() {
@@ -110,7 +87,7 @@ fn sigterm_ends_run_while_it_starts() {
             Some(ms) => std::thread::sleep(Duration::from_millis(ms)),
             None => _ = BufReader::new(run.0.stdout.as_mut().unwrap()).read_line(&mut String::new()).unwrap(),
         }
-        let _ = kill_process(Pid::from_child(&run.0), Signal::TERM);
-        run.ends();
+        run.terminate();
+        run.end("homenode", LIMIT);
     }
 }

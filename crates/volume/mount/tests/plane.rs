@@ -208,7 +208,7 @@ fn what_is_read_on_slow_memory_comes_to_its_readers() {
     std::thread::scope(|scope| {
         scope.spawn(|| read(0, 1));
         scope.spawn(|| read(1, 3));
-        let _stop = Stop(&stop);
+        let _stop = testing::Over(&stop);
         for windows in 0.. {
             engine.step().unwrap();
             if on(&volume, ino, 1, 0) + on(&volume, ino, 3, 1) == 2 * RANGE_BYTES {
@@ -232,15 +232,6 @@ fn what_is_read_on_slow_memory_comes_to_its_readers() {
     assert_eq!(idle(), hot[1..]);
 }
 
-/// Tells readers to end, also after a panic: a scope waits for them.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs `work` beside a thread that reads a file over and over; `work` gets that thread's id.
 fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
     let (stop, tid) = (AtomicBool::new(false), AtomicU32::new(0));
@@ -255,7 +246,7 @@ fn beside_a_reader(volume: &Volume, ino: Ino, work: impl FnOnce(u32)) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let _stop = Stop(&stop);
+        let _stop = testing::Over(&stop);
         while tid.load(Ordering::Acquire) == 0 {
             std::thread::yield_now();
         }

@@ -6,7 +6,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testing::world::{Running, all, mask};
 use testing::{Case, Tried, cases, two_cpus};
 
-use crate::world::{actor, made, move_of};
+use crate::actor;
+use crate::moves::{made, move_of};
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_failed_look_at_a_thread_is_not_its_end,

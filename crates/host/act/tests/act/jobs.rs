@@ -17,13 +17,18 @@ use testing::world::{Running, all, mask, node, tids, topology};
 use testing::{Case, Tried, cases, skip, two_cpus};
 use topology::{CpuSet, FileId};
 
-use crate::world::{a_move, actor, process_to};
+use crate::actor;
+use crate::moves::a_move;
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_process_is_a_job_of_the_plane,
     a_process_prepared_for_two_nodes_goes_where_its_start_says,
     a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant,
 ];
+
+fn process_to(pid: u32, to: u32) -> Move {
+    a_move(Subject::process(pid, None), pid, to, Reason::CacheAffinity)
+}
 
 /// The last word about a job.
 fn end(mut poll: impl FnMut() -> Vec<Progress>) -> Progress {

@@ -8,11 +8,17 @@
 
 mod failures;
 mod jobs;
+mod moves;
 mod pages;
 mod process;
-mod world;
 
+use act::Actor;
+use act::watched::Unwatched;
 use testing::roles;
+
+fn actor() -> Actor<Unwatched> {
+    Actor::new(Default::default(), testing::world::topology(), None).unwrap()
+}
 
 fn main() {
     let roles = roles![

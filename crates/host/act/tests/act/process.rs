@@ -22,7 +22,7 @@ use testing::world::{Running, all, children, mask, node, tids, topology, wait_fo
 use testing::{Case, Tried, cases, root, skip, two_cpus};
 use topology::{CpuSet, NodeId, ProcessId, ThreadId};
 
-use crate::world::actor;
+use crate::actor;
 
 pub const CASES: &[Case] = cases![[two_cpus()]
     a_process_is_bound_thread_by_thread,

@@ -11,7 +11,6 @@ use rustix::fs::{FallocateFlags, fallocate};
 use testing::{Case, cases};
 use topology::NodeId;
 
-use super::load::Ends;
 use super::volume::{Extent, MIB, check, create, directory, extents, fill, finish, move_to, nodes, on_volume};
 
 pub const CASES: &[Case] = cases![[on_volume()]
@@ -96,7 +95,7 @@ fn a_file_that_grows_and_shrinks_stays_right() {
             }
         });
         // Also when a move fails.
-        let _ends = Ends(&done);
+        let _over = testing::Over(&done);
         let mut moves = 0;
         let resized = || rounds.load(Ordering::Relaxed) > 4;
         while moves < 4 || !resized() && moves < 500 {

@@ -66,15 +66,6 @@ impl Drop for Mapping {
     }
 }
 
-/// Sets a flag when it is dropped.
-pub struct Ends<'a>(pub &'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Reads and writes one word.
 trait Words {
     fn get(&self, offset: u64) -> u64;
@@ -174,7 +165,7 @@ fn moves_under_readers_and_writers_lose_nothing() {
             })
             .collect();
         // Also when an assertion fails below.
-        let _ends = Ends(&done);
+        let _over = testing::Over(&done);
         let (mut moved, mut whole) = (0, 0);
         for round in 0..rounds() {
             let to = round % 2;

@@ -14,6 +14,7 @@ use testing::{Tried, ensure};
 use topology::FileId;
 
 pub use testing::files::*;
+pub use testing::kill_group;
 
 /// Keeps a file's pages in the page cache until it is dropped: a kernel may take cached pages at
 /// any moment, with memory to spare (DAMON's proactive reclaim). The file counts as open once more

@@ -8,7 +8,7 @@ use std::time::Duration;
 use observe::{Hooks, Observed, Observer, Scope, Settings};
 use placement::delegated;
 use placement::rules::{Does, Of, Rule, Rules};
-use testing::{Tried, ensure, skip};
+use testing::{Ends, Tried, ensure, skip};
 use topology::FileId;
 
 use crate::common::*;
@@ -252,16 +252,6 @@ fn in_a_namespace_paths_are_from_the_root(hooks: Hooks) -> Tried {
     Ok(result.map_err(|_| "it panicked")??)
 }
 
-/// A process that is ended in the end.
-struct Ended(std::process::Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// The owner of the group's directory has a policy move his processes, until one of another user
 /// is in the group, or he chooses what root has not listed.
 fn an_owner_chooses_for_his_own_processes_only(hooks: Hooks) -> Tried {
@@ -274,8 +264,8 @@ fn an_owner_chooses_for_his_own_processes_only(hooks: Hooks) -> Tried {
     if let Err(error) = choose(b"nthread") {
         return skip(format!("control groups have no attributes here: {error}"));
     }
-    let start = |script: &str, user: u32| -> Tried<Ended> {
-        let child = Ended(shell(script, &[]).uid(user).spawn()?);
+    let start = |script: &str, user: u32| -> Tried<Ends> {
+        let child = Ends(shell(script, &[]).uid(user).spawn()?);
         std::fs::write(group.procs(), child.0.id().to_string())?;
         Ok(child)
     };
@@ -326,7 +316,7 @@ fn an_owner_chooses_for_his_own_processes_only(hooks: Hooks) -> Tried {
         let ids = [format!("--ruid={}", USER + 1), format!("--euid={USER}")];
         let mut other = Command::new("setpriv");
         other.args(ids).args(["--clear-groups", "--"]).args(command).stdin(Stdio::null());
-        let foreign = Ended(other.spawn()?);
+        let foreign = Ends(other.spawn()?);
         let comm = format!("/proc/{}/comm", foreign.0.id());
         while std::fs::read_to_string(&comm)?.trim() != command[0] {
             std::thread::sleep(Duration::from_millis(5));

@@ -13,6 +13,8 @@ mod cpusets;
 mod crash;
 mod forks;
 mod machine;
+#[path = "../../../act/tests/act/moves.rs"]
+mod moves;
 mod whole;
 mod world;
 

@@ -3,16 +3,18 @@
 use std::path::Path;
 use std::time::Duration;
 
-use engine::{Engine, MoveEvent, Plane, Settings, StateDir, Undo};
+use engine::{Engine, MoveEvent, Plane, Settings, StateDir};
 use host::Observe;
 use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use linux::births::Descendant;
 use linux::threads::Threads;
 use observe::{ObserveError, Observed, ObservedThread};
-use placement::{Move, Plan, Policy, Reason, Snapshot, Subject, Thread};
+use placement::{Move, Plan, Policy, Reason, Snapshot, Thread};
 use testing::world::{node, tids, topology};
 use topology::{NodeId, ThreadId, Topology};
+
+pub use crate::moves::{a_move, made, move_of};
 
 /// Shows all threads of some processes as busy on node 0, unless they are bound to node 1.
 pub struct Scripted {
@@ -89,23 +91,6 @@ pub fn all_to(to: u32) -> Box<dyn Policy> {
         let moves = away.map(|t| Move::thread(t, NodeId(to), Reason::ReadLocality, why)).collect();
         Plan { moves, ..Plan::default() }
     })
-}
-
-/// A move to one node from the other.
-pub fn a_move(subject: Subject, pid: u32, to: u32, reason: Reason) -> Move {
-    Move { subject, pid, from: NodeId(1 - to), to: NodeId(to), reason, why: "".into(), ranges: Vec::new() }
-}
-
-pub fn move_of(tid: u32, to: u32) -> Move {
-    let start = Threads::new(Path::new("/proc")).stat(tid).unwrap().map_or(ThreadId::new(tid, None), |s| s.id);
-    a_move(Subject::Thread(start), tid, to, Reason::ReadLocality)
-}
-
-/// Prepares and makes a move.
-pub fn made(plane: &mut HostPlane, mv: &Move) -> Vec<Undo> {
-    let undo = plane.prepare(mv).unwrap();
-    plane.start(mv, &undo, &mut |_| Ok(())).unwrap();
-    undo
 }
 
 pub fn plane(observer: Option<Box<dyn Observe>>) -> HostPlane {

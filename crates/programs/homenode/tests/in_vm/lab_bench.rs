@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use lab::readers::Readers;
 use lab::threads::{self, Thread};
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_setaffinity};
+pub use testing::Ends;
 
 pub type Outcome = Result<()>;
 
@@ -231,15 +232,6 @@ impl NoBalancing {
 impl Drop for NoBalancing {
     fn drop(&mut self) {
         let _ = self.0.as_ref().map(|before| std::fs::write(BALANCING, before));
-    }
-}
-
-/// A process, killed when dropped.
-pub struct Ends(pub Child);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 

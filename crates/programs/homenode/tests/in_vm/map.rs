@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,27 +13,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testing::{Case, cases};
 
-use crate::lab_bench::{Bench, Ends, Outcome, cpus, homenode};
+use crate::lab_bench::{Bench, Ends, Group, Outcome, cpus, homenode};
 use crate::{nodes, say};
 
 pub const CASES: &[Case] = cases![[nodes([2])] agrees_with_the_readers];
-
-/// A control group; removed at the end.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(name: &str) -> Result<Self> {
-        let path = Path::new("/sys/fs/cgroup").join(name);
-        fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.0);
-    }
-}
 
 /// One load: its control group, the node that it runs on, and the node of its file.
 const LOADS: [(&str, u32, u32); 3] =

@@ -1,13 +1,10 @@
-//! Moves of processes and threads, and the actor that makes them.
+//! Moves of processes and threads by hand. The tests of the host's plane make them, too.
 
 use std::path::Path;
 
-use act::Actor;
-use act::watched::Unwatched;
 use engine::{Plane, Undo};
 use linux::threads::Threads;
 use placement::{Move, Reason, Subject};
-use testing::world::topology;
 use topology::{NodeId, ThreadId};
 
 /// A move to one node from the other.
@@ -21,16 +18,8 @@ pub fn move_of(tid: u32, to: u32) -> Move {
 }
 
 /// Prepares and makes a move.
-pub fn made(plane: &mut Actor<Unwatched>, mv: &Move) -> Vec<Undo> {
+pub fn made(plane: &mut impl Plane, mv: &Move) -> Vec<Undo> {
     let undo = plane.prepare(mv).unwrap();
     plane.start(mv, &undo, &mut |_| Ok(())).unwrap();
     undo
-}
-
-pub fn process_to(pid: u32, to: u32) -> Move {
-    a_move(Subject::process(pid, None), pid, to, Reason::CacheAffinity)
-}
-
-pub fn actor() -> Actor<Unwatched> {
-    Actor::new(Default::default(), topology(), None).unwrap()
 }
