@@ -447,11 +447,7 @@ impl Programs {
             Some(ns) => map.update(&user.to_ne_bytes(), &ns.to_ne_bytes(), MapFlags::ANY),
             None => map.delete(&user.to_ne_bytes()),
         };
-        done.map_err(bpf(format!("choosing which threads of user {user} to look at")))?;
-        if let Some(bss) = self.skel.maps.bss_data.as_mut() {
-            bss.crowded = map.keys().next().is_some().into();
-        }
-        Ok(())
+        done.map_err(bpf(format!("choosing which threads of user {user} to look at")))
     }
 
     /// One pass over all tasks: returns those that used CPU time since the last pass.

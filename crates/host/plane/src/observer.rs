@@ -1,15 +1,11 @@
 //! The bottom of the stack: what the plane asks of its observer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use act::watched::{Births, Trouble};
 use linux::births::Descendant;
-use observe::{FileSeen, ObserveError, Observed, Observer};
-use placement::ranges::Ranges;
-use placement::rules::Rules;
-use rustc_hash::FxHashSet;
-use topology::{ThreadId, Topology};
+use observe::{ObserveError, Observed, Observer};
+use topology::ThreadId;
 
 /// What the plane asks of its observer: [`Observer`], or a script in tests.
 pub trait Observe {
@@ -21,31 +17,12 @@ pub trait Observe {
     fn release(&mut self, tid: u32) -> Result<(), ObserveError>;
     /// Lists the living watched threads and their living descendants.
     fn descendants(&mut self) -> Result<Vec<Descendant>, ObserveError>;
-    /// Says where the files of the last window are, as far as it was found out.
-    fn locate(&mut self, _files: &[FileSeen]) {}
-    /// The heat of ranges of files, where it is counted.
-    fn ranges(&mut self) -> Option<&mut Ranges> {
+    /// The observer of this kernel, for what only it does.
+    fn real(&self) -> Option<&Observer> {
         None
     }
-    /// Takes the machine for this one from now on: CPUs or nodes have come or gone.
-    fn follow(&mut self, _topology: &Topology) {}
-    /// Takes other rules from the next window on ([`Observer::rule`]).
-    fn rule(&mut self, _rules: Rules, _anew: FxHashSet<Arc<str>>) {}
-    /// Whether rules allow moves of this process's threads.
-    fn allows(&self, _pid: u32) -> bool {
-        true
-    }
-    /// Looks at fewer threads of the user with the most ([`Observer::shed`]).
-    fn shed(&mut self) -> Result<Option<String>, ObserveError> {
-        Ok(None)
-    }
-    /// Looks at more threads again ([`Observer::relax`]).
-    fn relax(&mut self) -> Result<Option<String>, ObserveError> {
-        Ok(None)
-    }
-    /// Lists the limits of this kernel, which are part of each window's notes.
-    fn limits(&self) -> Vec<String> {
-        Vec::new()
+    fn real_mut(&mut self) -> Option<&mut Observer> {
+        None
     }
 }
 
@@ -66,36 +43,12 @@ impl Observe for Observer {
         Observer::descendants(self)
     }
 
-    fn locate(&mut self, files: &[FileSeen]) {
-        Observer::locate(self, files);
+    fn real(&self) -> Option<&Observer> {
+        Some(self)
     }
 
-    fn ranges(&mut self) -> Option<&mut Ranges> {
-        Observer::ranges(self)
-    }
-
-    fn follow(&mut self, topology: &Topology) {
-        Observer::follow(self, topology);
-    }
-
-    fn rule(&mut self, rules: Rules, anew: FxHashSet<Arc<str>>) {
-        Observer::rule(self, rules, anew);
-    }
-
-    fn allows(&self, pid: u32) -> bool {
-        Observer::allows(self, pid)
-    }
-
-    fn shed(&mut self) -> Result<Option<String>, ObserveError> {
-        Observer::shed(self)
-    }
-
-    fn relax(&mut self) -> Result<Option<String>, ObserveError> {
-        Observer::relax(self)
-    }
-
-    fn limits(&self) -> Vec<String> {
-        self.configuration().notes.clone()
+    fn real_mut(&mut self) -> Option<&mut Observer> {
+        Some(self)
     }
 }
 

@@ -104,7 +104,8 @@ impl HostPlane {
 
     /// Lists the limits of this kernel: the notes that every window has.
     pub fn limits(&self) -> Vec<String> {
-        let limits = self.actor.watcher().map(|observer| observer.limits()).unwrap_or_default();
+        let observer = self.actor.watcher().and_then(|observer| observer.real());
+        let limits = observer.map(|observer| observer.configuration().notes.clone()).unwrap_or_default();
         limits.into_iter().chain(self.unmapped.clone()).collect()
     }
 
@@ -116,8 +117,8 @@ impl HostPlane {
         }
     }
 
-    pub(crate) fn observer(&mut self) -> Option<&mut Box<dyn Observe>> {
-        self.actor.watcher_mut()
+    pub(crate) fn observer(&mut self) -> Option<&mut Observer> {
+        self.actor.watcher_mut()?.real_mut()
     }
 
     /// The heat of ranges of files, where the observer counts it.
@@ -128,7 +129,7 @@ impl HostPlane {
     /// Waits for a window to end, and begins the next. `None`: there is no observer.
     fn window(&mut self, length: Duration) -> Result<Option<Observed>, HostError> {
         let length = length * self.spent.stretch;
-        let Some(observer) = self.observer() else { return Ok(None) };
+        let Some(observer) = self.actor.watcher_mut() else { return Ok(None) };
         let seen = observer.window(length)?;
         if seen.births_lost {
             self.actor.births_lost();
@@ -358,7 +359,7 @@ impl Plane for HostPlane {
     }
 
     fn allows(&self, pid: u32) -> bool {
-        self.actor.watcher().is_none_or(|observer| observer.allows(pid))
+        self.actor.watcher().and_then(|observer| observer.real()).is_none_or(|observer| observer.allows(pid))
     }
 
     fn epoch(&self) -> Option<String> {

@@ -41,9 +41,6 @@ struct {
 	__type(value, u64);
 } floors SEC(".maps");
 
-/* Whether there are any. */
-volatile u32 crowded = 0;
-
 /* A thread's entry. An entry with another start time belongs to an earlier thread with this id; one without a start time was
  * made by user space, which did not know it. */
 static __always_inline struct watched *watched_of(struct task_struct *task)
@@ -119,7 +116,7 @@ static __always_inline bool same_mask(const struct cpumask *a, const struct cpum
 static __always_inline u64 floor_of(struct task_struct *task)
 {
 	u32 user = task->group_leader->real_cred->uid.val;
-	u64 *floor = crowded ? bpf_map_lookup_elem(&floors, &user) : NULL;
+	u64 *floor = bpf_map_lookup_elem(&floors, &user);
 
 	return floor ? *floor : 0;
 }
