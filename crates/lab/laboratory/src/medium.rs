@@ -43,16 +43,8 @@ impl Modelled {
 }
 
 impl Medium for Modelled {
-    fn regions(&self) -> usize {
-        self.inner.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.inner.len(region)
-    }
-
-    fn is_missing(&self, region: usize) -> bool {
-        self.inner.is_missing(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.inner)
     }
 
     fn read(&self, at: At, out: &mut [u8]) -> fs::Result<()> {
@@ -71,18 +63,6 @@ impl Medium for Modelled {
         self.inner.write_data(at, data)?;
         self.charge(Direction::Write, at, data.len());
         Ok(())
-    }
-
-    fn load_u64(&self, at: At) -> fs::Result<u64> {
-        self.inner.load_u64(at)
-    }
-
-    fn store_u64(&self, at: At, word: u64) -> fs::Result<()> {
-        self.inner.store_u64(at, word)
-    }
-
-    fn flush(&self, at: At, len: u64) -> fs::Result<()> {
-        self.inner.flush(at, len)
     }
 
     fn fence(&self) -> fs::Result<()> {

@@ -674,34 +674,16 @@ mod tests {
     }
 
     impl Medium for Failing {
-        fn regions(&self) -> usize {
-            self.0.regions()
-        }
-        fn len(&self, region: usize) -> u64 {
-            self.0.len(region)
+        fn below(&self) -> Option<&dyn Medium> {
+            Some(&self.0)
         }
         fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
             self.check()?;
             self.0.read(at, out)
         }
-        fn write(&self, at: At, data: &[u8]) -> Result<()> {
-            self.0.write(at, data)
-        }
-        fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-            self.0.write_data(at, data)
-        }
         fn load_u64(&self, at: At) -> Result<u64> {
             self.check()?;
             self.0.load_u64(at)
-        }
-        fn store_u64(&self, at: At, word: u64) -> Result<()> {
-            self.0.store_u64(at, word)
-        }
-        fn flush(&self, at: At, len: u64) -> Result<()> {
-            self.0.flush(at, len)
-        }
-        fn fence(&self) -> Result<()> {
-            self.0.fence()
         }
     }
 

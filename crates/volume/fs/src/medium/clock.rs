@@ -13,7 +13,6 @@ const LEAST_SLEEP_NS: u64 = 5_000;
 /// the CPU's being busy.
 const MOST_LATE_NS: u64 = 200_000;
 
-/// Time, and waiting for it.
 pub trait Clock: Send + Sync {
     /// Nanoseconds since any moment that stays the same.
     fn now_ns(&self) -> u64;

@@ -43,7 +43,6 @@ impl fmt::Display for Durability {
     }
 }
 
-/// Where sysfs is.
 pub(super) const SYS: &str = "/sys";
 
 // Of statfs(2).
@@ -57,14 +56,12 @@ const BCACHEFS: i64 = 0xca45_1a4e;
 /// Devices on devices: more than this is a circle, or nothing a person made.
 const DEEPEST: u32 = 16;
 
-/// Of a device DAX.
 pub(super) fn of_dax(sys: &Path, device: u64) -> Durability {
     let (major, minor) = (libc::major(device), libc::minor(device));
     let place = sys.join(format!("dev/char/{major}:{minor}")).canonicalize();
     place.ok().and_then(|place| of_bus(&place)).unwrap_or(Durability::Unknown)
 }
 
-/// Of a file.
 pub(super) fn of_file(sys: &Path, file: &File) -> Durability {
     of_file_below(sys, file, DEEPEST)
 }

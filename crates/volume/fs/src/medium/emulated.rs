@@ -45,7 +45,6 @@ use memory_model::{Cost, Direction, Memory, Profile};
 
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
-/// The controller of one node.
 #[derive(Debug)]
 struct Controller {
     node: u32,
@@ -87,7 +86,6 @@ pub struct Emulated<M> {
     profile: Profile,
     topology: Topology,
     controllers: Vec<Controller>,
-    /// For each region, its controller.
     of_region: Vec<usize>,
     clock: Arc<dyn Clock>,
     on: AtomicBool,
@@ -140,12 +138,10 @@ impl<M: Medium> Emulated<M> {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    /// The medium below.
     pub fn inner(&self) -> &M {
         &self.inner
     }
 
-    /// The profile in force.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
@@ -201,16 +197,8 @@ impl<M: Medium> Emulated<M> {
 }
 
 impl<M: Medium> Medium for Emulated<M> {
-    fn regions(&self) -> usize {
-        self.inner.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.inner.len(region)
-    }
-
-    fn is_missing(&self, region: usize) -> bool {
-        self.inner.is_missing(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.inner)
     }
 
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
@@ -230,18 +218,6 @@ impl<M: Medium> Medium for Emulated<M> {
         self.inner.write_data(at, data)?;
         self.charge(Direction::Write, at, data.len());
         Ok(())
-    }
-
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.inner.load_u64(at)
-    }
-
-    fn store_u64(&self, at: At, word: u64) -> Result<()> {
-        self.inner.store_u64(at, word)
-    }
-
-    fn flush(&self, at: At, len: u64) -> Result<()> {
-        self.inner.flush(at, len)
     }
 
     fn fence(&self) -> Result<()> {

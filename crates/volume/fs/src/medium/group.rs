@@ -20,7 +20,6 @@ pub(super) struct Group {
     /// Flushes so far.
     flushed: AtomicU64,
     state: Mutex<State>,
-    /// An msync has ended.
     ended: Condvar,
 }
 
@@ -28,7 +27,6 @@ pub(super) struct Group {
 struct State {
     /// The first so many flushes are durable.
     durable: u64,
-    /// An msync is under way.
     syncing: bool,
     /// An msync has failed. The kernel forgets pages that it could not write: no later call makes
     /// them durable.

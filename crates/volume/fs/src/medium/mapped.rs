@@ -137,7 +137,6 @@ impl Mapped {
         Ok((region, unsafe { region.base.as_ptr().add(offset) }))
     }
 
-    /// The same for storing.
     fn place_to_change(&self, at: At, len: usize) -> Result<(&Region, *mut u8)> {
         let (region, place) = self.place(at, len)?;
         if region.only_read { Err(Error::ReadOnly) } else { Ok((region, place)) }

@@ -67,13 +67,21 @@ impl At {
 /// may or may not be: only an aligned [`Medium::store_u64`] happens as a whole. Every method fails
 /// on what is outside of a region.
 pub trait Medium: Send + Sync {
+    /// The medium that has the methods which this one leaves out.
+    fn below(&self) -> Option<&dyn Medium> {
+        None
+    }
     /// How many regions there are.
-    fn regions(&self) -> usize;
+    fn regions(&self) -> usize {
+        self.below().map_or(0, |below| below.regions())
+    }
     /// Bytes of a region.
-    fn len(&self, region: usize) -> u64;
+    fn len(&self, region: usize) -> u64 {
+        self.below().map_or(0, |below| below.len(region))
+    }
     /// Whether a region is not there: every access to it is an error.
-    fn is_missing(&self, _region: usize) -> bool {
-        false
+    fn is_missing(&self, region: usize) -> bool {
+        self.below().is_some_and(|below| below.is_missing(region))
     }
     /// Whether what is stored stays when this is dropped.
     fn keeps(&self) -> bool {
@@ -85,11 +93,17 @@ pub trait Medium: Send + Sync {
         self.read(At { offset: at.offset / 8 * 8, ..at }, &mut [0; 8])
     }
     /// Copies from the medium.
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()>;
+    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
+        there(self.below())?.read(at, out)
+    }
     /// Copies to the medium.
-    fn write(&self, at: At, data: &[u8]) -> Result<()>;
+    fn write(&self, at: At, data: &[u8]) -> Result<()> {
+        there(self.below())?.write(at, data)
+    }
     /// Copies file data to the medium, past the caches where that is possible, and flushes it.
-    fn write_data(&self, at: At, data: &[u8]) -> Result<()>;
+    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
+        there(self.below())?.write_data(at, data)
+    }
     /// Does the same with data that is in another place of the medium.
     fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
         let mut buffer = vec![0; len];
@@ -108,13 +122,25 @@ pub trait Medium: Send + Sync {
         self.flush(at, 8)
     }
     /// Loads an aligned word.
-    fn load_u64(&self, at: At) -> Result<u64>;
+    fn load_u64(&self, at: At) -> Result<u64> {
+        there(self.below())?.load_u64(at)
+    }
     /// Stores an aligned word at once.
-    fn store_u64(&self, at: At, word: u64) -> Result<()>;
+    fn store_u64(&self, at: At, word: u64) -> Result<()> {
+        there(self.below())?.store_u64(at, word)
+    }
     /// Begins to write lines back.
-    fn flush(&self, at: At, len: u64) -> Result<()>;
+    fn flush(&self, at: At, len: u64) -> Result<()> {
+        there(self.below())?.flush(at, len)
+    }
     /// Waits until all that was flushed is durable.
-    fn fence(&self) -> Result<()>;
+    fn fence(&self) -> Result<()> {
+        there(self.below())?.fence()
+    }
+}
+
+fn there(below: Option<&dyn Medium>) -> Result<&dyn Medium> {
+    below.ok_or(Error::Invalid("a medium without memory"))
 }
 
 impl<M: Medium + ?Sized> Medium for Arc<M> {

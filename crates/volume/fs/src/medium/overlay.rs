@@ -44,16 +44,8 @@ impl<M: Medium> Overlay<M> {
 }
 
 impl<M: Medium> Medium for Overlay<M> {
-    fn regions(&self) -> usize {
-        self.below.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.below.len(region)
-    }
-
-    fn is_missing(&self, region: usize) -> bool {
-        self.below.is_missing(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.below)
     }
 
     fn keeps(&self) -> bool {

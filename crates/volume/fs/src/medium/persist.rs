@@ -10,7 +10,6 @@ pub enum Persistence {
     Volatile,
     /// Lines are written back with this instruction, then `sfence`.
     Lines(Instruction),
-    /// `msync`.
     Msync,
 }
 

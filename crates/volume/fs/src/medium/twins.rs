@@ -59,7 +59,6 @@ struct Both {
     twin: [u8; BLOCK],
     /// A bit for each line that cannot be read.
     unread: [u64; 2],
-    /// What the block says.
     says: [u8; BLOCK],
 }
 
@@ -167,12 +166,8 @@ fn lines(at: At, len: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Medium for Twins {
-    fn regions(&self) -> usize {
-        self.below.regions()
-    }
-
-    fn len(&self, region: usize) -> u64 {
-        self.below.len(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&*self.below)
     }
 
     /// Whether no metadata of a region is there.
@@ -224,10 +219,6 @@ impl Medium for Twins {
             lines.try_for_each(|offset| self.can_store(At { offset, ..at }))?;
         }
         self.both(at, |at| self.below.write(at, data))
-    }
-
-    fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
-        self.below.write_data(at, data)
     }
 
     fn copy_data(&self, from: At, to: At, len: usize) -> Result<()> {
@@ -298,9 +289,5 @@ impl Medium for Twins {
         let twin = area.twin.plus(from - area.first.start);
         let (first, twin) = (self.below.flush(at, len), self.below.flush(twin, end - from));
         if self.strict { first.and(twin) } else { either(first, twin) }
-    }
-
-    fn fence(&self) -> Result<()> {
-        self.below.fence()
     }
 }

@@ -336,14 +336,8 @@ fn line(image: &Image, superblock: &Superblock, ino: Ino) -> std::result::Result
 }
 
 impl Medium for Covered {
-    fn regions(&self) -> usize {
-        self.0.regions()
-    }
-    fn len(&self, region: usize) -> u64 {
-        self.0.len(region)
-    }
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.0.read(at, out)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.0)
     }
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         self.note(at, data, false);
@@ -352,9 +346,6 @@ impl Medium for Covered {
     fn write_data(&self, at: At, data: &[u8]) -> Result<()> {
         self.note(at, data, true);
         self.0.write(at, data)
-    }
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.0.load_u64(at)
     }
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
         self.note(at, &word.to_le_bytes(), false);

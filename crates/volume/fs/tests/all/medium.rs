@@ -184,11 +184,8 @@ pub enum Access {
 pub struct Watched<M>(pub M, pub Box<dyn Fn(Access) -> Result<()> + Send + Sync>);
 
 impl<M: Medium> Medium for Watched<M> {
-    fn regions(&self) -> usize {
-        self.0.regions()
-    }
-    fn len(&self, region: usize) -> u64 {
-        self.0.len(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.0)
     }
     fn can_store(&self, at: At) -> Result<()> {
         (self.1)(Access::Load(at))?;
@@ -331,14 +328,8 @@ impl Recorder {
 }
 
 impl Medium for Recorder {
-    fn regions(&self) -> usize {
-        self.now.regions()
-    }
-    fn len(&self, region: usize) -> u64 {
-        self.now.len(region)
-    }
-    fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
-        self.now.read(at, out)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.now)
     }
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         self.now.write(at, data)?;
@@ -349,9 +340,6 @@ impl Medium for Recorder {
         self.now.write(at, data)?;
         self.stored(at, data.len(), true);
         self.flush(at, data.len() as u64)
-    }
-    fn load_u64(&self, at: At) -> Result<u64> {
-        self.now.load_u64(at)
     }
     fn store_u64(&self, at: At, word: u64) -> Result<()> {
         self.now.store_u64(at, word)?;

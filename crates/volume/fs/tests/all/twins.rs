@@ -45,11 +45,8 @@ impl LostMetadata {
 }
 
 impl Medium for LostMetadata {
-    fn regions(&self) -> usize {
-        self.ram.regions()
-    }
-    fn len(&self, region: usize) -> u64 {
-        self.ram.len(region)
+    fn below(&self) -> Option<&dyn Medium> {
+        Some(&self.ram)
     }
     fn is_missing(&self, region: usize) -> bool {
         region == self.lost
