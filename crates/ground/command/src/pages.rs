@@ -6,27 +6,39 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chrono::DateTime;
-use clap::{Args, Command};
+use clap::{Command, Subcommand};
+use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
 use crate::exit::{Exit, Failure};
 use crate::output;
 
-/// Options of `completions`.
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// Shell to complete for
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
+/// The sub-commands that every program has.
+#[derive(Debug, Subcommand)]
+pub enum About {
+    /// Print a shell completion script
+    #[command(after_help = "\
+Examples:
+  PROGRAM completions bash > /usr/share/bash-completion/completions/PROGRAM
+  PROGRAM completions zsh  > /usr/share/zsh/site-functions/_PROGRAM
+  PROGRAM completions fish > ~/.config/fish/completions/PROGRAM.fish")]
+    Completions {
+        /// Shell to complete for
+        #[arg(value_enum)]
+        shell: Shell,
+    },
 
-/// Options of `man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Directory for all pages: of the program, of each sub-command, and of its files
-    #[arg(value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    /// Print the manual page, or write all pages to a directory
+    #[command(after_help = "\
+Examples:
+  PROGRAM man | man -l -
+  PROGRAM man /tmp/pages")]
+    Man {
+        /// Directory for all pages: of the program, of each sub-command, and of its files
+        #[arg(value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
 }
 
 /// A page beside those of a program and its sub-commands.
@@ -34,25 +46,34 @@ pub struct ManArgs {
 pub struct Beside {
     /// The file, as in `homenode.toml.5`.
     pub file: String,
-    /// Its text.
     pub text: String,
+}
+
+impl About {
+    /// Runs it, for a program with these pages beside its own.
+    pub fn run(&self, program: Command, beside: Vec<Beside>) -> Result<Exit, Failure> {
+        match self {
+            Self::Completions { shell } => completions(program, *shell),
+            Self::Man { dir } => man(program, dir.as_deref(), beside),
+        }
+    }
 }
 
 /// Prints a program's script. It is made in memory first: clap_complete panics when stdout is
 /// closed early.
-pub fn completions(mut program: Command, args: &CompletionsArgs) -> Result<Exit, Failure> {
+fn completions(mut program: Command, shell: Shell) -> Result<Exit, Failure> {
     let (mut script, name) = (Vec::new(), program.get_name().to_owned());
-    clap_complete::generate(args.shell, &mut program, name, &mut script);
+    clap_complete::generate(shell, &mut program, name, &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Done)
 }
 
 /// Prints a program's page, or writes it, one page per sub-command, however deep, and what is
 /// `beside` them to a directory.
-pub fn man(program: Command, args: &ManArgs, beside: Vec<Beside>) -> Result<Exit, Failure> {
+fn man(program: Command, dir: Option<&Path>, beside: Vec<Beside>) -> Result<Exit, Failure> {
     let mut command = program.disable_help_subcommand(true);
     command.build();
-    match &args.dir {
+    match dir {
         Some(dir) => {
             fs::create_dir_all(dir).map_err(|e| Failure::io("create", dir, &e))?;
             write(&command, dir)?;
@@ -110,7 +131,6 @@ const FILES: [(&str, &str, &str); 5] = [
     ("state_dir", "/var/lib/homenode/history", "what a running homenode has seen in the last week"),
 ];
 
-/// Variables that every command reads.
 const ENVIRONMENT: [(&str, &str); 2] = [
     ("HOMENODE_LOG", "which messages are logged to stderr, as in `observe=debug`; -v and -vv are short for it"),
     ("NO_COLOR", "if it is set and not empty, no colours"),
@@ -120,29 +140,32 @@ const ENVIRONMENT: [(&str, &str); 2] = [
 const PROGRAMS: [&str; 6] =
     ["homenode(1)", "homenode-fs(1)", "homenode-lab(1)", "homenode.toml(5)", "mkfs.homenode(8)", "mount.homenode(8)"];
 
-/// One page.
 fn page(command: &Command, section: &str) -> Result<String, Failure> {
-    let bytes = rendered(command, section)?;
-    let mut text = head(command.get_display_name().unwrap_or_else(|| command.get_name()), section);
+    let body = rendered(command, section)?;
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    Ok(written(name, section, &String::from_utf8_lossy(&body)))
+}
+
+/// A page of what roff's library has made, with marks as fonts.
+fn written(name: &str, section: &str, body: &str) -> String {
+    let mut text = head(name, section);
     let mut literal = false;
-    for line in String::from_utf8_lossy(&bytes).lines() {
+    for line in body.lines() {
         literal = line == ".nf" || literal && line != ".fi";
         match line {
             // Each section begins with the definition of an apostrophe.
-            _ if line.starts_with(".ie ") || line.starts_with(".el ") || line.starts_with(".TH ") => {}
+            _ if line.starts_with(".ie ") || line.starts_with(".el ") || line.starts_with(".TH ") => continue,
             // Between an option and its values; mandoc skips both.
-            "" | ".sp" if !literal => {}
-            ".br" if text.ends_with(".br\n") => {}
-            ".PP" if text.lines().last().is_some_and(|last| last.starts_with(".SH ")) => {}
+            "" | ".sp" if !literal => continue,
+            ".br" if text.ends_with(".br\n") => continue,
+            ".PP" if text.lines().last().is_some_and(|last| last.starts_with(".SH ")) => continue,
+            "" => text += ".sp",
             _ if literal || line.starts_with('.') => text += line,
             _ => text += &emphasis(line),
         }
-        if text.ends_with('\n') {
-            continue;
-        }
         text.push('\n');
     }
-    Ok(text.replace("\\*(Aq", "\\(aq"))
+    text.replace("\\*(Aq", "\\(aq")
 }
 
 fn rendered(command: &Command, section: &str) -> io::Result<Vec<u8>> {
@@ -196,11 +219,7 @@ fn after(command: &Command, section: &str, page: &mut Vec<u8>) -> io::Result<()>
     for part in others {
         match part.split_once('\n') {
             Some(("Examples:", lines)) => {
-                roff.control("SH", ["EXAMPLES"]).control("nf", []);
-                for line in lines.lines() {
-                    roff.text([roman(line)]);
-                }
-                roff.control("fi", []);
+                as_it_is(roff.control("SH", ["EXAMPLES"]), lines);
             }
             _ => paragraph(&mut roff, part),
         }
@@ -256,51 +275,44 @@ fn starred(text: &str) -> String {
     marked.map(|(at, part)| if at % 2 == 1 { format!("\\fI{part}\\fR") } else { (*part).to_owned() }).collect()
 }
 
-/// `homenode.toml(5)`: what is in the file, and the file with its comments.
-pub fn of_configuration(example: &str) -> Beside {
-    let mut roff = Roff::new();
-    let part = |roff: &mut Roff, heading: &str, paragraphs: &[&str]| {
-        roff.control("SH", [heading]);
-        for (at, text) in paragraphs.iter().enumerate() {
-            if at > 0 {
-                roff.control("PP", []);
-            }
-            roff.text([roman(*text)]);
-        }
-    };
-    part(&mut roff, "NAME", &["homenode.toml - configuration of homenode"]);
-    part(&mut roff, "SYNOPSIS", &["/etc/homenode/homenode.toml, /etc/homenode/conf.d/*.toml"]);
-    part(
-        &mut roff,
-        "DESCRIPTION",
-        &[
-            "A file of TOML: sections in brackets, and in them keys with values. Every section and key is \
-            optional, and an unknown one is an error. Options of a command come before what the file says.",
-            "A size has a unit (4 MiB, 300 MB), or is in bytes. A rate must have one (200 MB/s). Both are text in \
-            quotes. Times are seconds, shares are fractions (0.9 is 90 %), and inf is no limit.",
-            "The files of conf.d have rules alone ([[service]]). They come after those of homenode.toml, by their \
-            names; names that begin with a dot are left out. The first rule that matches applies.",
-            "`homenode config check` names what is wrong, with the line. `homenode reload` has a running homenode \
-            read rules and the sections of policies again; other sections need a restart.",
-        ],
-    );
-    roff.control("SH", ["KEYS"]).text([roman("All keys with their defaults; what begins with #: has none.")]);
-    roff.control("PP", []).control("nf", []);
-    for line in example.lines() {
+/// Lines that stay as they are.
+fn as_it_is(roff: &mut Roff, lines: &str) {
+    roff.control("nf", []);
+    for line in lines.lines() {
         roff.text([roman(line)]);
     }
     roff.control("fi", []);
-    part(&mut roff, "SEE ALSO", &["homenode(1), homenode-config-check(1), homenode-reload(1), homenode-nodes(1)"]);
-    let mut text = head("homenode.toml", "5");
-    let mut literal = false;
-    for line in roff.render().lines().filter(|line| !line.starts_with(".ie ") && !line.starts_with(".el ")) {
-        literal = line == ".nf" || literal && line != ".fi";
-        let line = if literal || line.starts_with('.') { line.to_owned() } else { emphasis(line) };
-        // An empty line of text is a paragraph's end to the formatter, also here.
-        text += if line.is_empty() { ".sp" } else { &line };
-        text.push('\n');
+}
+
+const ABOUT_THE_FILE: &str = "\
+A file of TOML: sections in brackets, and in them keys with values. Every section and key is \
+optional, and an unknown one is an error. Options of a command come before what the file says.
+
+A size has a unit (4 MiB, 300 MB), or is in bytes. A rate must have one (200 MB/s). Both are text in \
+quotes. Times are seconds, shares are fractions (0.9 is 90 %), and inf is no limit.
+
+The files of conf.d have rules alone ([[service]]). They come after those of homenode.toml, by their \
+names; names that begin with a dot are left out. The first rule that matches applies.
+
+`homenode config check` names what is wrong, with the line. `homenode reload` has a running homenode \
+read rules and the sections of policies again; other sections need a restart.";
+
+/// `homenode.toml(5)`: what is in the file, and the file with its comments.
+pub fn of_configuration(example: &str) -> Beside {
+    let mut roff = Roff::new();
+    for (heading, text) in [
+        ("NAME", "homenode.toml - configuration of homenode"),
+        ("SYNOPSIS", "/etc/homenode/homenode.toml, /etc/homenode/conf.d/*.toml"),
+        ("DESCRIPTION", ABOUT_THE_FILE),
+        ("KEYS", "All keys with their defaults; what begins with #: has none."),
+    ] {
+        roff.control("SH", [heading]);
+        text.split("\n\n").for_each(|part| paragraph(&mut roff, part));
     }
-    Beside { file: "homenode.toml.5".to_owned(), text: text.replace("\\*(Aq", "\\(aq") }
+    as_it_is(roff.control("PP", []), example);
+    let see = "homenode(1), homenode-config-check(1), homenode-reload(1), homenode-nodes(1)";
+    roff.control("SH", ["SEE ALSO"]).text([roman(see)]);
+    Beside { file: "homenode.toml.5".to_owned(), text: written("homenode.toml", "5", &roff.render()) }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use command::args::{Global, is_program, or_program, seconds};
 use command::exit::{Exit, FSCK_USAGE};
 use command::output::units;
-use command::pages::{CompletionsArgs, ManArgs};
+use command::pages::About;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -126,20 +126,8 @@ Examples:
     )]
     Fs(FsCommand),
 
-    /// Print a shell completion script
-    #[command(after_help = "\
-Examples:
-  homenode-fs completions bash > /usr/share/bash-completion/completions/homenode-fs
-  homenode-fs completions zsh  > /usr/share/zsh/site-functions/_homenode-fs
-  homenode-fs completions fish > ~/.config/fish/completions/homenode-fs.fish")]
-    Completions(CompletionsArgs),
-
-    /// Print the manual page, or write all pages to a directory
-    #[command(after_help = "\
-Examples:
-  homenode-fs man | man -l -
-  homenode-fs man /tmp/pages")]
-    Man(ManArgs),
+    #[command(flatten)]
+    About(About),
 }
 
 /// The policy of a mount that has none.

@@ -28,7 +28,6 @@ const NAMES: &[(&str, &str)] = &[
     ("mount", "mount.homenode <VOLUME> <DIR> [-o <OPTION,…>]"),
 ];
 
-/// Manual pages of these names.
 fn beside() -> Result<Vec<pages::Beside>, exit::Failure> {
     let page = |(name, usage): &(&str, &'static str)| pages::as_program(&Cli::command(), name, usage);
     let mut pages = NAMES.iter().map(page).collect::<Result<Vec<_>, _>>()?;
@@ -66,8 +65,7 @@ fn main() -> ExitCode {
         Command::Upgrade(args) => hold::upgrade(&global, args),
         Command::Drain(args) => drain::run(&global, args),
         Command::Fs(command) => fs_files::run(&global, command),
-        Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => beside().and_then(|beside| pages::man(Cli::command(), args, beside)),
+        Command::About(about) => beside().and_then(|beside| about.run(Cli::command(), beside)),
     };
     exit::end(result, global.json)
 }

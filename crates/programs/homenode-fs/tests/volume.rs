@@ -628,15 +628,6 @@ fn a_region_is_emptied_and_then_its_loss_costs_nothing() {
 }
 
 #[test]
-fn completions_for_every_shell() {
-    for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef homenode-fs"), ("fish", "complete -c homenode-fs")]
-    {
-        let script = stdout(&["completions", shell]);
-        assert!(script.contains(mark) && script.contains("no-data-checksums"), "{shell}");
-    }
-}
-
-#[test]
 fn a_manual_page_for_every_sub_command() {
     let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"].map(str::to_owned);
     let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];

@@ -13,7 +13,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use command::args::Global;
 use command::exit::{self, Exit, Failure};
 use command::log;
-use command::pages::{self, CompletionsArgs, ManArgs};
+use command::pages::About;
 
 /// Run the shipped code in virtual time: the papers' experiments, and your own.
 #[derive(Debug, Parser)]
@@ -41,20 +41,8 @@ enum Command {
     /// Programs read and write files in the page cache or the ARC of a host, in virtual time.
     Regret(regret::RegretArgs),
 
-    /// Print a shell completion script
-    #[command(after_help = "\
-Examples:
-  homenode-lab completions bash > /usr/share/bash-completion/completions/homenode-lab
-  homenode-lab completions zsh  > /usr/share/zsh/site-functions/_homenode-lab
-  homenode-lab completions fish > ~/.config/fish/completions/homenode-lab.fish")]
-    Completions(CompletionsArgs),
-
-    /// Print the manual page, or write all pages to a directory
-    #[command(after_help = "\
-Examples:
-  homenode-lab man | man -l -
-  homenode-lab man /tmp/pages")]
-    Man(ManArgs),
+    #[command(flatten)]
+    About(About),
 }
 
 fn main() -> ExitCode {
@@ -69,8 +57,7 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => run::run(&cli.global, args),
         Command::Regret(args) => regret::run(&cli.global, args),
-        Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args, Vec::new()),
+        Command::About(about) => about.run(Cli::command(), Vec::new()),
     };
     exit::end(result, cli.global.json)
 }

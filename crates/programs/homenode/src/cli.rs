@@ -3,7 +3,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use command::args::Global;
-use command::pages::{self, CompletionsArgs, ManArgs};
+use command::pages::{self, About};
 
 use crate::child;
 use crate::commands::{
@@ -427,20 +427,8 @@ Examples:
   sudo homenode report --names --output for-ourselves.md")]
     Report(report::ReportArgs),
 
-    /// Print a shell completion script
-    #[command(after_help = "\
-Examples:
-  homenode completions bash > /usr/share/bash-completion/completions/homenode
-  homenode completions zsh  > /usr/share/zsh/site-functions/_homenode
-  homenode completions fish > ~/.config/fish/completions/homenode.fish")]
-    Completions(CompletionsArgs),
-
-    /// Print the manual page, or write all pages to a directory
-    #[command(after_help = "\
-Examples:
-  homenode man | man -l -
-  homenode man /tmp/pages")]
-    Man(ManArgs),
+    #[command(flatten)]
+    About(About),
 
     /// Stop, then become CMD once continued: this is how `run -- CMD` observes CMD from its first
     /// moment
@@ -489,7 +477,6 @@ pub fn grouped() -> clap::Command {
     ))
 }
 
-/// Runs the sub-command.
 pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
     let global = &cli.global;
     match &cli.command {
@@ -514,8 +501,7 @@ pub fn dispatch(cli: &Cli) -> Result<Exit, Failure> {
         Command::Report(args) => report::run(global, args),
         Command::Restore => restore::run(global),
         Command::Doctor(args) => doctor::run(global, args),
-        Command::Completions(args) => pages::completions(Cli::command(), args),
-        Command::Man(args) => pages::man(Cli::command(), args, vec![pages::of_configuration(EXAMPLE)]),
+        Command::About(about) => about.run(Cli::command(), vec![pages::of_configuration(EXAMPLE)]),
         Command::Exec(args) => child::become_command(args, cli.global.json),
     }
 }
