@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use command::args::{Global, is_program, or_program, seconds};
+use command::args::{Global, or_program, seconds};
 use command::exit::{Exit, FSCK_USAGE};
 use command::output::units;
 use command::pages::About;
@@ -150,7 +150,7 @@ pub fn usage_code(arguments: &[OsString]) -> u8 {
     let is = |at: usize, word: &str| arguments.get(at).is_some_and(|arg| arg == word);
     match () {
         () if is(1, "fsck") => FSCK_USAGE,
-        () if is(1, "mount") && is(2, "--helper") => HELPER_USAGE,
+        () if is(1, "mount") && arguments.iter().any(|arg| arg == "--helper") => HELPER_USAGE,
         () => Exit::Usage.code(),
     }
 }
@@ -181,7 +181,61 @@ pub fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
         }
         _ => {}
     }
+    if given.get(1).is_some_and(|command| command == "mount") {
+        let rest = spread(given.split_off(2));
+        given.extend(rest);
+    }
     given
+}
+
+/// What `mount` is given, where options that have a value may also be among those of -o: makes them
+/// options of the command line. Of one that -o has twice the last counts.
+fn spread(words: Vec<OsString>) -> Vec<OsString> {
+    let known = MountArgs::augment_args(clap::Command::new("mount"));
+    let is_known =
+        |name: &str| known.get_arguments().any(|arg| arg.get_long() == Some(name) && arg.get_action().takes_values());
+    let (mut own, mut rest): (Vec<String>, Vec<OsString>) = (Vec::new(), Vec::new());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let list = match word.to_str().map(|text| (text, text.strip_prefix("-o"))) {
+            Some((_, Some(""))) => words.next(),
+            Some((_, Some(list))) => Some(list.into()),
+            Some(("--", _)) => {
+                rest.push(word);
+                rest.extend(words);
+                break;
+            }
+            _ => None,
+        };
+        let Some(list) = list else {
+            rest.push(word);
+            continue;
+        };
+        let mut others = Vec::new();
+        for option in list.to_str().map(apart).unwrap_or_default() {
+            match option.split_once('=') {
+                Some((name, _)) if is_known(name) => {
+                    let same = format!("--{name}=");
+                    own.retain(|before| name == "region" || !before.starts_with(&same));
+                    own.push(format!("--{option}"));
+                }
+                _ => others.push(option),
+            }
+        }
+        let list = if list.to_str().is_some() { others.join(",").into() } else { list };
+        rest.extend(["-o".into(), list]);
+    }
+    own.into_iter().map(OsString::from).chain(rest).collect()
+}
+
+/// The options of -o. A value in quotes may have commas: `context="u:r:t:s0:c1,c2"`.
+pub fn apart(list: &str) -> Vec<String> {
+    let mut quoted = false;
+    let end = |c: char| {
+        quoted ^= c == '"';
+        c == ',' && !quoted
+    };
+    list.split(end).map(|option| option.trim().to_owned()).filter(|option| !option.is_empty()).collect()
 }
 
 /// `homenode-fs mount`.
@@ -201,7 +255,7 @@ pub struct MountArgs {
     pub foreground: bool,
     /// Mount options, separated by commas: ro, noexec, nosuid, nodev, …; also cache=…, placement=…,
     /// policy=… and the other options that mount --help lists
-    #[arg(short, value_name = "OPTION,…", value_delimiter = ',')]
+    #[arg(short, value_name = "OPTION,…")]
     pub options: Vec<String>,
     /// Cache that keeps file data after a read: `kernel` makes reading again fast, but such reads
     /// reach no counter of homenode; with `direct`, each read and write reaches the volume;
@@ -298,76 +352,15 @@ impl NodesArgs {
     pub fn policy(&self) -> bool {
         self.policy.as_deref().is_some_and(|policy| policy != MOUNT_OFF)
     }
-
-    /// Takes an option of mount(8) that equals one of these. `None`: there is no such option; the
-    /// error says what its value should be.
-    pub fn take(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
-        let given = |what: &str| if value.is_empty() { Err(what.to_owned()) } else { Ok(value) };
-        let taken = match name {
-            "policy" => one_of_policies(value).map(|policy| self.policy = Some(policy)),
-            "policy-user" => given("a user").map(|user| self.policy_user = Some(user.to_owned())),
-            "margin" => units::parse_rate(value).map(|margin| self.margin = Some(margin)),
-            "min-bytes" => units::parse_bytes(value).map(|bytes| self.min_bytes = Some(bytes)),
-            "window" => seconds(value).map(|window| self.window = Some(window)),
-            "record" => given("a file").map(|file| self.record = Some(PathBuf::from(file))),
-            "emulate-nodes" => {
-                let nodes = value.parse().ok().filter(|nodes| (1..=64).contains(nodes));
-                nodes.ok_or_else(|| "a number from 1 to 64".to_owned()).map(|nodes| self.emulate_nodes = Some(nodes))
-            }
-            "emulate-memory-nodes" => {
-                let nodes = value.parse().ok().filter(|nodes| (0..=8).contains(nodes));
-                let nodes = nodes.ok_or_else(|| "a number up to 8".to_owned());
-                nodes.map(|nodes| self.emulate_memory_nodes = Some(nodes))
-            }
-            "profile" => given("optane, cxl, dram or a file").map(|profile| self.profile = Some(profile.to_owned())),
-            "scale" => value.parse().map(|scale| self.scale = Some(scale)).map_err(|_| "a number".to_owned()),
-            _ => return None,
-        };
-        Some(taken)
-    }
-
-    /// The first option that needs another one, which is missing, and that other one. On the
-    /// command line clap sees to this.
-    pub fn lacks(&self) -> Option<(&'static str, &'static str)> {
-        let of_policy = [
-            ("policy-user", self.policy_user.is_some()),
-            ("margin", self.margin.is_some()),
-            ("min-bytes", self.min_bytes.is_some()),
-            ("window", self.window.is_some()),
-            ("record", self.record.is_some()),
-        ];
-        let of_emulation = [
-            ("emulate-memory-nodes", self.emulate_memory_nodes.is_some()),
-            ("profile", self.profile.is_some()),
-            ("scale", self.scale.is_some()),
-        ];
-        let lacking =
-            |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
-        let policy = lacking(&of_policy).filter(|_| self.policy.is_none()).map(|name| (name, "policy"));
-        let nodes = || lacking(&of_emulation).filter(|_| self.emulate_nodes.is_none());
-        policy.or_else(|| nodes().map(|name| (name, "emulate-nodes")))
-    }
 }
 
-/// A policy that a mount can have, or `off`.
-fn one_of_policies(name: &str) -> Result<String, String> {
-    let names = || [MOUNT_OFF].into_iter().chain(placement::POLICIES.iter().map(|(name, _)| *name));
-    match names().find(|known| *known == name).or(is_program(name).then_some(name)) {
-        Some(name) => Ok(name.to_owned()),
-        None => Err(format!("one of {}", names().collect::<Vec<_>>().join(", "))),
-    }
-}
-
-/// Where new blocks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementArg {
     /// To the node of the writing thread.
     Local,
-    /// By chance.
     Random,
     /// To one node after the other.
     Interleave,
-    /// To this node.
     Node(u32),
 }
 

@@ -14,16 +14,13 @@ use std::cell::Cell;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use crate::args::{
-    CacheArg, HELPER_USAGE, MountArgs, NodesArgs, PlacementArg, VolumeArgs, command_line, parse_placement,
-};
+use crate::args::{CacheArg, HELPER_USAGE, MountArgs, NodesArgs, PlacementArg, VolumeArgs, apart, command_line};
 use ::mount::{Cache, Error, Flags, Options, Unmounted};
-use clap::ValueEnum;
 
 use crate::fs_volume::{self, map, map_to_look, unmount};
 use crate::hold;
@@ -31,7 +28,7 @@ use crate::volume_policy::{Nodes, Prepared};
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::notify;
-use command::output::{self, units, units::count};
+use command::output::{self, units::count};
 use command::signals::Stop;
 
 /// Flags of mount(2) by the names that mount(8) has for them: to set, or to clear.
@@ -174,15 +171,13 @@ struct Wanted {
 impl Wanted {
     fn of(args: &MountArgs) -> Result<Self, Failure> {
         let usage = |option: &str, why: &str| Failure::new(Exit::Usage, format!("option {option:?}"), why);
-        let (mut cache, mut placement, mut remount) = (args.cache, args.placement, false);
-        let (mut volume, mut workers_chosen) = (args.volume.clone(), args.workers.is_some());
-        let (mut nodes, mut memory) = (args.nodes.clone(), args.memory);
-        let mut hold = args.no_hold.then_some(false);
+        let (volume, nodes) = (args.volume.clone(), args.nodes.clone());
+        let (mut remount, mut hold) = (false, args.no_hold.then_some(false));
         let mut options = Options { source: volume.volume.display().to_string(), ..Options::default() };
         options.idmap = args.idmap;
         options.workers = args.workers.map_or(options.workers, usize::from);
-        let joined = joined(&args.options);
-        let given = || joined.iter().map(|option| option.trim()).filter(|option| !option.is_empty());
+        let given: Vec<String> = args.options.iter().flat_map(|list| apart(list)).collect();
+        let given = || given.iter().map(String::as_str);
         if given().any(|option| option == "remount") {
             remount = true;
             let shown = ::mount::shown(&args.dir).map_err(|e| failure(&e))?;
@@ -190,26 +185,13 @@ impl Wanted {
             options.flags = shown.split(',').filter_map(set).map(|(_, flag, _)| *flag).collect();
         }
         for option in given() {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            let name = option.split('=').next().unwrap_or_default();
             if let Some((_, flag, set)) = FLAGS.iter().find(|(known, ..)| *known == option) {
                 options.flags.set(*flag, *set);
                 continue;
             }
             match name {
-                "cache" => {
-                    cache = Some(
-                        CacheArg::from_str(value, false).map_err(|_| usage(option, "kernel, direct or writeback"))?,
-                    )
-                }
-                "placement" => placement = Some(parse_placement(value).map_err(|why| usage(option, &why))?),
-                "workers" => {
-                    workers_chosen = true;
-                    let workers = value.parse().ok().filter(|workers| (1..=1024).contains(workers));
-                    options.workers = workers.ok_or_else(|| usage(option, "a number from 1 to 1024"))?;
-                }
-                "memory" => memory = Some(units::parse_bytes(value).map_err(|why| usage(option, &why))?),
-                "idmap" if value.is_empty() => options.idmap = true,
-                "region" => volume.region.push(PathBuf::from(value)),
+                "idmap" => options.idmap = true,
                 "remount" => {}
                 "hold" => hold = Some(true),
                 "nohold" => hold = Some(false),
@@ -229,17 +211,11 @@ impl Wanted {
                     return Err(usage(option, "is for mount(8)").hint(hint));
                 }
                 _ if IGNORED.contains(&option) || name.starts_with("x-") || SHOWN.contains(&name) => {}
-                _ => match nodes.take(name, value) {
-                    Some(taken) => taken.map_err(|why| usage(option, &why))?,
-                    None => return Err(usage(option, "unknown").hint("homenode-fs mount --help lists them at -o")),
-                },
+                _ => return Err(usage(option, "unknown").hint("homenode-fs mount --help lists them at -o")),
             }
         }
-        if let Some((name, other)) = nodes.lacks() {
-            return Err(usage(name, &format!("means something only with {other}=")));
-        }
-        let chosen = (cache.is_some(), workers_chosen);
-        options.cache = match cache {
+        let chosen = (args.cache.is_some(), args.workers.is_some());
+        options.cache = match args.cache {
             Some(CacheArg::Direct) => Cache::Direct,
             Some(CacheArg::Writeback) if nodes.policy() => {
                 let why = "is not for a policy, which wants to know who writes";
@@ -250,14 +226,14 @@ impl Wanted {
             Some(CacheArg::Writeback) => Cache::Writeback,
             _ => Cache::Kernel,
         };
-        let placement = match placement.unwrap_or(PlacementArg::Local) {
+        let placement = match args.placement.unwrap_or(PlacementArg::Local) {
             PlacementArg::Local => ::fs::Placement::Local,
             PlacementArg::Random => ::fs::Placement::Random,
             PlacementArg::Interleave => ::fs::Placement::Interleave,
             PlacementArg::Node(node) => ::fs::Placement::Node(node),
         };
         let may_be_missing = !remount && given().any(|option| option == "nofail");
-        let memory = memory.unwrap_or_else(own_memory);
+        let memory = args.memory.unwrap_or_else(own_memory);
         Ok(Self { volume, options, placement, nodes, memory, chosen, remount, hold, may_be_missing })
     }
 
@@ -301,19 +277,6 @@ fn linux_release() -> Option<(u32, u32)> {
     let name = rustix::system::uname();
     let mut numbers = name.release().to_str().ok()?.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-/// Options that were taken apart at each comma, with those of a value in quotes put together:
-/// `context="u:r:t:s0:c1,c2"`.
-fn joined(parts: &[String]) -> Vec<String> {
-    let mut options: Vec<String> = Vec::new();
-    for part in parts {
-        match options.last_mut().filter(|last| last.matches('"').count() % 2 == 1) {
-            Some(open) => *open += &format!(",{part}"),
-            None => options.push(part.clone()),
-        }
-    }
-    options
 }
 
 /// Starts the server in the background, and waits until the mount works.

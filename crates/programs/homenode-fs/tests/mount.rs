@@ -177,7 +177,7 @@ fn refusals_are_one_line_with_their_exit_code() {
     refused(&[&place.volume, "/nowhere/dir"], 5, "/nowhere/dir: No such file or directory (ENOENT)");
     refused(&[&place.volume, &place.volume], 2, "not a directory");
     refused(&["-o", "wrong", &place.volume, &place.dir], 2, "\"wrong\": unknown");
-    refused(&["-o", "workers=0", &place.volume, &place.dir], 2, "workers=0");
+    refused(&["-o", "workers=0", &place.volume, &place.dir], 2, "--workers");
     refused(&["--policy", "nthread", "--dry-run", &place.volume, &place.dir], 2, "--dry-run: it prints");
     refused(&["--placement", "node9", &place.volume, &place.dir], 2, "no region of the volume is on node 9");
     let data = place.place.path().join("data");
@@ -225,15 +225,15 @@ fn a_policy_starts_with_a_mount_of_mount_8() {
     let call =
         |options: &str| Command::new(&helper).args([&*place.volume, &*place.dir, "-o", options]).output().unwrap();
     for (wrong, why) in [
-        ("policy=best", "option \"policy=best\": one of off, "),
-        ("policy=auto,window=0", "option \"window=0\": must be between 0.01 and 3600 seconds"),
-        ("policy=auto,margin=much", "option \"margin=much\": "),
-        ("policy=auto,min-bytes=-1", "option \"min-bytes=-1\": "),
-        ("window=1", "option \"window\": means something only with policy="),
-        ("scale=10", "option \"scale\": means something only with emulate-nodes="),
-        ("emulate-nodes=0", "option \"emulate-nodes=0\": a number from 1 to 64"),
-        ("emulate-memory-nodes=1", "option \"emulate-memory-nodes\": means something only with emulate-nodes="),
-        ("emulate-nodes=2,emulate-memory-nodes=9", "option \"emulate-memory-nodes=9\": a number up to 8"),
+        ("policy=best", "'best' for '--policy"),
+        ("policy=auto,window=0", "'0' for '--window <SECONDS>': must be between 0.01 and 3600 seconds"),
+        ("policy=auto,margin=much", "'much' for '--margin"),
+        ("policy=auto,min-bytes=-1", "'-1' for '--min-bytes"),
+        ("window=1", "not provided: --policy"),
+        ("scale=10", "not provided: --emulate-nodes"),
+        ("emulate-nodes=0", "'0' for '--emulate-nodes <N>': 0 is not in 1..=64"),
+        ("emulate-memory-nodes=1", "not provided: --emulate-nodes"),
+        ("emulate-nodes=2,emulate-memory-nodes=9", "'9' for '--emulate-memory-nodes"),
         ("polic=auto", "option \"polic=auto\": unknown"),
     ] {
         let (code, said) = ends(&call(wrong));
