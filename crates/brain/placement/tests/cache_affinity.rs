@@ -316,23 +316,3 @@ fn a_move_that_is_never_made_is_given_up() {
         .sum();
     assert_eq!(asked, 5);
 }
-
-#[test]
-fn empty_and_invalid_snapshots_do_no_harm() {
-    for variant in [Variant::Greedy, Variant::Guarded] {
-        let mut p = policy(variant);
-        let topology = simpleread().topology();
-        assert_eq!(p.decide(&topology, &Snapshot::default()), Plan::new(p.name()));
-        let mut w = simpleread();
-        w.threads[0].cpu_s = f64::NAN;
-        w.threads[0].files[0].read_bytes = [(NodeId(1), u64::MAX), (NodeId(77), u64::MAX)].into_iter().collect();
-        w.files[0].size = Some(u64::MAX);
-        w.processes[0].resident = [(NodeId(0), u64::MAX), (NodeId(1), u64::MAX)].into_iter().collect();
-        for time_s in [f64::NAN, f64::MAX, -1.0, 0.0] {
-            w.time_s = time_s;
-            for (_, _, to) in moves(&p.decide(&topology, &w)) {
-                assert_eq!(to, 1);
-            }
-        }
-    }
-}

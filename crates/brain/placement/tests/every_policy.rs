@@ -276,7 +276,7 @@ proptest! {
     #[test]
     fn invalid_snapshots_do_no_harm(
         case in case(ANY), f in files(), name in prop::sample::select(names()),
-        wild in prop::sample::select(vec![f64::NAN, f64::INFINITY, -1.0, 0.0, f64::MIN_POSITIVE, 1e300]), what in 0..9,
+        wild in prop::sample::select(vec![f64::NAN, f64::INFINITY, -1.0, 0.0, f64::MIN_POSITIVE, 1e300, f64::MAX]), what in 0..11,
     ) {
         let mut s = complete(&case, f);
         let huge = || [(NodeId(0), u64::MAX), (NodeId(1), u64::MAX), (NodeId(999), 7)].into_iter().collect::<NodeBytes>();
@@ -289,6 +289,8 @@ proptest! {
             5 => s.nodes.iter_mut().for_each(|n| (n.cpu_s, n.read_bw_max) = (Some(wild), Some(wild))),
             6 => s.files.iter_mut().for_each(|f| (f.bytes, f.size) = (huge(), Some(0))),
             7 => s.processes.iter_mut().for_each(|p| p.resident = huge()),
+            8 => s.nodes.iter_mut().for_each(|n| n.memory_free = u64::MAX),
+            9 => s.processes.iter_mut().flat_map(|p| &mut p.mapped).for_each(|m| m.hot_bytes = u64::MAX),
             _ => s.threads.iter_mut().for_each(|t| t.node = NodeId(999)),
         }
         // NThread's own loads are tested with their own extremes.

@@ -67,40 +67,37 @@ fn remote_share_is_of_all_threads_together() {
     assert_eq!(Snapshot { threads, ..window }.remote_share(), Some(0.25));
 }
 
-/// Replaces one piece of text in the design's example, and returns the resulting message.
+/// Replaces one piece of text, with ' for ", in the design's example, and returns the resulting
+/// message, with ' for ", too.
 fn refused(from: &str, to: &str) -> String {
-    let text = DESIGN.replacen(from, to, 1);
+    let text = DESIGN.replacen(&from.replace('\'', "\""), &to.replace('\'', "\""), 1);
     assert_ne!(text, DESIGN, "`{from}` is not in the example");
-    Snapshot::from_json(&text).unwrap_err().to_string()
+    Snapshot::from_json(&text).unwrap_err().to_string().replace('"', "'")
 }
 
 #[test]
 fn wrong_json_names_the_field_the_line_and_the_column() {
     for (from, to, message) in [
-        ("\"tid\":101", "\"tid\":-1", "threads[0].tid: invalid value: integer `-1`, expected u32 at line 5 column 21"),
+        ("'tid':101", "'tid':-1", "threads[0].tid: invalid value: integer `-1`, expected u32 at line 5 column 21"),
+        ("'tid':101", "'tid':'a'", "threads[0].tid: invalid type: string 'a', expected u32 at line 5 column 22"),
         (
-            "\"tid\":101",
-            "\"tid\":\"a\"",
-            "threads[0].tid: invalid type: string \"a\", expected u32 at line 5 column 22",
-        ),
-        (
-            "\"read_bytes\":300000000,",
-            "\"read_bytes\":-300000000,",
+            "'read_bytes':300000000,",
+            "'read_bytes':-300000000,",
             "nodes[0].read_bytes: invalid value: integer `-300000000`",
         ),
-        ("\"window_s\":1.0", "\"window_s\":1e999", "window_s: number out of range at line 1 column"),
-        ("\"window_s\":1.0", "\"window_s\":NaN", "window_s: expected value at line 1 column"),
-        ("\"node\":1", "\"knot\":1", "threads[0].knot: unknown field `knot`, expected one of"),
-        ("\"cpu_s\":0.8,", "", "threads[0]: missing field `cpu_s` at line"),
+        ("'window_s':1.0", "'window_s':1e999", "window_s: number out of range at line 1 column"),
+        ("'window_s':1.0", "'window_s':NaN", "window_s: expected value at line 1 column"),
+        ("'node':1", "'knot':1", "threads[0].knot: unknown field `knot`, expected one of"),
+        ("'cpu_s':0.8,", "", "threads[0]: missing field `cpu_s` at line"),
         (
-            "{\"0\":300000000}",
-            "{\"x\":300000000}",
+            "{'0':300000000}",
+            "{'x':300000000}",
             "threads[0].read_bytes.?: invalid value: expected key to be a number in quotes",
         ),
-        ("{\"0\":300000000}", "{\"0\":18446744073709551616}", "threads[0].read_bytes"),
-        ("\"version\":2,", "\"version\":2,\"version\":2,", "duplicate field `version`"),
-        ("\"8:1:1234\",\"read", "\"db\",\"read", "threads[0].files[0].file: invalid value: string \"db\", expected"),
-        ("\"8:1:1234\",\"bytes", "\"08:1:9\",\"bytes", "expected a file id, `major:minor:inode`"),
+        ("{'0':300000000}", "{'0':18446744073709551616}", "threads[0].read_bytes"),
+        ("'version':2,", "'version':2,'version':2,", "duplicate field `version`"),
+        ("'8:1:1234','read", "'db','read", "threads[0].files[0].file: invalid value: string 'db', expected"),
+        ("'8:1:1234','bytes", "'08:1:9','bytes", "expected a file id, `major:minor:inode`"),
     ] {
         let error = refused(from, to);
         assert!(error.starts_with("not a snapshot: ") && error.contains(message), "{from} -> {to}: {error}");
@@ -109,7 +106,7 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
     for (text, message) in [
         ("", "not a snapshot: EOF while parsing a value at line 1 column 0"),
         ("[2]", "not a snapshot: "),
-        ("{\"version\":2", "EOF while parsing"),
+        (r#"{"version":2"#, "EOF while parsing"),
         (&format!("{DESIGN} x"), "not a snapshot: trailing characters at line"),
     ] {
         let error = Snapshot::from_json(text).unwrap_err().to_string();
@@ -121,91 +118,79 @@ fn wrong_json_names_the_field_the_line_and_the_column() {
 
 #[test]
 fn a_wrong_version_is_reported_before_any_other_problem() {
-    for to in ["\"version\":3", "\"version\":3,\"zones\":[]"] {
-        assert_eq!(refused("\"version\":2", to), "snapshot version 3 is not supported, this build reads version 2");
+    for to in ["'version':3", "'version':3,'zones':[]"] {
+        assert_eq!(refused("'version':2", to), "snapshot version 3 is not supported, this build reads version 2");
     }
 }
 
 #[test]
 fn impossible_values_are_named_with_their_field() {
     for (from, to, message) in [
-        ("\"window_s\":1.0", "\"window_s\":0", "window_s: 0 is not a positive number of seconds"),
-        ("\"window_s\":1.0", "\"window_s\":-1.5", "window_s: -1.5 is not a positive number of seconds"),
-        ("\"window_s\":1.0", "\"window_s\":1e300", "is not a positive number of seconds"),
-        ("\"window_s\":1.0", "\"window_s\":1,\"time_s\":-1", "time_s: -1 is not within 0 to"),
-        ("\"cpu_s\":0.8", "\"cpu_s\":-0.8", "threads[0] (tid 101).cpu_s: -0.8 is not within 0 to"),
+        ("'window_s':1.0", "'window_s':0", "window_s: 0 is not a positive number of seconds"),
+        ("'window_s':1.0", "'window_s':-1.5", "window_s: -1.5 is not a positive number of seconds"),
+        ("'window_s':1.0", "'window_s':1e300", "is not a positive number of seconds"),
+        ("'window_s':1.0", "'window_s':1,'time_s':-1", "time_s: -1 is not within 0 to"),
+        ("'cpu_s':0.8", "'cpu_s':-0.8", "threads[0] (tid 101).cpu_s: -0.8 is not within 0 to"),
         (
-            "\"cpu_s\":0.8",
-            "\"cpu_s\":0.8,\"wait_s\":1e30",
+            "'cpu_s':0.8",
+            "'cpu_s':0.8,'wait_s':1e30",
             "threads[0] (tid 101).wait_s: 1000000000000000000000000000000 is not",
         ),
+        ("'node':1", "'node':7", "threads[0] (tid 101).node: node 7 is not among the nodes of this snapshot (0, 1)"),
+        ("[0,1],'cpu_s'", "[0,7],'cpu_s'", "threads[0] (tid 101).allowed_nodes[1]: node 7 is not among"),
         (
-            "\"node\":1",
-            "\"node\":7",
-            "threads[0] (tid 101).node: node 7 is not among the nodes of this snapshot (0, 1)",
-        ),
-        ("[0,1],\"cpu_s\"", "[0,7],\"cpu_s\"", "threads[0] (tid 101).allowed_nodes[1]: node 7 is not among"),
-        (
-            "\"read_bytes\":{\"0\":300000000},\"w",
-            "\"read_bytes\":{\"7\":3},\"w",
+            "'read_bytes':{'0':300000000},'w",
+            "'read_bytes':{'7':3},'w",
             "threads[0] (tid 101).read_bytes: node 7 is not",
         ),
-        (
-            "\"write_bytes\":{\"1\":0}",
-            "\"write_bytes\":{\"7\":0}",
-            "threads[0] (tid 101).write_bytes: node 7 is not among",
-        ),
-        (
-            "\"write_bytes\":{}",
-            "\"write_bytes\":{\"7\":0}",
-            "threads[0] (tid 101).files[0].write_bytes: node 7 is not among",
-        ),
-        ("{\"0\":4294967296}", "{\"7\":4}", "files[0] (file 8:1:1234).bytes: node 7 is not among"),
-        ("{\"0\":0,\"1\":12000000}", "{\"7\":4}", "processes[0] (pid 100).resident: node 7 is not among"),
-        ("[{\"node\":0", "[{\"node\":7", "processes[0] (pid 100).mapped[0].node: node 7 is not among"),
-        ("{\"0\":10,", "{\"0\":0,", "nodes[0] (node 0).distance.0: 0 is not within 1 to 255"),
-        ("\"1\":21}", "\"1\":2100}", "nodes[0] (node 0).distance.1: 2100 is not within 1 to 255"),
+        ("'write_bytes':{'1':0}", "'write_bytes':{'7':0}", "threads[0] (tid 101).write_bytes: node 7 is not among"),
+        ("'write_bytes':{}", "'write_bytes':{'7':0}", "threads[0] (tid 101).files[0].write_bytes: node 7 is not among"),
+        ("{'0':4294967296}", "{'7':4}", "files[0] (file 8:1:1234).bytes: node 7 is not among"),
+        ("{'0':0,'1':12000000}", "{'7':4}", "processes[0] (pid 100).resident: node 7 is not among"),
+        ("[{'node':0", "[{'node':7", "processes[0] (pid 100).mapped[0].node: node 7 is not among"),
+        ("{'0':10,", "{'0':0,", "nodes[0] (node 0).distance.0: 0 is not within 1 to 255"),
+        ("'1':21}", "'1':2100}", "nodes[0] (node 0).distance.1: 2100 is not within 1 to 255"),
         ("6.8e9", "0", "nodes[0] (node 0).read_bw_max: 0 is not a positive number of bytes per second"),
         ("1.85e9", "-1.85e9", "nodes[0] (node 0).write_bw_max: -1850000000 is not a positive number"),
         ("[0,1,2,3]", "[0,1,2,99999]", "nodes[0] (node 0).cpus: 99999 is larger than any CPU number"),
         ("[0,1,2,3]", "[0,1,2,2]", "nodes[0] (node 0).cpus: CPU 2 is already on node 0"),
-        ("{\"id\":0", "{\"id\":1,\"cpus\":[3]},{\"id\":0", "nodes[1] (node 0).cpus: CPU 3 is already on node 1"),
-        ("{\"id\":0", "{\"id\":0,\"cpus\":[]},{\"id\":0", "nodes[1] (node 0): listed twice"),
+        ("{'id':0", "{'id':1,'cpus':[3]},{'id':0", "nodes[1] (node 0).cpus: CPU 3 is already on node 1"),
+        ("{'id':0", "{'id':0,'cpus':[]},{'id':0", "nodes[1] (node 0): listed twice"),
         (
             "8000000000",
             "9007199254740993",
             "nodes[0] (node 0).memory_free: 9007199254740993 bytes is more than any machine has",
         ),
         (
-            "{\"1\":0}",
-            "{\"1\":18446744073709551615}",
+            "{'1':0}",
+            "{'1':18446744073709551615}",
             "threads[0] (tid 101).write_bytes.1: 18446744073709551615 bytes is more",
         ),
-        ("\"memory_free\"", "\"cpu_s\":-1,\"memory_free\"", "nodes[0] (node 0).cpu_s: -1 is not within 0 to"),
+        ("'memory_free'", "'cpu_s':-1,'memory_free'", "nodes[0] (node 0).cpu_s: -1 is not within 0 to"),
         (
-            "\"files\":[{\"file\":\"8:1:1234\",\"bytes\"",
-            "\"files\":[{\"file\":\"8:1:1234\"},{\"file\":\"8:1:1234\",\"bytes\"",
+            "'files':[{'file':'8:1:1234','bytes'",
+            "'files':[{'file':'8:1:1234'},{'file':'8:1:1234','bytes'",
             "files[1] (file 8:1:1234): listed twice",
         ),
         (
-            "{\"0\":4294967296}",
-            "{\"0\":4294967296},\"sampled\":0",
+            "{'0':4294967296}",
+            "{'0':4294967296},'sampled':0",
             "files[0] (file 8:1:1234).sampled: 0 is not a share above 0",
         ),
         (
-            "{\"0\":4294967296}",
-            "{\"0\":4294967296},\"movable\":true,\"pinned\":\"DAX\"",
+            "{'0':4294967296}",
+            "{'0':4294967296},'movable':true,'pinned':'DAX'",
             "files[0] (file 8:1:1234).pinned: given for a file that is not said to be immovable",
         ),
         (
-            "\"memory_free\"",
-            "\"measured\":{\"source\":\"amd_umc\",\"bytes\":9,\"read_bytes\":10},\"memory_free\"",
+            "'memory_free'",
+            "'measured':{'source':'amd_umc','bytes':9,'read_bytes':10},'memory_free'",
             "nodes[0] (node 0).measured.read_bytes: more than the bytes read and written together",
         ),
-        ("\"processes\":[", "\"processes\":[{\"pid\":100},", "processes[1] (pid 100): listed twice"),
+        ("'processes':[", "'processes':[{'pid':100},", "processes[1] (pid 100): listed twice"),
         (
-            "\"threads\":[",
-            "\"threads\":[{\"tid\":101,\"pid\":1,\"node\":0,\"allowed_nodes\":[],\"cpu_s\":0},",
+            "'threads':[",
+            "'threads':[{'tid':101,'pid':1,'node':0,'allowed_nodes':[],'cpu_s':0},",
             "threads[1] (tid 101): listed twice",
         ),
     ] {
