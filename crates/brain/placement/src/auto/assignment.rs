@@ -20,7 +20,7 @@ use super::Settings;
 use super::class::ThreadClass;
 use super::demand::{Demands, Use};
 use super::hardware::{Hardware, Visits};
-use super::locks::{crossed, own_memory};
+use super::locks::{LEAST_SOFTWARE, crossed, own_memory};
 use crate::Writes;
 
 /// Threads of one class on one node.
@@ -105,9 +105,6 @@ impl Scratch {
 /// How many times the model is fitted to the window it was made from. Chosen, not derived: a
 /// fixed number bounds the work.
 const FITTED: usize = 4;
-/// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not
-/// derived.
-pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 
 /// Makes the model of the current placement yield the observed rates. The unexplained time becomes
 /// software or sleep.

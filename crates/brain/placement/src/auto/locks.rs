@@ -11,13 +11,16 @@
 //! for a lock.
 
 use super::Settings;
-use super::assignment::LEAST_SOFTWARE;
 use super::demand::{Demand, Demands, Process};
 use super::hardware::Hardware;
 
 /// Threads that share data and sleep this share of the time are assumed to wait for a lock. A lock
 /// that they wait for less changes their throughput by less than that.
 const BLOCKED: f64 = 0.1;
+
+/// The least share of CPU time per byte that is software, so that no rate is infinite. Chosen, not
+/// derived.
+pub(super) const LEAST_SOFTWARE: f64 = 0.02;
 
 impl Demands {
     /// The time h that a lock must be held to make k threads with X bytes/s together wait w seconds
