@@ -1,9 +1,9 @@
 //! Every operation, through the kernel.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Write};
+use std::io::{Error, Read, Result, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -11,15 +11,15 @@ use std::thread;
 use mount::Cache;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid,
-    XattrFlags, fallocate, mknodat, renameat_with, utimensat,
+    XattrFlags, fallocate, renameat_with, utimensat,
 };
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use testing::{Case, cases, mounting};
 
 use crate::harness::{Mount, rings};
 
 pub const CASES: &[Case] = cases![[mounting()]
-    names_and_files,
+    files_without_a_name_get_one_or_none,
     times_that_users_set_are_kept_or_taken_to_the_nearest,
     directories_of_many_names_are_listed_whole,
     renames_replace_refuse_or_exchange,
@@ -27,20 +27,16 @@ pub const CASES: &[Case] = cases![[mounting()]
     extended_attributes,
     holes_and_preallocation,
     what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_holes,
-    ranges_are_copied_from_file_to_file,
     appends_of_several_processes_do_not_overlap,
     direct_input_and_output_of_several_threads,
     a_buffered_read_after_an_asynchronous_direct_write_is_new,
     a_full_volume_takes_stores_to_mapped_pages,
     a_full_volume_takes_writes_into_preallocated_space,
     a_write_of_one_request_is_whole_for_readers_past_the_cache,
-    mapped_files_and_writes_see_each_other,
     locks_wait_and_end_with_their_process,
-    special_files,
     groups_of_set_group_id_directories,
     writing_and_owners_take_privileges,
     a_program_that_was_written_runs_without_its_owners_rights,
-    the_kernel_checks_permissions,
     usage_is_told,
     a_removed_directory_is_still_somebodys_place,
 ];
@@ -62,43 +58,16 @@ pub fn as_user(dir: &Path, script: &str) -> std::process::Output {
     setpriv.current_dir(dir).env("PATH", "/usr/bin:/bin").env("LC_ALL", "C").output().unwrap()
 }
 
-fn names_and_files() {
+fn files_without_a_name_get_one_or_none() {
     for cache in CACHES {
         let mount = Mount::new(cache, 32);
         let data: Vec<u8> = (0..3_000_000_u32).map(|i| (i / 7) as u8).collect();
-        fs::create_dir(mount.path("d")).unwrap();
-        fs::write(mount.path("d/f"), &data).unwrap();
-        assert!(fs::read(mount.path("d/f")).unwrap() == data);
-        fs::hard_link(mount.path("d/f"), mount.path("g")).unwrap();
-        assert_eq!(fs::metadata(mount.path("d/f")).unwrap().nlink(), 2);
-        symlink("d/f", mount.path("s")).unwrap();
-        assert_eq!(fs::read_link(mount.path("s")).unwrap().to_str(), Some("d/f"));
-        assert_eq!(fs::metadata(mount.path("s")).unwrap().len(), 3_000_000);
-        fs::rename(mount.path("g"), mount.path("h")).unwrap();
-        assert_eq!(errno(fs::metadata(mount.path("g"))), Some(libc::ENOENT));
-        let mut names: Vec<_> = fs::read_dir(mount.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        names.sort();
-        assert_eq!(names, ["d", "h", "s"]);
-        assert_eq!(fs::remove_dir(mount.path("d")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
-        assert_eq!(errno(fs::write(mount.path(&"n".repeat(256)), b"")), Some(libc::ENAMETOOLONG));
-
-        // An open file survives its last name.
-        let mut open = File::open(mount.path("h")).unwrap();
-        fs::remove_file(mount.path("d/f")).unwrap();
-        fs::remove_file(mount.path("h")).unwrap();
-        assert_eq!(open.metadata().unwrap().nlink(), 0);
-        let mut read = Vec::new();
-        open.read_to_end(&mut read).unwrap();
-        assert!(read == data);
-        drop(open);
-        fs::remove_dir(mount.path("d")).unwrap();
-
-        // A file that has no name yet; Linux 6.2 and later ask for one.
+        // Linux 6.2 and later ask for one.
         let unnamed = OpenOptions::new().read(true).write(true).custom_flags(libc::O_TMPFILE).open(mount.dir());
         match unnamed {
             Ok(file) => {
                 file.write_all_at(&data, 0).unwrap();
-                assert_eq!((file.metadata().unwrap().nlink(), fs::read_dir(mount.dir()).unwrap().count()), (0, 1));
+                assert_eq!((file.metadata().unwrap().nlink(), fs::read_dir(mount.dir()).unwrap().count()), (0, 0));
                 let (old, follow) = (format!("/proc/self/fd/{}", file.as_raw_fd()), AtFlags::SYMLINK_FOLLOW);
                 rustix::fs::linkat(CWD, &old, CWD, mount.path("named"), follow).unwrap();
                 assert!(fs::read(mount.path("named")).unwrap() == data && file.metadata().unwrap().nlink() == 1);
@@ -111,20 +80,8 @@ fn names_and_files() {
             }
             Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP)),
         }
-
-        // Truncating, by name, by file, and by opening.
-        fs::write(mount.path("t"), &data).unwrap();
-        let file = OpenOptions::new().read(true).write(true).open(mount.path("t")).unwrap();
-        file.set_len(5000).unwrap();
-        file.set_len(9000).unwrap();
-        let mut read = vec![1; 9000];
-        file.read_exact_at(&mut read, 0).unwrap();
-        assert!(read[..5000] == data[..5000] && read[5000..].iter().all(|byte| *byte == 0));
-        File::create(mount.path("t")).unwrap();
-        assert_eq!(file.metadata().unwrap().len(), 0);
-        file.sync_all().unwrap();
+        // What makes it durable works on a directory, too.
         File::open(mount.dir()).unwrap().sync_all().unwrap();
-        drop(file);
         mount.end();
     }
 }
@@ -323,19 +280,6 @@ fn what_another_process_wrote_through_a_mapping_is_copied_by_programs_that_skip_
     }
 }
 
-fn ranges_are_copied_from_file_to_file() {
-    let mount = Mount::new(Cache::Kernel, 64);
-    let data: Vec<u8> = (0..20_000_000_u32).map(|i| (i / 5) as u8).collect();
-    fs::write(mount.path("a"), &data).unwrap();
-    let (from, to) = (File::open(mount.path("a")).unwrap(), File::create(mount.path("b")).unwrap());
-    let (mut at, mut to_at) = (1000, 50);
-    while rustix::fs::copy_file_range(&from, Some(&mut at), &to, Some(&mut to_at), 1 << 30).unwrap() > 0 {}
-    let copied = fs::read(mount.path("b")).unwrap();
-    assert!(copied[..50] == [0; 50] && copied[50..] == data[1000..]);
-    drop((from, to));
-    mount.end();
-}
-
 fn appends_of_several_processes_do_not_overlap() {
     for cache in CACHES {
         let mount = Mount::new(cache, 32);
@@ -530,35 +474,6 @@ fn map(file: &File, len: usize, flags: MapFlags) -> &'static mut [u8] {
     }
 }
 
-fn mapped_files_and_writes_see_each_other() {
-    for cache in CACHES {
-        let mount = Mount::new(cache, 32);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(mount.path("f")).unwrap();
-        file.write_all_at(&[1; 65536], 0).unwrap();
-        let shared = map(&file, 65536, MapFlags::SHARED);
-        let private = map(&file, 65536, MapFlags::PRIVATE);
-        assert_eq!((shared[5], private[70]), (1, 1));
-        private[70] = 9;
-        shared[5] = 2;
-        // SAFETY: the mapping above.
-        unsafe { msync(shared.as_mut_ptr().cast(), 65536, MsyncFlags::SYNC).unwrap() };
-        let mut found = [0; 100];
-        file.read_exact_at(&mut found, 0).unwrap();
-        assert_eq!((found[5], found[70]), (2, 1));
-        file.write_all_at(&[3; 4096], 4096).unwrap();
-        assert_eq!(shared[5000], 3);
-        shared[40000] = 4;
-        // SAFETY: both mappings are used no more.
-        unsafe {
-            munmap(shared.as_mut_ptr().cast(), 65536).unwrap();
-            munmap(private.as_mut_ptr().cast(), 65536).unwrap();
-        }
-        drop(file);
-        assert_eq!(fs::read(mount.path("f")).unwrap()[40000], 4);
-        mount.end();
-    }
-}
-
 fn locks_wait_and_end_with_their_process() {
     let mount = Mount::new(Cache::Kernel, 8);
     let file = File::create(mount.path("f")).unwrap();
@@ -590,27 +505,6 @@ fn locks_wait_and_end_with_their_process() {
     let ended = Command::new("python3").args(["-c", python]).current_dir(mount.dir()).status().unwrap();
     assert_eq!(ended.code(), Some(7), "another process has the record");
     drop(file);
-    mount.end();
-}
-
-fn special_files() {
-    let mount = Mount::new(Cache::Kernel, 8);
-    let make = |name: &str, kind, dev| mknodat(CWD, mount.path(name), kind, Mode::from_raw_mode(0o640), dev).unwrap();
-    make("pipe", FileType::Fifo, 0);
-    make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
-    make("block", FileType::BlockDevice, rustix::fs::makedev(250, 300));
-    let socket = std::os::unix::net::UnixListener::bind(mount.path("socket")).unwrap();
-    let kind = |name: &str| fs::symlink_metadata(mount.path(name)).unwrap();
-    assert!(kind("pipe").file_type().is_fifo() && kind("socket").file_type().is_socket());
-    assert_eq!(kind("block").rdev(), rustix::fs::makedev(250, 300));
-    OpenOptions::new().write(true).open(mount.path("null")).unwrap().write_all(b"x").unwrap();
-    let reader = thread::spawn({
-        let pipe = mount.path("pipe");
-        move || fs::read(pipe).unwrap()
-    });
-    fs::write(mount.path("pipe"), b"through").unwrap();
-    assert_eq!(reader.join().unwrap(), b"through");
-    drop(socket);
     mount.end();
 }
 
@@ -696,22 +590,6 @@ fn a_program_that_was_written_runs_without_its_owners_rights() {
         }
         mount.end();
     }
-}
-
-fn the_kernel_checks_permissions() {
-    let mount = Mount::new(Cache::Kernel, 8);
-    fs::write(mount.path("secret"), "s").unwrap();
-    fs::set_permissions(mount.path("secret"), fs::Permissions::from_mode(0o600)).unwrap();
-    fs::create_dir(mount.path("tmp")).unwrap();
-    fs::set_permissions(mount.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
-    fs::write(mount.path("tmp/roots"), "r").unwrap();
-    for script in ["cat secret", "touch new", "rm tmp/roots", "chmod 777 secret", "mv secret tmp/"] {
-        let done = as_user(mount.dir(), script);
-        assert!(!done.status.success(), "{script}");
-    }
-    let done = as_user(mount.dir(), "echo mine > tmp/mine; chmod 0 tmp/mine; rm -f tmp/mine; cat tmp/roots");
-    assert!(done.status.success(), "{done:?}");
-    mount.end();
 }
 
 fn usage_is_told() {
