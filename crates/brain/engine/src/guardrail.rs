@@ -115,7 +115,6 @@ impl Work {
         self.read_bytes as f64 / self.seconds
     }
 
-    /// CPUs wanted.
     fn wanted(&self) -> f64 {
         (self.busy_s + self.wait_s) / self.seconds
     }
@@ -245,7 +244,6 @@ pub struct Harm {
     pub service: Service,
     /// What was moved of it since then.
     pub moves: Vec<Move>,
-    /// Its processes.
     pub pids: FxHashSet<u32>,
     pub why: String,
 }

@@ -64,7 +64,6 @@ pub struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The policy.
     pub fn name(&self) -> &str {
         self.policy.as_deref().unwrap_or("nthread")
     }
@@ -85,12 +84,10 @@ pub fn or_program(policies: PossibleValuesParser) -> impl TypedValueParser<Value
     PolicyOrProgram(policies)
 }
 
-/// Whether a program decides.
 pub fn is_program(policy: &str) -> bool {
     policy.starts_with(PROGRAM) || policy.starts_with(SOCKET)
 }
 
-/// A policy, or a program.
 #[derive(Clone)]
 struct PolicyOrProgram(PossibleValuesParser);
 
@@ -120,7 +117,6 @@ fn policy_names() -> PossibleValuesParser {
     PossibleValuesParser::new(placement::POLICIES.iter().map(value))
 }
 
-/// A process id.
 pub fn pid(text: &str) -> Result<u32, String> {
     let pid = text.trim().parse().ok().filter(|pid| (1..=i32::MAX as u32).contains(pid));
     pid.ok_or_else(|| "not the id of a process".to_owned())

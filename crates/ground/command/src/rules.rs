@@ -339,7 +339,6 @@ impl Word for User {
     }
 }
 
-/// Names of policies.
 fn policies<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     let names = Vec::<String>::deserialize(from)?;
     let is = |name: &str| placement::POLICIES.iter().any(|(known, _)| *known == name);

@@ -30,7 +30,6 @@ impl PartialEq for Source {
 }
 
 impl Source {
-    /// The text of a file.
     pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::InvalidData => {

@@ -9,7 +9,6 @@ use std::io::{BufRead, BufReader, Read};
 /// Bytes of the list in which [`flocks`] looks: some 60,000 locks.
 const MOST: u64 = 4 << 20;
 
-/// One line of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lock<'a> {
     /// `FLOCK`, `POSIX`, `OFDLCK`, `LEASE` or `DELEG`.

@@ -61,7 +61,6 @@ pub struct Stat {
     /// The thread: its start time is in whole hundredths of a second.
     pub id: ThreadId,
     pub comm: String,
-    /// Process id of the parent.
     pub ppid: u32,
     pub session: u32,
     pub kernel_thread: bool,

@@ -94,7 +94,6 @@ impl std::fmt::Display for Order {
 /// The emptying of a region. Units: bytes and seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Drain {
-    /// Its index.
     pub region: usize,
     /// Whether it runs, or how it ended.
     pub state: State,
@@ -109,7 +108,6 @@ pub struct Drain {
     /// How many more stay.
     pub more: usize,
     pub seconds: f64,
-    /// Errno of a failure.
     pub errno: Option<i32>,
     pub why: Option<String>,
 }
@@ -133,20 +131,16 @@ pub struct Stays {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It copies.
     Running,
-    /// All is there.
     Done,
     /// Somebody stopped it, or the mount ended.
     Stopped,
-    /// It ended with an error.
     Failed,
 }
 
 /// A migration of a file. Units: bytes and seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Migration {
-    /// To this node.
     pub to: u32,
     /// Whether it runs, or how it ended.
     pub state: State,
@@ -157,7 +151,6 @@ pub struct Migration {
     /// Bytes that were there before.
     pub already_bytes: u64,
     pub seconds: f64,
-    /// Errno of a failure.
     pub errno: Option<i32>,
     pub why: Option<String>,
 }
@@ -223,9 +216,7 @@ pub struct Scrub {
     pub completed: Option<u64>,
     /// Whether file data has checksums; without them only memory that cannot be read is found.
     pub data_checksums: bool,
-    /// Errno of a failure.
     pub errno: Option<i32>,
-    /// The first faults.
     pub faults: Vec<ScrubFault>,
 }
 
@@ -250,7 +241,6 @@ pub struct ScrubFault {
     /// The bytes of the file, from and to; `None`: it is no data.
     pub bytes: Option<(u64, u64)>,
     pub what: String,
-    /// It was put right.
     pub mended: bool,
 }
 

@@ -137,7 +137,6 @@ impl Mover {
         self.moved.retain(|_, m| m.over.is_none_or(|window| window >= oldest));
     }
 
-    /// Threads as procfs shows them.
     pub fn threads(&self) -> &Threads {
         &self.threads
     }

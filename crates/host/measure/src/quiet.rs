@@ -23,7 +23,6 @@ pub enum Refusal {
     Hidden(Vec<NodeId>),
     /// The machine runs on its battery, where processors are slower.
     Battery,
-    /// Memory is short.
     Memory(String),
 }
 
@@ -50,7 +49,6 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Of this process.
     pub fn of_self(proc_root: &Path) -> Self {
         // Unknown is no limit: the kernel has the last word.
         let list = |what| linux::processor::allowed(proc_root, what).ok().flatten();

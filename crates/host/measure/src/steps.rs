@@ -49,14 +49,12 @@ pub struct Settings {
     pub limit: Duration,
     /// Time of a step; else what the limit leaves.
     pub step: Option<Duration>,
-    /// Most bytes of a buffer.
     pub most_bytes: u64,
     /// Measure although the machine runs on its battery.
     pub force: bool,
     /// While others use the machine, only time cached reads, by one thread: loads would slow others
     /// down. The figures then lack latencies and curves.
     pub careful: bool,
-    /// A sysfs mount.
     pub sys: PathBuf,
     pub proc: PathBuf,
 }

@@ -97,7 +97,6 @@ impl Crowd {
         Some(((user, None), format!("all threads of user {user} are looked at again")))
     }
 
-    /// A change was made.
     pub fn changed(&mut self, (user, floor): Change) {
         match floor {
             Some(floor) => _ = self.floors.insert(user, floor),
@@ -105,7 +104,6 @@ impl Crowd {
         }
     }
 
-    /// What a window says.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         self.floors.iter().map(|(user, floor)| {
             format!(

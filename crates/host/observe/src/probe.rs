@@ -32,7 +32,6 @@ const SYS: &str = "/sys";
 #[serde(rename_all = "snake_case", tag = "is")]
 pub enum Fact {
     Available,
-    /// Not available.
     Missing {
         /// Why, with the errno where there is one.
         cause: String,
@@ -40,7 +39,6 @@ pub enum Fact {
 }
 
 impl Fact {
-    /// Something that is not available.
     pub fn missing(cause: impl Into<String>) -> Self {
         Self::Missing { cause: cause.into() }
     }
@@ -49,7 +47,6 @@ impl Fact {
         *self == Self::Available
     }
 
-    /// Why it is not available.
     pub fn cause(&self) -> Option<&str> {
         match self {
             Self::Available => None,
@@ -105,7 +102,6 @@ pub struct Capabilities {
     /// CPUs that run without a timer tick (`nohz_full`): interrupting them does most harm.
     #[serde(skip_serializing_if = "CpuSet::is_empty")]
     pub nohz_full: CpuSet,
-    /// Whether OpenZFS is loaded.
     pub zfs: bool,
     pub hooks: BTreeMap<Hook, Fact>,
 }

@@ -240,7 +240,6 @@ pub(super) fn nothing_pending() -> Vec<u8> {
 }
 
 impl Counters {
-    /// The increase since `before`.
     pub fn since(self, before: Self) -> Self {
         self.combined(before, u64::wrapping_sub)
     }

@@ -170,7 +170,6 @@ pub struct Cost {
     pub kernel_bytes: u64,
 }
 
-/// Why homenode cannot observe.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// The kernel lacks something, or refuses it.

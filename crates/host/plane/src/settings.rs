@@ -3,7 +3,6 @@
 use observe::ObserveError;
 use placement::Wish;
 
-/// Settings of the host plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub observe: observe::Settings,
@@ -31,7 +30,6 @@ impl Default for Settings {
     }
 }
 
-/// Why the plane cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     #[error(transparent)]

@@ -86,7 +86,6 @@ fn serve(kind: &str, dir: &Path) {
     session.wait().unwrap();
 }
 
-/// A file system under test.
 struct System {
     name: &'static str,
     mount: Mount,

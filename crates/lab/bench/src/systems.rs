@@ -30,9 +30,7 @@ pub fn volume(region: &Path, bytes: u64) -> Volume {
     Volume::mount(medium(region), ::fs::Options::default()).unwrap()
 }
 
-/// A mounted file system.
 pub struct Mount {
-    /// Where it is mounted.
     pub dir: PathBuf,
     server: Option<Part>,
 }

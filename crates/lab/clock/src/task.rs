@@ -23,7 +23,6 @@ pub trait Seat {
 /// Tasks that wait for each other for ever.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
-    /// When, in nanoseconds.
     pub at_ns: u64,
     pub tasks: Vec<TaskId>,
 }

@@ -116,7 +116,6 @@ impl std::fmt::Debug for Policies {
 pub struct MachineSpec {
     /// Nodes, every pair one hop apart.
     pub nodes: u32,
-    /// Cores of each.
     pub cores: u32,
     /// Profile of its memory.
     pub memory: String,
@@ -263,7 +262,6 @@ pub struct Series {
     /// Seconds of a window, where it is not homenode's.
     #[serde(default)]
     pub window_s: Option<f64>,
-    /// The kernel, on a host.
     #[serde(default)]
     pub kernel: Kernel,
     /// It is run only if it is asked for by name.
@@ -396,7 +394,6 @@ pub struct Case {
     pub series: usize,
 }
 
-/// What a run has shown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// What the figure measures.
@@ -414,10 +411,8 @@ pub struct Outcome {
     pub waits: [f64; 5],
 }
 
-/// Why an experiment cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file is no experiment.
     #[error("no experiment: {0}")]
     Toml(#[from] toml::de::Error),
     /// It names something that does not exist.
@@ -446,12 +441,10 @@ pub enum Error {
     /// A policy can decide nothing any more.
     #[error("the policy ended: {0}")]
     Ended(String),
-    /// A policy cannot be made.
     #[error("policy {name}: {why}")]
     Policy { name: String, why: String },
     #[error("the engine: {0}")]
     Engine(#[from] EngineError),
-    /// Tasks wait for each other.
     #[error(transparent)]
     Stuck(#[from] clock::Stuck),
 }

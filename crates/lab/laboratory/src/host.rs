@@ -100,7 +100,6 @@ pub struct Heat {
     pub touched: u64,
     /// Of these, in pages that were touched in two of them.
     pub hot: u64,
-    /// All that is there.
     pub all: u64,
 }
 

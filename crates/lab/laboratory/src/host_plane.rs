@@ -46,7 +46,6 @@ fn pid(process: usize) -> u32 {
 }
 
 impl HostPlane {
-    /// Observes from now on.
     pub fn new(host: Rc<Host>) -> Self {
         let (carried, busy_s) = (host.machine.carried(), host.machine.busy_s());
         Self { host, carried, busy_s, began_ns: clock::now_ns(), jobs: Jobs::default() }

@@ -80,7 +80,6 @@ pub struct Build {
     pub memory: Vec<Memory>,
     /// Bytes/s of a link between two nodes; infinite: it is never waited for.
     pub link_bw: f64,
-    /// Seconds of a slice.
     pub slice_s: f64,
     /// Breaks ties of the kernel's placement.
     pub seed: u64,
@@ -92,9 +91,7 @@ pub type ThreadId = usize;
 /// What a thread has used since it was last asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Used {
-    /// Seconds on a core.
     pub core_s: f64,
-    /// Seconds it waited for one.
     pub waited_s: f64,
 }
 
@@ -103,7 +100,6 @@ pub struct Used {
 pub struct Carried {
     pub read: u64,
     pub written: u64,
-    /// Seconds that it worked.
     pub busy_s: f64,
 }
 
@@ -356,7 +352,6 @@ impl Machine {
         self.state().release(thread, self.slice_ns);
     }
 
-    /// Computes for so long.
     pub fn compute(&self, thread: ThreadId, ns: u64) {
         self.take_core(thread);
         sleep_until(now_ns() + ns);

@@ -46,7 +46,6 @@ pub struct LabPlane {
 }
 
 impl LabPlane {
-    /// Observes from now on.
     pub fn new(lab: Rc<Lab>) -> Self {
         let (before, busy_before) = (window::traffic(&lab.volume), lab.machine.busy_s());
         Self { lab, before, busy_before, began_ns: clock::now_ns(), jobs: Jobs::default() }

@@ -32,7 +32,6 @@ const JUDGED: f64 = 10.0;
 const FACTOR: f64 = 100.0;
 /// Most placements of whole programs from which the search begins.
 const MOST_STARTS: usize = 64;
-/// Most runs of a search.
 const MOST_RUNS: usize = 1000;
 /// Placements drawn at random from which the search begins, too.
 const DRAWN: usize = 8;
@@ -112,7 +111,6 @@ impl Scenario {
         Self { policies, ..self }
     }
 
-    /// It, in a line.
     pub fn describe(&self) -> String {
         let MachineSpec { nodes, cores, memory, .. } = &self.machine;
         let program = |program: &Program| {

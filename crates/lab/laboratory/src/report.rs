@@ -107,7 +107,6 @@ impl Results {
         self.seeds().into_iter().filter_map(of_seed).collect()
     }
 
-    /// Rows for other programs.
     pub fn csv(&self, experiment: &Experiment) -> String {
         let waits = Wait::ALL.map(|(_, name)| format!("{name}_wait")).join(",");
         let mut text = format!("figure,point,series,seed,value,unit,operations,calls,moves,file_moves,pulls,{waits}\n");

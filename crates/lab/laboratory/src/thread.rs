@@ -269,7 +269,6 @@ impl Thread {
         self.lab.machine.compute(self.index, (seconds * 1e9).round() as u64);
     }
 
-    /// Sleeps for so many seconds.
     pub fn sleep(&mut self, seconds: f64) {
         self.lab.machine.sleep(self.index, (seconds * 1e9).round() as u64);
     }

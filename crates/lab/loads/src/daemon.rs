@@ -19,15 +19,11 @@ pub struct Window {
     pub window_s: f64,
     /// Share of file bytes read from another node; absent where nothing was read.
     pub remote_share: Option<f64>,
-    /// File bytes read.
     pub read_bytes: u64,
     /// File bytes read from another node.
     pub remote_bytes: u64,
-    /// Moves made.
     pub moves: Vec<Move>,
-    /// Moves held back.
     pub held_back: Vec<Move>,
-    /// Moves refused.
     pub refused: Vec<Move>,
     /// Threads that stay although they read remotely.
     #[serde(default)]
@@ -52,7 +48,6 @@ pub struct Declined {
     pub why: String,
 }
 
-/// A move with its reason.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Move {
     /// Thread id; 0 for a process or a file.
@@ -64,18 +59,13 @@ pub struct Move {
     /// File id; empty for a thread or a process.
     #[serde(default)]
     pub file: String,
-    /// Name of the thread.
     #[serde(default)]
     pub comm: String,
-    /// Node it ran on.
     pub from: u32,
-    /// Target node.
     pub to: u32,
-    /// The rule that decided.
     pub reason: String,
     /// One sentence with the figures.
     pub why: String,
-    /// The reason of a refusal.
     #[serde(default)]
     pub refused_why: String,
 }
@@ -142,7 +132,6 @@ impl Daemon {
         Ok(Self { child, lines: BufReader::new(stdout).lines(), recovered: None })
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

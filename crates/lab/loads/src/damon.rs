@@ -27,7 +27,6 @@ pub struct Damon {
 pub struct MigrateHot {
     /// Physical addresses.
     pub from: Range<u64>,
-    /// The node.
     pub to: u32,
     /// Bytes per second at most.
     pub rate: u64,
@@ -37,7 +36,6 @@ pub struct MigrateHot {
 }
 
 impl Damon {
-    /// Whether the kernel has it.
     pub fn exists() -> bool {
         Path::new(KDAMONDS).exists()
     }

@@ -39,7 +39,6 @@ impl Fio {
         Ok(fio)
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -29,7 +29,6 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// A thread that reads one file again and again.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// The file it reads.
     pub file: PathBuf,
     /// Share of a CPU it uses, 0 to 1.
     pub duty: f64,

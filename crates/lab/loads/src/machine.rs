@@ -35,7 +35,6 @@ impl Machine {
         Ok(Self { nodes })
     }
 
-    /// The node of a CPU.
     pub fn node_of(&self, cpu: u32) -> Option<u32> {
         self.nodes.iter().find(|(_, cpus)| cpus.contains(&cpu)).map(|(id, _)| *id)
     }
@@ -58,7 +57,6 @@ impl Machine {
 pub struct Busy(BTreeMap<u32, (u64, u64)>);
 
 impl Busy {
-    /// Now.
     pub fn now() -> Result<Self> {
         cpu_ticks().map(Self)
     }

@@ -39,7 +39,6 @@ impl Server {
         Ok((server, out))
     }
 
-    /// Tells it to end.
     pub fn stop(&self) -> Result<()> {
         let pid =
             i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("homenode-fs mount has no pid")?;

@@ -16,12 +16,9 @@ pub struct Readers {
     pub threads: Vec<Reading>,
 }
 
-/// One reading thread.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Reading {
-    /// Thread id.
     pub tid: u32,
-    /// The file it reads.
     pub file: PathBuf,
 }
 
@@ -51,7 +48,6 @@ impl Readers {
         }
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -10,9 +10,7 @@ use crate::machine::Machine;
 /// One thread at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Thread id.
     pub tid: u32,
-    /// Name.
     pub comm: String,
     /// CPU it last ran on.
     pub cpu: u32,

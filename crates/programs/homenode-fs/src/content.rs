@@ -56,7 +56,6 @@ const MAGICS: &[(u64, &[u8], &str)] = &[
     (510, b"\x55\xaa", "a boot sector or a partition table"),
 ];
 
-/// Content that was found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content {
     /// The first byte that was seen not to be zero.

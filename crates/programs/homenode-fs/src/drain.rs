@@ -85,7 +85,6 @@ fn on_mount(global: &Global, path: &Path, args: &DrainArgs, stop: &Stop) -> Resu
     tell(global, &done)
 }
 
-/// Says how it ended.
 fn tell(global: &Global, done: &Drain) -> Result<Exit, Failure> {
     let (stopped, empty) = (done.state != State::Done, done.left_bytes == 0 && done.left_inodes == 0);
     let forget = done.stays.iter().any(|stays| stays.why == ::fs::Why::Remembered.to_string());

@@ -319,7 +319,6 @@ fn copy_out(
     Ok(lost)
 }
 
-/// Says which bytes are lost.
 fn tell_lost(args: &GetArgs, lost: &[(u64, u64)]) -> Exit {
     for (from, to) in lost {
         let path = output::escape(&args.file.path);

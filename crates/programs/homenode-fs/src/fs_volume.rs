@@ -349,7 +349,6 @@ fn told(losses: &Losses) -> Vec<String> {
     lines.chain(emptied).chain(shared).chain(names).chain(blocks).collect()
 }
 
-/// The regions of a volume.
 pub fn map(args: &VolumeArgs) -> Result<Arc<Mapped>, Failure> {
     map_by(args, ::fs::open_files)
 }

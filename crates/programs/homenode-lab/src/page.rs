@@ -27,12 +27,7 @@ pub enum PlotError {
     Font,
     /// The drawing library gave up.
     #[error("cannot draw {figure}: {why}")]
-    Draw {
-        figure: String,
-        /// The library's words.
-        why: String,
-    },
-    /// The picture was not encoded.
+    Draw { figure: String, why: String },
     #[error(transparent)]
     Encode(#[from] png::EncodingError),
 }
@@ -40,7 +35,6 @@ pub enum PlotError {
 /// A page, or a part of one.
 pub type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 pub type Failed<'a> = DrawingAreaErrorKind<<BitMapBackend<'a> as DrawingBackend>::ErrorType>;
-/// What drawing returns.
 pub type Drawn<'a> = Result<(), Failed<'a>>;
 
 /// A page of [`WIDTH`] by `height` as a PNG file's bytes.

@@ -31,7 +31,6 @@ pub struct ExecArgs {
     pub command: Vec<OsString>,
 }
 
-/// A started command.
 pub struct Child {
     inner: std::process::Child,
     pid: Pid,

@@ -19,7 +19,6 @@ use crate::store::{Dirty, Store};
 
 const MAGIC: &[u8; 4] = b"HCKP";
 const WORDS_FROM: usize = 40;
-/// Words in a block.
 const WORDS: usize = (BLOCK - WORDS_FROM) / 8;
 
 /// Free blocks, and the parent of each inode.

@@ -357,7 +357,6 @@ impl Volume {
         more
     }
 
-    /// Gives back all of them.
     pub(crate) fn give_back_all(&self) {
         while self.give_back() {}
     }

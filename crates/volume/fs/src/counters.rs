@@ -93,7 +93,6 @@ pub struct RangeUse {
 /// A file, a range of it, the region of its data, and the node of its readers.
 type RangeKey = (Ino, u32, usize, Option<u32>);
 
-/// The counters of a volume.
 #[derive(Debug)]
 pub(crate) struct Counters {
     volume: u64,

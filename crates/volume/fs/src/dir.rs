@@ -22,7 +22,6 @@ pub struct Named {
     pub cookie: u64,
 }
 
-/// A directory's names.
 #[derive(Clone, Debug)]
 pub struct Dir {
     by_name: HashMap<Arc<[u8]>, Named>,
@@ -37,13 +36,11 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// An empty directory.
     pub fn new(parent: Ino) -> Self {
         let (by_name, by_cookie) = (HashMap::new(), BTreeMap::new());
         Self { by_name, by_cookie, next_cookie: FIRST_COOKIE, subdirs: 0, slots: 0, parent }
     }
 
-    /// Target of a name.
     pub fn get(&self, name: &[u8]) -> Option<Named> {
         self.by_name.get(name).copied()
     }
@@ -99,7 +96,6 @@ impl Dir {
         self.slots
     }
 
-    /// How many names there are.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }

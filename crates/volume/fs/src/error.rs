@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use crate::format::{Block, Ino};
 use crate::scan::ELSEWHERE;
 
-/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -112,11 +111,7 @@ pub enum Damage {
         slots: usize,
     },
     #[error("journal at block {block}: {what}")]
-    Journal {
-        /// The journal's block.
-        block: Block,
-        what: &'static str,
-    },
+    Journal { block: Block, what: &'static str },
     /// Two owners of one block, or an owner of a block that cannot be owned.
     #[error("inode {ino}: block {block} {what}")]
     Block {

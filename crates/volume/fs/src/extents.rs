@@ -280,7 +280,6 @@ impl Extents {
         first.into_iter().chain(rest).map(move |r| cut(r, r.file_block.max(file_block), r.end().min(end)))
     }
 
-    /// All runs.
     pub fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         self.check(0, u64::MAX);
         self.runs.values().copied()
@@ -313,7 +312,6 @@ impl Extents {
         self.runs.len() + self.pieces.len()
     }
 
-    /// How many blocks are mapped.
     pub fn blocks(&self) -> u64 {
         self.blocks.iter().sum()
     }

@@ -22,7 +22,6 @@ use crate::twins;
 /// What a flipped bit is called.
 pub(crate) const FLIPPED: &str = "a bit of its log has flipped; nothing is lost";
 
-/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub damage: Vec<Damage>,

@@ -28,11 +28,9 @@ pub struct Inode {
     pub generation: u32,
     /// Its type: never changes.
     pub kind: Kind,
-    /// How many handles are open.
     pub opens: AtomicU32,
     /// How many times a kernel was told its number and has not forgotten it.
     pub remembered: AtomicU64,
-    /// A migration is under way.
     pub migrating: AtomicBool,
     /// Held while its log is cleaned step by step.
     pub stepping: Mutex<()>,
@@ -92,7 +90,6 @@ impl Inode {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For changing, alone.
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,7 +102,6 @@ pub struct State {
     pub attributes: Attributes,
     /// Size in bytes.
     pub size: u64,
-    /// Blocks of the data.
     pub extents: Extents,
     pub xattrs: Xattrs,
     /// Names, if it is a directory.

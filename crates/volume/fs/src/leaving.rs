@@ -38,7 +38,6 @@ struct Queue {
 enum Left {
     /// Extents of which pieces may not be read, and pages of a log, which may have these.
     Unread(Extents, (Ino, u32), Vec<Block>),
-    /// Blocks.
     Runs(Box<dyn Iterator<Item = (Block, u64)> + Send>),
 }
 

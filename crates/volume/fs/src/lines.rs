@@ -59,7 +59,6 @@ pub(crate) fn find(store: &Store, inodes: &mut Inodes) -> Result<BTreeMap<Ino, P
     }
 }
 
-/// The words of these lines.
 pub(crate) fn words(store: &Store, lines: &BTreeMap<Ino, Place>) -> Result<Vec<(Block, u64, u64)>> {
     let mut words = Vec::new();
     for (ino, (generation, head, tail)) in lines {

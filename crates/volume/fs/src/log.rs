@@ -113,7 +113,6 @@ impl<'a> Appended<'a> {
         Self { pages: SmallVec::new(), sequence, tail, dirty: Dirty::default(), fresh: allocator.fresh() }
     }
 
-    /// Writes one more entry.
     pub fn push(
         &mut self,
         store: &Store,
@@ -131,7 +130,6 @@ impl<'a> Appended<'a> {
         Ok(())
     }
 
-    /// How many pages it adds.
     pub fn new_pages(&self) -> u64 {
         self.pages.len() as u64
     }
@@ -159,7 +157,6 @@ pub struct Pages<'a, 'r> {
     pub regions: &'r [usize],
     /// Part of the region to begin with.
     pub part: usize,
-    /// Purpose of the entries.
     pub purpose: Purpose,
 }
 

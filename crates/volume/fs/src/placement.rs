@@ -122,7 +122,6 @@ impl Regions {
         a == b || self.node(a).is_some_and(|node| self.node(b) == Some(node))
     }
 
-    /// The node of a region.
     pub fn node(&self, region: usize) -> Option<u32> {
         self.nodes.get(region).copied().flatten()
     }

@@ -38,7 +38,6 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Names that are tried for it, where something else than a directory has the first ones.
 const NAMES: usize = 100;
 
-/// What a repair did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Files and directories that got a name in `lost+found`.

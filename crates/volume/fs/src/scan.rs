@@ -838,7 +838,6 @@ fn paths(found: &Inodes, wanted: impl Iterator<Item = Ino>) -> BTreeMap<Ino, Str
     wanted.collect::<BTreeSet<_>>().into_iter().filter_map(path).collect()
 }
 
-/// Owners of blocks.
 #[derive(Debug, Default)]
 pub struct Blocks {
     /// Free runs of each region, in order: first block and count.

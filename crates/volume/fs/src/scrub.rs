@@ -382,7 +382,6 @@ fn is_damage(read: &Result<()>) -> Result<bool> {
     }
 }
 
-/// A scrub under way.
 struct Pass<'a> {
     place: ScrubPlace,
     inodes: u64,

@@ -90,19 +90,16 @@ impl Flushed {
         Self(())
     }
 
-    /// Both.
     pub fn and(self, _other: Self) -> Self {
         self
     }
 
-    /// Waits for all of them.
     pub fn fence(self, store: &Store) -> Result<Durable> {
         store.certain(|| store.medium.fence())?;
         Ok(Durable(()))
     }
 }
 
-/// The regions of one volume.
 pub struct Store {
     medium: Box<dyn Medium>,
     superblock: Superblock,
@@ -154,7 +151,6 @@ impl Failed {
         lock(&self.blocks).len()
     }
 
-    /// All of them.
     pub fn all(&self) -> Vec<Block> {
         lock(&self.blocks).iter().copied().collect()
     }
@@ -169,7 +165,6 @@ impl Store {
         Self { medium, superblock, in_doubt, one_sided, frozen, lost, failed: Arc::default(), pages: Mutex::default() }
     }
 
-    /// Blocks whose memory has failed.
     pub fn failed(&self) -> &Arc<Failed> {
         &self.failed
     }
@@ -188,7 +183,6 @@ impl Store {
         })
     }
 
-    /// The layout of the volume.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
     }
@@ -237,13 +231,11 @@ impl Store {
         self.frozen.load(Ordering::Relaxed)
     }
 
-    /// Copies from a block.
     pub fn read(&self, block: Block, offset: u64, out: &mut [u8]) -> Result<()> {
         let blocks = (offset + out.len() as u64).div_ceil(BLOCK_BYTES);
         self.access([(block, blocks)], || self.medium.read(at(block, offset), out))
     }
 
-    /// A whole block.
     pub fn read_block(&self, block: Block) -> Result<Box<[u8; BLOCK]>> {
         let mut out = Box::new([0; BLOCK]);
         self.read(block, 0, out.as_mut_slice())?;
@@ -266,7 +258,6 @@ impl Store {
         self.one_sided.load(Ordering::Relaxed)
     }
 
-    /// Copies to a block.
     pub fn write(&self, block: Block, offset: u64, data: &[u8]) -> Result<Dirty> {
         self.check_writable()?;
         let at = at(block, offset);
@@ -356,7 +347,6 @@ impl Store {
         Ok(Dirty::new(at, 8))
     }
 
-    /// Loads a word.
     pub fn load_word(&self, block: Block, offset: u64) -> Result<u64> {
         let mut word = 0;
         self.access([(block, 1)], || {

@@ -476,7 +476,6 @@ impl Volume {
         self.store.failed().all()
     }
 
-    /// Whether file data has checksums.
     pub fn has_data_checksums(&self) -> bool {
         self.store.superblock().has_checksums()
     }

@@ -35,13 +35,10 @@ pub const PROJECT: &[u8] = b"homenode.project";
 
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// A name and its value.
 type Pair = (Box<[u8]>, Box<[u8]>);
 
-/// Names and values.
 pub type Values = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
-/// The attributes of an inode.
 #[derive(Debug, Default)]
 pub struct Xattrs {
     all: BTreeMap<u64, One>,
@@ -79,7 +76,6 @@ impl Xattrs {
         self.keeps_all = true;
     }
 
-    /// Sets one.
     pub fn set(&mut self, name: &[u8], value: &[u8]) {
         self.remove(name);
         let bytes = name.len() + value.len();
@@ -157,7 +153,6 @@ impl Xattrs {
         }
     }
 
-    /// All of them.
     pub fn values(&self, store: &Store, whose: (Ino, u32), log: &Log) -> Result<Values> {
         let kept = self.all.values().filter_map(|one| one.kept.as_deref());
         let mut values: Values = kept.cloned().collect();

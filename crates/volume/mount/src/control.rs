@@ -129,7 +129,6 @@ impl Control {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value of an attribute.
     pub(crate) fn get(&self, volume: &Arc<Volume>, ino: Ino, name: Name) -> Result<Vec<u8>> {
         match name {
             Name::Nodes => Ok(volume::nodes_to_json(volume.bytes_by_node(ino)?).into_bytes()),

@@ -220,7 +220,6 @@ impl Held {
         Mountpoint { dir: self.dir(), id: self.load(MOUNT_ID), device: self.load(DEVICE_NUMBER) as u32 }
     }
 
-    /// The mount's directory.
     pub fn dir(&self) -> PathBuf {
         let len = (self.load(DIR_LEN) as usize).min((HEADER - DIR) * 8);
         PathBuf::from(OsString::from_vec(self.load_bytes(DIR, len)))

@@ -57,12 +57,10 @@ pub enum Cache {
     Writeback,
 }
 
-/// How to serve a volume.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Source in the table of mounts.
     pub source: String,
-    /// Cache of file data.
     pub cache: Cache,
     /// Threads that answer requests by `/dev/fuse`: at least 1.
     pub workers: usize,

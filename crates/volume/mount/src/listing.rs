@@ -18,7 +18,6 @@ const COOKIE_BITS: u32 = 48;
 /// shifted.
 const DIGITS: u32 = 9;
 
-/// A place in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Names after this cookie are left.

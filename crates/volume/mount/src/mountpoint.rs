@@ -36,7 +36,6 @@ pub enum Error {
     Io { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// The place of a mount.
 #[derive(Debug)]
 pub(crate) struct Mountpoint {
     pub(crate) dir: PathBuf,
@@ -45,7 +44,6 @@ pub(crate) struct Mountpoint {
     pub(crate) device: u32,
 }
 
-/// How an unmount ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
     /// Nobody used it.

@@ -27,7 +27,6 @@ const KEPT: usize = 100;
 /// Longest path that is told.
 const LONGEST: usize = 400;
 
-/// Scrubs of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Scrubs {
     known: Arc<Mutex<Known>>,

@@ -162,7 +162,6 @@ pub(crate) fn answered(
 }
 
 impl Session {
-    /// Whether requests come by io_uring.
     pub fn by_ring(&self) -> bool {
         self.ring
     }

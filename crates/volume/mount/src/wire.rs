@@ -164,7 +164,6 @@ impl<'a> Request<'a> {
         Self { args: Args(operation, rest), ..self }
     }
 
-    /// The inode it is about.
     pub(crate) fn ino(&self) -> Result<Ino> {
         number(self.node)
     }
@@ -207,7 +206,6 @@ impl<'a> Args<'a> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// Passes over so many bytes.
     pub(crate) fn skip(&mut self, len: usize) -> Result<()> {
         self.bytes(len).map(|_| ())
     }
@@ -331,7 +329,6 @@ impl<'a> Answer<'a> {
         self.buffer.get(OUT_HEADER..self.len).unwrap_or_default()
     }
 
-    /// Whether it says nothing yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == OUT_HEADER
     }
@@ -421,14 +418,12 @@ impl<'a> Answer<'a> {
         self.zeros(16 + 88);
     }
 
-    /// An open file.
     pub(crate) fn opened(&mut self, flags: u32) {
         self.u64(0);
         self.u32(flags);
         self.u32(0);
     }
 
-    /// How much was written.
     pub(crate) fn written(&mut self, bytes: u64) {
         self.u32(bytes as u32);
         self.u32(0);

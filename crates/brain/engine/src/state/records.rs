@@ -73,7 +73,6 @@ impl Record {
     }
 }
 
-/// A move that copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Name of the process, or path of the file.
@@ -177,7 +176,6 @@ impl Replay {
     }
 }
 
-/// The records as lines.
 pub fn lines(records: &[Record]) -> Result<Vec<u8>, serde_json::Error> {
     let mut bytes = Vec::with_capacity(records.len() * 160);
     for record in records {

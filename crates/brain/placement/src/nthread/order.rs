@@ -12,7 +12,6 @@ pub(super) fn key(first: u64, tid: u32, index: usize) -> u128 {
     u128::from(first) << 64 | u128::from(tid) << 32 | u128::from(index as u32)
 }
 
-/// The index in a key.
 pub(super) fn index(key: u128) -> usize {
     key as u32 as usize
 }

@@ -27,7 +27,6 @@ use crate::{Declined, Move, ObservedFile, Plan, Reason, Snapshot, Thread, Why};
 /// Largest number of threads that a plan lists as staying.
 pub const MAX_DECLINED: usize = 1000;
 
-/// Why a thread stays.
 #[derive(Clone, Copy)]
 enum Stay<'a> {
     Pinned(&'a str),

@@ -50,10 +50,8 @@ struct State {
     failed: Option<i32>,
 }
 
-/// Standard output.
 pub static OUT: Stream = Stream::new(|| Box::new(io::stdout().lock()));
 
-/// Standard error.
 pub static ERR: Stream = Stream::new(|| Box::new(io::stderr().lock()));
 
 impl Stream {

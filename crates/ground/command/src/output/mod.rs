@@ -70,7 +70,6 @@ pub fn tell(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -
     if json { print_json(value) } else { print(&text()) }
 }
 
-/// A line for each note.
 pub fn notes(notes: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     notes.into_iter().map(|note| format!("note: {}\n", escape(note.as_ref()))).collect()
 }

@@ -91,7 +91,6 @@ fn count_ranges(
 /// Bytes of a sample that are mapped at a time: they count as our memory meanwhile.
 const PIECE: u64 = 1 << 20;
 
-/// Pieces of a sample.
 const PIECES: u64 = SAMPLE / PIECE;
 
 /// The cached bytes per node of a file, from one piece in each of [`PIECES`] parts of it at a

@@ -58,7 +58,6 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// Nothing located yet.
     fn nothing(file: &open::Opened) -> Self {
         Self { path: file.path.clone(), size: file.size, dax: file.dax, ..Self::default() }
     }
@@ -73,10 +72,8 @@ pub enum ResidencyError {
         /// The attempted action, such as `open`.
         what: &'static str,
         path: PathBuf,
-        /// Cause, with its errno.
         source: io::Error,
     },
-    /// Not a regular file.
     #[error("{} is a {kind}: homenode looks at regular files only", path.display())]
     NotAFile {
         path: PathBuf,

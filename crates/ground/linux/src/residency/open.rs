@@ -36,7 +36,6 @@ pub struct Opened {
     pub fs: Fs,
     /// Preferred unit of the file system; on hugetlbfs the size of a huge page.
     pub block: u64,
-    /// Device of the file system.
     pub device: (u32, u32),
     owner: u32,
     /// `O_NOATIME` was granted: the caller owns the file or has CAP_FOWNER over its owner.

@@ -302,7 +302,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
-    /// A file and its inode.
     fn file(dir: &Path) -> (PathBuf, File, FileId) {
         let path = dir.join("file");
         std::fs::write(&path, "text").unwrap();

@@ -95,7 +95,6 @@ pub struct Mapped {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleCost {
-    /// CPU seconds of ours.
     pub cpu_s: f64,
     /// Seconds that the process has lost, as estimated.
     pub lost_s: f64,

@@ -82,7 +82,6 @@ pub struct Process {
     directory: PathBuf,
     /// When it was last asked about.
     pub asked: Instant,
-    /// When it was last sampled.
     pub sampled: Option<Instant>,
     pub samples: u32,
     /// Seconds that the last sample has cost the process: its processors have set so many bits

@@ -12,7 +12,6 @@ use super::own::{BLOCK, FILE, MIB, Memory, stream};
 use super::rounds::{Rounds, fastest, random, relative, time};
 use crate::{Result, quartiles};
 
-/// Size of each file.
 const SIZE: usize = 32 * MIB;
 /// Calls of a thread in a batch: so few that in some batches no thread is interrupted.
 const CALLS: usize = 300;

@@ -45,7 +45,6 @@ const FEW: u64 = 20;
 /// size, on which the time of an operation depends: such a set is larger than the factor says.
 const LEAST_FILES: f64 = 50.0;
 
-/// A personality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Personality {
@@ -66,14 +65,11 @@ pub enum Personality {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// Its personality.
     pub personality: Personality,
     pub threads: u32,
     /// Files, in the paper.
     pub files: f64,
-    /// Bytes of a file.
     pub file_bytes: f64,
-    /// Bytes of a call.
     pub io_bytes: f64,
     /// All files are in one directory, whatever the personality says.
     #[serde(default)]

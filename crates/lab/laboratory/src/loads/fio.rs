@@ -15,7 +15,6 @@ pub struct Mix {
     pub think_s: f64,
 }
 
-/// One thread of it.
 pub fn worker(t: &mut Thread, file: File, mix: Mix) {
     while !t.is_over() {
         let at = t.random(mix.blocks) * mix.block as u64;

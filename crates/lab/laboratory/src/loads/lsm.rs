@@ -73,7 +73,6 @@ const DELAYED: f64 = 16e6;
 /// `writable_file_max_buffer_size`.
 const BUFFER: u64 = 1 << 20;
 
-/// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Benchmark {
@@ -90,7 +89,6 @@ pub enum Benchmark {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Load {
-    /// What is done.
     pub benchmark: Benchmark,
     /// Threads, the one that puts beside gets included.
     pub threads: u32,
@@ -174,7 +172,6 @@ pub struct Counts {
     pub compacted: (u64, u64),
 }
 
-/// A database.
 pub struct Db {
     home: Ino,
     state: Mutex<State>,
@@ -281,7 +278,6 @@ impl Db {
         [&self.to_flush, &self.to_compact, &self.room].into_iter().for_each(Condvar::notify_all);
     }
 
-    /// What it has done.
     pub fn counts(&self) -> Counts {
         self.counts.get()
     }
@@ -301,7 +297,6 @@ impl Db {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gets a key.
     pub fn get(&self, t: &mut Thread, key: u32) {
         t.cpu(GET_S);
         self.note(|counts| counts.gets.0 += 1);
@@ -331,7 +326,6 @@ impl Db {
         }
     }
 
-    /// Puts a key.
     pub fn put(&self, t: &mut Thread, key: u32) {
         t.cpu(PUT_S - LOCK_S);
         let mine = {

@@ -40,7 +40,6 @@ pub struct Programs {
 pub struct FileSpec {
     /// Its length, in the paper.
     pub bytes: f64,
-    /// Where it is cached.
     #[serde(default)]
     pub cache: Kind,
     /// The node that has it from the beginning; none: where it is first touched.
@@ -57,7 +56,6 @@ pub struct Program {
     /// The node that they start on; none: where the kernel puts them.
     #[serde(default)]
     pub on: Option<usize>,
-    /// They are bound to it.
     #[serde(default)]
     pub bound: bool,
     /// Seconds from its start to its first access.
@@ -191,7 +189,6 @@ impl Program {
         }
     }
 
-    /// One thread of it.
     fn run(&self, t: &mut Thread, uses: &[(ObjectId, Share)], first: bool) {
         if first {
             t.cpu(self.start_s / t.host.factor);
@@ -289,7 +286,6 @@ impl Thread {
         self.host.machine.end_call(self.index);
     }
 
-    /// Sleeps for so many seconds.
     pub fn sleep(&mut self, seconds: f64) {
         self.host.machine.sleep(self.index, (seconds * 1e9).round() as u64);
     }

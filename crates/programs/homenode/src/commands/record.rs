@@ -35,7 +35,6 @@ pub struct RecordArgs {
     pub windows: Option<u64>,
 }
 
-/// Records until stopped.
 pub fn run(global: &Global, args: &RecordArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let window = Duration::from_secs_f64(args.observe.window.unwrap_or(config.engine.window_s));

@@ -71,7 +71,6 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// Observes and moves until stopped.
 pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     let config = Config::load(global.config.as_deref())?;
     let settings = engine::Settings {

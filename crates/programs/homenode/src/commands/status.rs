@@ -19,7 +19,6 @@ pub struct StatusArgs {
     alive: bool,
 }
 
-/// Prints what the daemon publishes.
 pub fn run(global: &Global, args: &StatusArgs) -> Result<Exit, Failure> {
     match totals::read(&global.state_dir)? {
         Found::Stale(why, _) => {

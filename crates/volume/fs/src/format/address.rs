@@ -35,7 +35,6 @@ impl Block {
         (self.0 >> BLOCK_BITS) as usize
     }
 
-    /// Index within the region.
     pub fn index(self) -> u64 {
         self.0 & (Self::MAX_IN_REGION - 1)
     }
@@ -64,7 +63,6 @@ impl fmt::Debug for Block {
 pub struct Ino(u64);
 
 impl Ino {
-    /// The root directory.
     pub const ROOT: Self = Self(1);
 
     /// The inode in slot `slot` of region `region`.
@@ -77,7 +75,6 @@ impl Ino {
         (raw >> 32 < super::MAX_REGIONS as u64 && raw as u32 != 0).then_some(Self(raw))
     }
 
-    /// As stored on the medium.
     pub fn raw(self) -> u64 {
         self.0
     }

@@ -99,7 +99,6 @@ impl Run {
     }
 }
 
-/// Contents of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
     /// The rest of the page is unused.

@@ -12,7 +12,6 @@ use super::{Ino, LINE, LogPos, get_u64};
 
 /// Bytes of an inode.
 pub const SIZE: usize = LINE;
-/// Inodes in a block.
 pub const PER_BLOCK: u64 = (super::BLOCK / SIZE) as u64;
 /// Offset of the state word.
 pub const STATE: u64 = 0;
@@ -21,12 +20,10 @@ pub const HEAD: u64 = 8;
 /// Offset of the tail word.
 pub const TAIL: u64 = 16;
 
-/// Contents of an inode's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inode {
     /// Free; the last life had this generation.
     Free(u32),
-    /// In use.
     Used {
         /// Which life of the slot this is.
         generation: u32,

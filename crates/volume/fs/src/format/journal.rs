@@ -13,7 +13,6 @@ use super::{Block, Ino, get_u64, inode, put};
 pub const RECORDS: usize = 64;
 /// Bytes of a record.
 pub const RECORD: usize = 32;
-/// Most records of a journal.
 pub const MAX_RECORDS: usize = (super::BLOCK - RECORDS) / RECORD;
 
 /// One word to be stored.
@@ -32,7 +31,6 @@ impl Record {
     }
 }
 
-/// The bytes of the records.
 pub fn encode(records: &[Record]) -> Vec<u8> {
     let mut out = vec![0; records.len() * RECORD];
     for (record, place) in records.iter().zip(out.chunks_exact_mut(RECORD)) {

@@ -26,7 +26,6 @@ pub const BLOCK: usize = 4096;
 pub const BLOCK_BYTES: u64 = BLOCK as u64;
 /// Bytes in a line: what the processor writes back as one.
 pub const LINE: usize = 64;
-/// Most regions of a volume.
 pub const MAX_REGIONS: usize = 64;
 /// Longest name of a directory entry or extended attribute.
 pub const MAX_NAME: usize = 255;

@@ -35,12 +35,9 @@ pub const STATE_BLOCK: u64 = 2;
 /// First block of the names of the regions.
 pub const NAMES_FROM: u64 = 3;
 const NAME_RECORD: usize = 256;
-/// Names in a block.
 pub const NAMES_PER_BLOCK: usize = BLOCK / NAME_RECORD;
-/// Longest name of a region.
 pub const MAX_REGION_NAME: usize = NAME_RECORD - 8;
 const JOURNALS_FROM: u64 = NAMES_FROM + (MAX_REGIONS / NAMES_PER_BLOCK) as u64;
-/// Most journals of a region.
 pub const MAX_JOURNALS: u32 = 1024;
 
 /// Read-only compatible feature: every block of file data has a checksum in its region's table.
@@ -72,7 +69,6 @@ pub fn decode_name(record: &[u8]) -> Option<&[u8]> {
     (crc32c::crc32c(record.get(4..)?) == get_u32(record, 0)).then_some(record.get(8..8 + length)?)
 }
 
-/// One region of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Size in blocks.
@@ -100,7 +96,6 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// The block as stored.
     pub fn encode(&self) -> [u8; BLOCK] {
         let mut out = [0; BLOCK];
         put(&mut out, 0, MAGIC);
@@ -190,7 +185,6 @@ impl Superblock {
         if self.regions.iter().enumerate().all(fits) { Ok(()) } else { Err("a region is too small or too large") }
     }
 
-    /// The journals of a region.
     pub fn journals_of(&self, region: usize) -> impl Iterator<Item = Block> + use<> {
         (0..u64::from(self.journals)).map(move |i| Block::new(region, JOURNALS_FROM + i))
     }
@@ -255,7 +249,6 @@ impl Superblock {
         self.table_end(region) + region.inodes
     }
 
-    /// Whether file data has checksums.
     pub fn has_checksums(&self) -> bool {
         self.ro_features & DATA_CHECKSUMS != 0
     }

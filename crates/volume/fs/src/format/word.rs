@@ -15,9 +15,7 @@ const PAYLOAD_BITS: u32 = 48;
 pub enum Field {
     /// State and generation of an inode, or the state of the volume.
     State = 1,
-    /// Head of a log.
     Head = 2,
-    /// Tail of a log.
     Tail = 3,
     /// Next page of a log.
     Next = 4,

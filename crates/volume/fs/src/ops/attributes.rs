@@ -41,9 +41,7 @@ pub struct SetAttributes {
     pub mode: Option<u32>,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
-    /// Time of the last access.
     pub atime: Option<i64>,
-    /// Time of the last change.
     pub mtime: Option<i64>,
 }
 
@@ -59,7 +57,6 @@ pub enum SetXattr {
 }
 
 impl Volume {
-    /// The attributes of an inode.
     pub fn stat(&self, ino: Ino) -> Result<Stat> {
         Self::stat_of(&*self.inode_partly(ino)?)
     }

@@ -94,7 +94,6 @@ pub struct Stays {
     pub why: Why,
 }
 
-/// How a drain ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     pub left: Held,

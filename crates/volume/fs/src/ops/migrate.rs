@@ -47,7 +47,6 @@ pub struct Progress {
     pub latest: Option<(u64, u64)>,
 }
 
-/// How a migration ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migrated {
     pub moved: u64,
@@ -63,7 +62,6 @@ pub struct Migrated {
 /// What a migration moves, and where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migration {
-    /// To this node.
     pub to: u32,
     /// Only what is on this node; `None`: all that is elsewhere.
     pub from: Option<u32>,

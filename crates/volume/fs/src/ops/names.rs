@@ -24,7 +24,6 @@ use crate::xattrs::PROJECT;
 /// Most directories of a path that [`Volume::path`] tells.
 const MAX_DEPTH: usize = 64;
 
-/// Description of a new inode.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewFile<'a> {
     /// Kind and permissions; permissions alone for a regular file.
@@ -43,7 +42,6 @@ pub struct NewFile<'a> {
 /// let go.
 const TRIES: usize = 4;
 
-/// One name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub name: Vec<u8>,
@@ -491,7 +489,6 @@ impl Volume {
         self.remove(parent, name, false)
     }
 
-    /// Removes an empty directory.
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
         if name == b"." || name == b".." {
             return Err(Error::Invalid("a directory cannot remove itself"));

@@ -19,7 +19,6 @@ type Found<'a> = (Named, &'a Inode);
 /// Treatment of a name that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rename {
-    /// Replace it.
     Replace,
     /// Fail.
     NoReplace,
@@ -29,7 +28,6 @@ pub enum Rename {
     Whiteout {
         /// The whiteout's owner.
         uid: u32,
-        /// Its group.
         gid: u32,
     },
 }

@@ -231,7 +231,6 @@ impl Callers {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The machine.
     pub(crate) fn topology(&self) -> Arc<Topology> {
         Arc::clone(&self.topology.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -409,7 +408,6 @@ impl Callers {
         Some(caller)
     }
 
-    /// Whether this thread is remembered.
     pub(crate) fn knows(&self, tid: u32) -> bool {
         self.table.read().unwrap_or_else(PoisonError::into_inner).contains_key(&tid)
     }

@@ -78,7 +78,6 @@ pub struct Settings {
     pub idle: bool,
 }
 
-/// A mounted volume.
 pub struct VolumePlane {
     volume: Arc<Volume>,
     callers: Arc<Callers>,

@@ -29,9 +29,7 @@ use rustix::process::Signal;
 mod tiers;
 
 const THREADS: usize = 4;
-/// The log of numad.
 const NUMAD_LOG: &str = "/var/log/numad.log";
-/// The kernel's own NUMA balancing.
 const AUTONUMA: &str = "/proc/sys/kernel/numa_balancing";
 
 /// Run the same loads under the kernel's default, AutoNUMA, numad and homenode.
@@ -74,7 +72,6 @@ impl Args {
     }
 }
 
-/// A way to place threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Kernel,

@@ -557,7 +557,6 @@ fn migrated() -> Result<u64> {
     Ok(pages.context("pgmigrate_success")? * page_size() as u64)
 }
 
-/// Free memory of a node.
 fn free_bytes(node: u32) -> Result<u64> {
     let path = format!("/sys/devices/system/node/node{node}/meminfo");
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;

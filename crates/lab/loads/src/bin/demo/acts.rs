@@ -29,14 +29,11 @@ const SETTLED: usize = 3;
 /// How often an act is shown while the kernel happens to move the readers to their data itself.
 const TRIES: usize = 5;
 
-/// One act.
 pub(crate) struct Act {
     /// Name in the summary.
     pub name: &'static str,
-    /// Title for a person.
     pub title: &'static str,
     policy: &'static str,
-    /// Options of the readers.
     readers: &'static [&'static str],
     /// How many threads read the file from the other node.
     away: usize,
@@ -85,7 +82,6 @@ pub(crate) const ACTS: &[Act] = &[
 ];
 
 impl Act {
-    /// Shows the act.
     pub(crate) fn show(&self, args: &Args, machine: &Machine, data: &Path) -> Result<Shown> {
         let mut nodes = machine.nodes.keys().copied();
         let (home, other) = (nodes.next().context("no node")?, nodes.next().context("one node")?);

@@ -49,7 +49,6 @@ struct Demo<'a> {
     files: &'a [PathBuf],
 }
 
-/// The observations of one phase.
 struct Phase {
     windows: Vec<Window>,
     /// Share of samples in which `/proc` showed a reader away from its data, once the reads had

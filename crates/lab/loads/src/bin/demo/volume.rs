@@ -149,7 +149,6 @@ impl<'a> Volume<'a> {
         self.args.homenode.with_file_name("homenode-fs")
     }
 
-    /// Runs it to its end.
     fn homenode<'b>(&self, args: impl IntoIterator<Item = &'b str>) -> Result<()> {
         let mut command = Command::new(self.program());
         let out = command.args(args).output().context("homenode-fs could not be started")?;

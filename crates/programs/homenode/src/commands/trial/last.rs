@@ -28,7 +28,6 @@ impl Last {
         Self { version: 1, unix_s, start, end }
     }
 
-    /// Writes it.
     pub fn save(&self, state_dir: &Path) -> Result<(), Failure> {
         let path = state_dir.join(FILE);
         let text = serde_json::to_string(self).map_err(|e| Failure::io("write", &path, &e.into()))?;

@@ -243,7 +243,6 @@ impl<'a> Report<'a> {
         worse.chain(lost.then(|| LOST.to_owned())).chain(early.then(|| GUARDRAIL.to_owned())).collect()
     }
 
-    /// The verdict about each policy.
     pub fn judge(&self, harms: &[Harm]) -> Vec<Judged> {
         let statistics = self.design.statistics();
         let all = self.design.policies.iter().zip(harms).enumerate().map(|(n, (policy, harm))| {
