@@ -202,11 +202,6 @@ impl Mount {
         self.start();
     }
 
-    /// The volume, for a second server that tries.
-    pub fn regions(&self) -> Vec<RegionFile> {
-        self.regions.iter().map(|path| region(path)).collect()
-    }
-
     /// Asks the server to unmount. It says what came of that.
     pub fn ask_to_unmount(&mut self) {
         drop(self.server.as_mut().unwrap().0.stdin.take());

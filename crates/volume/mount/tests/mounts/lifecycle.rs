@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::fs::medium::Mapped;
-use mount::{Cache, Options};
+use mount::Cache;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
@@ -22,18 +21,13 @@ use crate::harness::{Mount, PATIENCE, rings};
 
 pub const CASES: &[Case] = cases![[mounting()]
     open_files_are_served_after_the_unmount,
-    umount_ends_the_server,
-    a_mount_that_somebody_detached_is_left_alone,
-    a_dead_mount_is_told_and_recovered,
     each_call_that_makes_durable_fails_on_a_dead_server,
     first_copies_at_once_stay_copies_by_the_server,
     a_record_across_a_page_may_be_halved_and_one_within_is_not,
-    a_mounted_volume_is_in_use,
     a_killed_client_leaves_the_mount_working,
     a_full_volume_says_so_and_can_be_emptied,
     a_stopped_server_only_delays,
     acknowledged_changes_survive_kills_of_the_server,
-    places_that_cannot_be_mounted_on,
     without_a_policy_a_request_takes_one_call_in_and_one_out,
     opening_a_file_that_is_cached_asks_the_server_nothing,
     the_kernel_reads_ahead_by_a_whole_request,
@@ -361,57 +355,6 @@ fn open_files_are_served_after_the_unmount() {
     mount.end();
 }
 
-fn umount_ends_the_server() {
-    let mut mount = Mount::new(Cache::Kernel, 16);
-    fs::write(mount.path("f"), b"x").unwrap();
-    while !Command::new("umount").arg(mount.dir()).stderr(Stdio::null()).status().unwrap().success() {
-        thread::yield_now(); // a process that another test forks has our files until it execs
-    }
-    mount.ended();
-}
-
-/// Asking once more to unmount once ended the server under its open files.
-fn a_mount_that_somebody_detached_is_left_alone() {
-    let mut mount = Mount::new(Cache::Kernel, 16);
-    let file = File::create(mount.path("f")).unwrap();
-    assert!(Command::new("umount").arg("-l").arg(mount.dir()).status().unwrap().success());
-    mount.ask_to_unmount();
-    assert_eq!(mount.says(), "busy");
-    file.write_all_at(b"x", 0).unwrap();
-    drop(file);
-    mount.ended();
-}
-
-fn a_dead_mount_is_told_and_recovered() {
-    let mut mount = Mount::new(Cache::Kernel, 16);
-    fs::write(mount.path("f"), b"before").unwrap();
-    let file = File::open(mount.path("f")).unwrap();
-    mount.kill();
-    // The kernel ends the queues of io_uring a little later than the process: what came meanwhile
-    // was under way.
-    let under_way = [libc::ECONNABORTED, libc::ECANCELED];
-    for error in [fs::metadata(mount.path("g")).unwrap_err(), file.metadata().unwrap_err()] {
-        let errno = error.raw_os_error().unwrap();
-        assert!(errno == libc::ENOTCONN || rings() && under_way.contains(&errno), "{error}");
-    }
-    let volume = ::fs::Volume::mount(Box::new(Mapped::new(&mount.regions()).unwrap()), Default::default());
-    let volume = Arc::new(volume.unwrap());
-    let served = mount::serve(Arc::clone(&volume), mount.dir(), &Options::default());
-    assert!(matches!(served, Err(mount::Error::Dead(_))), "{served:?}");
-    drop(volume);
-    mount.recover();
-    assert_eq!(fs::read(mount.path("f")).unwrap(), b"before");
-    mount.end();
-}
-
-fn a_mounted_volume_is_in_use() {
-    let mount = Mount::new(Cache::Kernel, 16);
-    let second = Mapped::new(&mount.regions());
-    assert_eq!(second.err().unwrap().errno(), libc::EBUSY);
-    fs::write(mount.path("f"), b"x").unwrap();
-    mount.end();
-}
-
 fn a_killed_client_leaves_the_mount_working() {
     for cache in [Cache::Kernel, Cache::Direct] {
         let mount = Mount::new(cache, 64);
@@ -543,22 +486,4 @@ fn acknowledged_changes_survive_kills_of_the_server() {
         assert!(new.is_empty() || new.starts_with(&format!("{}\n", last + 1)), "a write is whole");
         mount.end();
     }
-}
-
-fn places_that_cannot_be_mounted_on() {
-    let volume = {
-        let mut mount = Mount::new(Cache::Kernel, 8);
-        mount.ask_to_unmount();
-        mount.ended();
-        let mapped = Mapped::new(&mount.regions()).unwrap();
-        let volume = ::fs::Volume::mount(Box::new(mapped), Default::default()).unwrap();
-        let volume = Arc::new(volume);
-        let none = mount::serve(Arc::clone(&volume), &mount.path("none"), &Options::default()).unwrap_err();
-        assert!(none.to_string().contains("none"), "{none}");
-        let region = mount.dir().parent().unwrap().join("region0");
-        let file = mount::serve(Arc::clone(&volume), &region, &Options::default());
-        assert!(matches!(file, Err(mount::Error::NotADirectory(_))), "{file:?}");
-        volume
-    };
-    assert_eq!(Arc::strong_count(&volume), 1, "nobody serves it");
 }
