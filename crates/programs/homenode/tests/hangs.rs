@@ -305,7 +305,7 @@ fn run_goes_on_and_ends_where_the_disk_of_its_history_does_not_answer() {
     let lines = BufReader::new(run.0.stdout.take().unwrap()).lines();
     // The first summary is on its way after twenty.
     let windows = lines.map_while(Result::ok).filter(|line| line.starts_with("window ")).count();
-    assert_eq!((run.end("run").code(), windows), (Some(0), 25));
+    assert_eq!((run.end("run", LIMIT).code(), windows), (Some(0), 25));
     drop(mounted);
 }
 
