@@ -13,6 +13,7 @@
 //! **Limits.** The checksum (FNV-1a) finds faults, not forgery: the directory is root's.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 
 use placement::flow::{Flow, Pair, Sums};
 use topology::{NodeBytes, NodeId};
@@ -23,9 +24,9 @@ use crate::map::File;
 pub const MAGIC: &[u8; 8] = b"HNPAST1\n";
 /// Length and checksum.
 const HEAD: usize = 8;
-/// Longest body, bytes: none of ours comes near.
+/// Longest body, bytes: few of ours come near, and no longer one is written.
 const LONGEST: usize = 4 << 20;
-/// Most texts that are taken to be lost.
+/// Most texts that are taken to be lost: an hour of ours has 360 frames of at most 600 new ones.
 const MOST_LOST: u64 = 1 << 20;
 
 /// The place of each text of a file.
@@ -33,47 +34,57 @@ pub type Texts = HashMap<String, u64>;
 
 /// A summary as a frame; `texts` are those of the file so far. It stays as it is, but for times,
 /// which become whole milliseconds.
-pub fn encode(summary: &mut Summary, texts: &mut Texts) -> Vec<u8> {
+///
+/// # Errors
+///
+/// It is so long that nothing behind it could be read. `texts` then has some that are in no frame.
+pub fn encode(summary: &mut Summary, texts: &mut Texts) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEAD];
     let mut known = texts.len() as u64;
     let mut coder = Coder::Write { bytes: &mut bytes, texts };
     coder.int(&mut known);
     layout(&mut coder, summary);
+    if bytes.len() > HEAD + LONGEST {
+        return Err(io::Error::other(format!("a summary has {} bytes", bytes.len())));
+    }
     let (len, sum) = ((bytes.len() - HEAD) as u32, checksum(bytes.get(HEAD..).unwrap_or_default()));
     for (to, byte) in bytes.iter_mut().zip(len.to_le_bytes().into_iter().chain(sum.to_le_bytes())) {
         *to = byte;
     }
-    bytes
+    Ok(bytes)
 }
 
 /// The summaries of a file, in order, and how many of it are damaged or cut short, at least.
 pub fn decode(file: &[u8]) -> (Vec<Summary>, u64) {
-    frames(file, false)
+    let mut summaries = Vec::new();
+    let damaged = each(file, false, |summary| summaries.push(summary));
+    (summaries, damaged)
 }
 
 /// The same whatever the checksums: for those who look for what could make it panic.
 #[doc(hidden)]
 pub fn decode_any(file: &[u8]) -> Vec<Summary> {
-    frames(file, true).0
+    let mut summaries = Vec::new();
+    each(file, true, |summary| summaries.push(summary));
+    summaries
 }
 
-fn frames(file: &[u8], any: bool) -> (Vec<Summary>, u64) {
-    let (mut summaries, mut damaged) = (Vec::new(), 0);
-    let Some(mut rest) = file.strip_prefix(MAGIC) else { return (summaries, 1) };
-    let mut texts = Vec::new();
+/// Passes on the summaries of a file one by one: an hour of them takes 15 MB and more. Returns how
+/// many are damaged or cut short, at least. `any`: whatever the checksums.
+pub fn each(file: &[u8], any: bool, mut to: impl FnMut(Summary)) -> u64 {
+    let (mut damaged, mut texts) = (0, Vec::new());
+    let Some(mut rest) = file.strip_prefix(MAGIC) else { return 1 };
     while !rest.is_empty() {
-        let Some((len, sum, after)) = head(rest) else { return (summaries, damaged + 1) };
+        let Some((len, sum, after)) = head(rest) else { return damaged + 1 };
         // What follows cannot be found without its length.
-        let Some((body, after)) = after.split_at_checked(len).filter(|_| len <= LONGEST) else {
-            return (summaries, damaged + 1);
-        };
+        let Some((body, after)) = after.split_at_checked(len).filter(|_| len <= LONGEST) else { return damaged + 1 };
         rest = after;
         match (any || checksum(body) == sum).then(|| summary(body, &mut texts)).flatten() {
-            Some(summary) => summaries.push(summary),
+            Some(summary) => to(summary),
             None => damaged += 1,
         }
     }
-    (summaries, damaged)
+    damaged
 }
 
 fn head(bytes: &[u8]) -> Option<(usize, u32, &[u8])> {

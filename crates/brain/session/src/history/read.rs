@@ -3,11 +3,13 @@
 //! **Limits.** The daemon may make minutes of a file between the look at the directory and the look
 //! at the file: then those are read.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use command::exit::Failure;
+use rustix::fs::OFlags;
 
 use super::Summary;
 use super::form::decode;
@@ -32,12 +34,12 @@ pub(super) struct Segment {
 
 impl Segment {
     pub fn name(number: u64, begin_s: f64, minutes: bool) -> String {
-        format!("{number:010}-{begin_s:.0}.{}", if minutes { "60s" } else { "10s" })
+        format!("{number:010}-{}.{}", begin_s.round() as u32, if minutes { "60s" } else { "10s" })
     }
 
     fn of(path: PathBuf, bytes: u64) -> Option<Self> {
         let (number, begin) = path.file_stem()?.to_str()?.split_once('-')?;
-        let (number, begin_s) = (number.parse().ok()?, begin.parse().ok()?);
+        let (number, begin_s) = (number.parse().ok()?, begin.parse::<u32>().ok()?.into());
         let minutes = match path.extension()?.to_str()? {
             "10s" => false,
             "60s" => true,
@@ -46,10 +48,22 @@ impl Segment {
         Some(Self { path, number, begin_s, minutes, bytes })
     }
 
+    fn hour(&self) -> (u64, u64) {
+        (self.number, self.begin_s as u64)
+    }
+
+    /// Whether this one has the minutes of the other.
+    pub fn replaces(&self, other: &Self) -> bool {
+        self.hour() == other.hour() && self.minutes && !other.minutes
+    }
+
     pub fn read(&self) -> io::Result<Vec<u8>> {
         let (mut bytes, longer) = (Vec::new(), self.path.with_extension("60s"));
-        let file = File::open(&self.path).or_else(|error| match error.kind() {
-            ErrorKind::NotFound => File::open(longer),
+        // No link, and no pipe that was put in its place.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let open = |path: &Path| OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let file = open(&self.path).or_else(|error| match error.kind() {
+            ErrorKind::NotFound => open(&longer),
             _ => Err(error),
         });
         file?.take(LONGEST).read_to_end(&mut bytes)?;
@@ -63,10 +77,10 @@ pub(super) fn segments(dir: &Path) -> io::Result<Vec<Segment>> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         // The daemon may have removed it.
-        let Ok(bytes) = entry.metadata().map(|meta| meta.len()) else { continue };
-        all.extend(Segment::of(entry.path(), bytes));
+        let Ok(meta) = entry.metadata() else { continue };
+        all.extend(Segment::of(entry.path(), meta.len()).filter(|_| meta.is_file()));
     }
-    all.sort_by_key(|segment| (segment.number, !segment.minutes));
+    all.sort_by_key(|segment| (segment.hour(), !segment.minutes));
     Ok(all)
 }
 
@@ -74,7 +88,7 @@ pub(super) fn segments(dir: &Path) -> io::Result<Vec<Segment>> {
 fn readable(dir: &Path) -> Result<Vec<Segment>, Failure> {
     match segments(dir) {
         Ok(mut all) => {
-            all.dedup_by_key(|segment| segment.number);
+            all.dedup_by(|segment, before| before.replaces(segment));
             Ok(all)
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
@@ -163,18 +177,14 @@ impl Cursor {
         let segments = readable(dir)?;
         let mut best: Option<Self> = None;
         for (segment, of) in segments.iter().enumerate().rev() {
+            // Names have whole seconds.
+            let began = of.begin_s <= unix_s + 1.0;
             // Without a step of the clock it is the first that began before.
-            let near = of.begin_s <= unix_s && unix_s <= of.begin_s + SPAN;
-            if best.is_some() && !near {
+            if !began || best.is_some() && unix_s > of.begin_s + SPAN {
                 continue;
             }
             let (summaries, _) = load(of)?;
-            let Some(at) = summaries.iter().rposition(|s| s.begin_s() <= unix_s).or(match segment {
-                0 if !summaries.is_empty() => Some(0),
-                _ => None,
-            }) else {
-                continue;
-            };
+            let Some(at) = summaries.iter().rposition(|s| s.begin_s() <= unix_s) else { continue };
             let covers = summaries.get(at).is_some_and(|s| s.has(unix_s));
             if covers || best.is_none() {
                 best = Some(Self { segments: segments.clone(), segment, summaries, at });
@@ -183,7 +193,16 @@ impl Cursor {
                 break;
             }
         }
-        Ok(best)
+        if best.is_some() {
+            return Ok(best);
+        }
+        for (segment, of) in segments.iter().enumerate() {
+            let (summaries, _) = load(of)?;
+            if !summaries.is_empty() {
+                return Ok(Some(Self { segments, segment, summaries, at: 0 }));
+            }
+        }
+        Ok(None)
     }
 
     pub fn summary(&self) -> Option<&Summary> {

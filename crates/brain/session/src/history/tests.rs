@@ -173,9 +173,13 @@ fn a_summary_is_read_as_it_was_written() {
     }
     let written = [odd, Summary::default(), summary(1e9 + 10.0, &mut chance)];
     let mut file = MAGIC.to_vec();
-    written.iter().for_each(|summary| file.extend(encode(&mut summary.clone(), &mut texts)));
+    written.iter().for_each(|summary| file.extend(encode(&mut summary.clone(), &mut texts).unwrap()));
     assert_eq!(decode(&file), (written.to_vec(), 0));
     assert!(texts.values().max().map_or(0, |last| last + 1) == texts.len() as u64);
+    // Nothing could be read behind a longer one.
+    let mut long = Summary::default();
+    long.services.insert("x".repeat(5 << 20), Service::default());
+    assert!(encode(&mut long, &mut Texts::default()).is_err());
 }
 
 /// Wherever a crash cuts the last one short, and whichever byte of one in the middle is damaged.
@@ -187,7 +191,8 @@ fn what_is_torn_or_damaged_costs_one_summary() {
     for (n, summary) in written.iter_mut().enumerate() {
         summary.services.insert(format!("only in {n}"), Service::default());
     }
-    let frames: Vec<Vec<u8>> = written.iter().map(|summary| encode(&mut summary.clone(), &mut texts)).collect();
+    let frames: Vec<Vec<u8>> =
+        written.iter().map(|summary| encode(&mut summary.clone(), &mut texts).unwrap()).collect();
     let file = [MAGIC.as_slice(), &frames.concat()].concat();
     let last = file.len() - frames[2].len();
     for cut in last..file.len() {
@@ -340,6 +345,94 @@ fn a_disk_that_cannot_be_written_costs_summaries_and_says_how_many() {
     let (found, of) = all(&dir);
     let ends: Vec<u32> = found.iter().map(|s| ((s.unix_s - 1e9) / 10.0) as u32).collect();
     assert_eq!((ends, of.lost), (vec![0, 1, 403], 4));
+}
+
+/// A file that cannot be read may be of a later version: it stays for its week. What is damaged in
+/// one that can be read is counted.
+#[test]
+fn what_cannot_be_read_is_not_folded_away() {
+    let root = tempfile::tempdir().unwrap();
+    let mut chance = chance();
+    let mut put = |n: u32| {
+        let summary = summary(1e9 + f64::from(n), &mut chance);
+        writer(root.path()).take(summary.clone(), summary.unix_s);
+    };
+    (0..2).for_each(|n| put(n * 10));
+    let files = segments(root.path()).unwrap();
+    std::fs::write(&files[0].path, "HNPAST9\nwhatever").unwrap();
+    let mut bytes = std::fs::read(&files[1].path).unwrap();
+    bytes.extend([1; 20]);
+    std::fs::write(&files[1].path, bytes).unwrap();
+    let begun = files[1].path.with_extension("new");
+    std::fs::write(&begun, "half of it").unwrap();
+    put(2 * 86_400);
+    assert!(!begun.exists());
+    let kept: Vec<_> = segments(root.path()).unwrap().iter().map(|s| (s.number, s.minutes)).collect();
+    assert_eq!(kept, [(0, false), (1, true), (2, false)]);
+    let (_, found) = all(root.path());
+    assert_eq!((found.summaries, found.lost, found.damaged), (2, 1, 1));
+    put(8 * 86_400);
+    assert_eq!(segments(root.path()).unwrap().iter().map(|s| s.number).collect::<Vec<_>>(), [2, 3]);
+}
+
+/// One summary is longer than any that can be read again: it is lost, once, and its file is not
+/// begun.
+#[test]
+fn a_summary_that_is_too_long_leaves_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut writer = writer(root.path());
+    let mut long = Summary { unix_s: 1e9, windows: 1, ..Summary::default() };
+    long.services.insert("x".repeat(5 << 20), Service::default());
+    writer.take(long, 1e9);
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0);
+    let next = summary(1e9 + 10.0, &mut chance());
+    writer.take(next, 1e9 + 10.0);
+    let (_, found) = all(root.path());
+    assert_eq!((found.summaries, found.lost, found.damaged), (1, 1, 0));
+}
+
+/// A directory, a pipe and a link with such names; two files with one number; and a file whose
+/// directory was removed.
+#[test]
+fn odd_files_keep_nobody_from_reading_and_writing() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("history");
+    let (mut chance, mut writer) = (chance(), writer(&dir));
+    let mut put = |n: u32| {
+        let summary = summary(1e9 + 10.0 * f64::from(n), &mut chance);
+        writer.take(summary.clone(), summary.unix_s);
+    };
+    put(0);
+    let first = segments(&dir).unwrap()[0].path.clone();
+    std::fs::create_dir(dir.join("0000000000-5.10s")).unwrap();
+    std::os::unix::fs::symlink(&first, dir.join("0000000000-6.10s")).unwrap();
+    let pipe = dir.join("0000000000-7.10s");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let twin = dir.join("0000000000-900000000.60s");
+    std::fs::copy(&first, &twin).unwrap();
+    put(400);
+    assert!(!twin.exists() && first.exists(), "its week is over");
+    std::fs::copy(&first, dir.join("0000000000-999999000.60s")).unwrap();
+    put(800);
+    assert!(first.exists());
+    assert_eq!(all(&dir).0.len(), 4);
+    std::fs::remove_dir_all(&dir).unwrap();
+    put(801);
+    assert_eq!(all(&dir).0.len(), 1);
+}
+
+/// The first file is damaged, and the wanted time before all.
+#[test]
+fn the_first_is_that_of_the_first_file_with_any() {
+    let root = tempfile::tempdir().unwrap();
+    let mut chance = chance();
+    for n in 0..3 {
+        let summary = summary(1e9 + 10.0 * f64::from(n), &mut chance);
+        writer(root.path()).take(summary.clone(), summary.unix_s);
+    }
+    std::fs::write(&segments(root.path()).unwrap()[0].path, "").unwrap();
+    let at = |unix_s| Cursor::at(root.path(), unix_s).unwrap().unwrap().summary().unwrap().unix_s;
+    assert_eq!([0.0, 1e9 + 5.0, 1e9 + 15.0, 2e9].map(at), [10.0, 10.0, 20.0, 20.0].map(|s| 1e9 + s));
 }
 
 /// Size and CPU time of a week in which 100 of 1,000 services read, with four threads each that run

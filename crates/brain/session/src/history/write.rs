@@ -8,13 +8,14 @@
 //! the clock begins a file of its own, named by a rising number and the time of its beginning, so
 //! nothing is ever added behind what a crash cut short, and the times in a file rise. With each new
 //! file the thread makes one of minutes of those that are older than a day, and removes those older
-//! than a week, and the oldest of more than the settings allow.
+//! than a week, and the oldest of more than the settings allow. What cannot be removed stays, and
+//! what cannot be read stays for its week.
 //!
 //! **Limits.** A clock that runs a week ahead for a moment costs what is older.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
@@ -27,7 +28,7 @@ use placement::{Plan, Snapshot, Thread};
 use rustix::thread::CapabilitySet;
 use topology::NodeId;
 
-use super::form::{MAGIC, Texts, decode, encode};
+use super::form::{MAGIC, Texts, each, encode};
 use super::read::{Segment, segments};
 use super::{LENGTHS, Summary};
 use crate::status::now_s;
@@ -42,10 +43,13 @@ const DAY: f64 = 24.0 * HOUR;
 const WEEK: f64 = 7.0 * DAY;
 /// A clock that is off by more was set; less than a second an hour is what keeps it right.
 const STEP: f64 = 5.0;
-/// Files that are kept at most, whatever their sizes.
+/// Files that are kept at most, whatever their sizes: a week has 168 hours, and each start, in a
+/// crash loop too, makes one more.
 const MOST_FILES: usize = 1000;
 /// What a small file takes on a disk, bytes.
 const BLOCK: u64 = 4096;
+/// The extension of a file that is to take the place of another.
+const NEW: &str = "new";
 /// A file is at most this part of all.
 const PARTS: u64 = 8;
 
@@ -173,32 +177,37 @@ impl Writer {
     fn write(&mut self, summary: &mut Summary, boot_s: f64) -> io::Result<()> {
         let ahead_s = summary.unix_s - boot_s;
         let most = self.most_bytes / PARTS;
-        let ends =
-            |o: &Open| boot_s - o.boot_s >= HOUR || (ahead_s - o.ahead_s).abs() > STEP || o.len > most.max(BLOCK);
-        let mut open = match self.open.take().filter(|open| !ends(open)) {
-            Some(open) => open,
+        let removed = |o: &Open| o.file.metadata().is_ok_and(|meta| meta.nlink() == 0);
+        let ends = |o: &Open| {
+            boot_s - o.boot_s >= HOUR || (ahead_s - o.ahead_s).abs() > STEP || o.len > most.max(BLOCK) || removed(o)
+        };
+        let open = match self.open.take().filter(|open| !ends(open)) {
+            Some(mut open) => {
+                let frame = encode(summary, &mut open.texts)?;
+                if let Err(error) = open.file.write_all(&frame).and_then(|()| open.file.sync_data()) {
+                    // What follows goes into a file of its own: this one lacks texts.
+                    let _ = open.file.set_len(open.len);
+                    return Err(error);
+                }
+                Open { len: open.len + frame.len() as u64, ..open }
+            }
             None => {
                 let number = self.tidy(summary.unix_s)?;
                 let path = self.dir.join(Segment::name(number, summary.begin_s(), false));
-                let file = create(&path)?;
-                let boot_s = boot_s - summary.seconds;
-                Open { path, file, len: MAGIC.len() as u64, texts: Texts::default(), boot_s, ahead_s }
+                let mut texts = Texts::default();
+                let bytes = [MAGIC.as_slice(), encode(summary, &mut texts)?.as_slice()].concat();
+                let file = create(&path, &bytes)?;
+                Open { path, file, len: bytes.len() as u64, texts, boot_s: boot_s - summary.seconds, ahead_s }
             }
         };
-        let frame = encode(summary, &mut open.texts);
-        let wrote = open.file.write_all(&frame).and_then(|()| open.file.sync_data());
-        if let Err(error) = wrote {
-            // What follows goes into a file of its own: this one has texts that were not written.
-            let _ = match open.len == MAGIC.len() as u64 {
-                true => std::fs::remove_file(&open.path),
-                false => open.file.set_len(open.len),
-            };
-            return Err(error);
-        }
-        open.len += frame.len() as u64;
         let sum = self.others.saturating_add(open.len);
         self.open = Some(open);
-        if sum > self.most_bytes { self.bound() } else { Ok(()) }
+        if sum > self.most_bytes
+            && let Err(error) = self.bound()
+        {
+            tracing::debug!("{}: {error}", self.dir.display());
+        }
+        Ok(())
     }
 
     /// Makes the directory, and of what is in it what is left at this time. Returns the number of
@@ -207,21 +216,26 @@ impl Writer {
         StateDir::make(&self.dir).map_err(|e| io::Error::other(exit::chain(&e)))?;
         std::fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?;
         let all = segments(&self.dir)?;
-        let next = all.last().map_or(0, |last| last.number + 1);
-        let mut before: Option<&Segment> = None;
+        let next = all.last().map_or(0, |last| last.number.saturating_add(1));
+        remove_begun(&self.dir)?;
+        let (mut before, mut folds): (Option<&Segment>, bool) = (None, false);
         for segment in &all {
-            // A crash came between the two steps of folding.
-            let folded = before.replace(segment).is_some_and(|before| before.number == segment.number);
+            // A crash came between the two steps of folding: minutes come first.
+            let folded = before.replace(segment).is_some_and(|before| before.replaces(segment));
             if folded || now_s > segment.begin_s + HOUR + WEEK {
-                std::fs::remove_file(&segment.path)?;
+                remove(&segment.path);
             } else if !segment.minutes && now_s > segment.begin_s + HOUR + DAY {
                 let path = self.dir.join(Segment::name(segment.number, segment.begin_s, true));
-                // On a full disk it stays as it is, until its week is over.
+                // On a full disk, or if nothing in it can be read, it stays until its week is over.
                 match fold(segment, &path) {
-                    Ok(()) => std::fs::remove_file(&segment.path)?,
+                    Ok(()) => _ = remove(&segment.path),
                     Err(error) => tracing::debug!("{}: {error}", path.display()),
                 }
+                folds = true;
             }
+        }
+        if folds {
+            linux::heap::trim();
         }
         self.bound()?;
         Ok(next)
@@ -236,43 +250,67 @@ impl Writer {
             if bytes <= self.most_bytes && files < MOST_FILES {
                 break;
             }
-            std::fs::remove_file(&segment.path)?;
-            (bytes, files) = (bytes - segment.bytes.max(BLOCK), files - 1);
+            if remove(&segment.path) {
+                (bytes, files) = (bytes - segment.bytes.max(BLOCK), files - 1);
+            }
         }
         self.others = bytes.saturating_sub(self.open.as_ref().map_or(0, |open| open.len));
         Ok(())
     }
 }
 
-/// A new file that only its owner may read.
-fn create(path: &Path) -> io::Result<File> {
+/// Removes a file, if it is still there. One that cannot be removed keeps nobody from going on.
+fn remove(path: &Path) -> bool {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::debug!("{}: {error}", path.display());
+            false
+        }
+        _ => true,
+    }
+}
+
+/// What a crash or a full disk left of files that were to take another's place.
+fn remove_begun(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|end| end == NEW) {
+            remove(&path);
+        }
+    }
+    Ok(())
+}
+
+/// A new file that only its owner may read, with all of these bytes; or none.
+fn create(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(MAGIC)?;
+    file.write_all(bytes).and_then(|()| file.sync_data()).inspect_err(|_| _ = remove(path))?;
     Ok(file)
 }
 
 /// The summaries of a file, a minute each, as another file.
 fn fold(segment: &Segment, path: &Path) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let _ = std::fs::remove_file(&new);
-    let (mut file, mut texts) = (create(&new)?, Texts::default());
+    let (mut texts, mut folded) = (Texts::default(), MAGIC.to_vec());
     let mut put = |mut summary: Summary| {
         summary.cut();
-        file.write_all(&encode(&mut summary, &mut texts))
+        encode(&mut summary, &mut texts).map(|frame| folded.extend(frame))
     };
-    let (summaries, damaged) = decode(&segment.read()?);
     let [short, length] = LENGTHS;
-    let mut minute = Summary { lost: damaged, ..Summary::default() };
-    for summary in summaries {
+    let (mut minute, mut wrote) = (Summary::default(), Ok(()));
+    let damaged = each(&segment.read()?, false, |summary| {
         let apart = summary.begin_s() > minute.unix_s + short;
-        if minute.windows > 0 && (apart || minute.seconds + summary.seconds / 2.0 > length) {
-            put(std::mem::take(&mut minute))?;
+        if minute.windows > 0 && (apart || minute.seconds + summary.seconds / 2.0 > length) && wrote.is_ok() {
+            wrote = put(std::mem::take(&mut minute));
         }
         minute.add(summary);
+    });
+    wrote?;
+    if minute.windows == 0 {
+        return Err(io::Error::new(ErrorKind::InvalidData, "no summary in it can be read"));
     }
-    if minute.windows > 0 {
-        put(minute)?;
-    }
-    file.sync_data()?;
-    std::fs::rename(&new, path)
+    minute.lost = minute.lost.saturating_add(damaged);
+    put(minute)?;
+    let new = path.with_extension(NEW);
+    create(&new, &folded)?;
+    std::fs::rename(&new, path).inspect_err(|_| _ = remove(&new))
 }
