@@ -27,7 +27,7 @@ use placement::{Plan, Snapshot, Thread};
 use topology::{FileId, NodeId};
 
 use crate::map::{File, keep_most};
-use crate::totals::{OTHER, RULES};
+use crate::totals::{OTHER, RULES, UNKNOWN};
 use crate::window::{NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
 pub use form::{decode, decode_any};
@@ -123,7 +123,8 @@ impl Summary {
         if let Some(of) = self.services.get_mut(row) {
             of.bytes.add_thread(thread);
             of.cpu_s += thread.cpu_s;
-            thread.rule.iter().filter(|_| row != OTHER).for_each(|rule| add_rule(&mut of.rules, rule));
+            let rule = thread.rule.iter().filter(|_| ![OTHER, UNKNOWN].contains(&row));
+            rule.for_each(|rule| add_rule(&mut of.rules, rule));
         }
         for used in &thread.files {
             self.files.entry(used.file).or_default().bytes.add_use(thread, used);
@@ -189,7 +190,11 @@ impl Summary {
     fn end(&mut self) {
         let mut pids: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
         for thread in self.threads.values() {
-            let row = if self.services.contains_key(&thread.service) { thread.service.as_str() } else { OTHER };
+            let row = match thread.service.as_str() {
+                "" => UNKNOWN,
+                name if self.services.contains_key(name) => name,
+                _ => OTHER,
+            };
             let Some(service) = self.services.get_mut(row) else { continue };
             service.threads += 1;
             service.processes += u64::from(pids.entry(row).or_default().insert(thread.pid));

@@ -88,8 +88,9 @@ fn of_threads(threads: u32, unix_s: f64, chance: &mut ChaCha12Rng) -> Summary {
     for _ in 0..10 {
         let threads: Vec<Thread> = (0..threads).map(|n| thread(n, chance)).collect();
         threads.iter().for_each(|thread| {
-            let name = if thread.group.is_some() { format!("s{}.service", thread.pid) } else { UNKNOWN.to_owned() };
-            summary.add_thread(&name, &name, thread);
+            // As totals.rs says it.
+            let name = thread.group.is_some().then(|| format!("s{}.service", thread.pid));
+            summary.add_thread(name.as_deref().unwrap_or(UNKNOWN), name.as_deref().unwrap_or_default(), thread);
         });
         (0..2).for_each(|node| summary.add_unlisted(NodeId(node), 100));
         summary.add_window(&report(threads).snapshot, &Plan::new("off"), unix_s);
@@ -180,6 +181,21 @@ fn a_summary_is_read_as_it_was_written() {
     let mut long = Summary::default();
     long.services.insert("x".repeat(5 << 20), Service::default());
     assert!(encode(&mut long, &mut Texts::default()).is_err());
+}
+
+/// Threads of no known service count for its row, and not for the one of all others.
+#[test]
+fn the_row_of_the_unknown_has_its_threads_and_no_rules() {
+    let mut summary = Summary::default();
+    let mut chance = chance();
+    for (row, service, n) in
+        [(UNKNOWN, "", 0), (UNKNOWN, "", 21), (OTHER, "s3.service", 3), ("s6.service", "s6.service", 6)]
+    {
+        summary.add_thread(row, service, &thread(n, &mut chance));
+    }
+    summary.end();
+    let of = |row: &str| (summary.services[row].threads, summary.services[row].rules.len());
+    assert_eq!([UNKNOWN, OTHER, "s6.service"].map(of), [(2, 0), (1, 0), (1, 1)]);
 }
 
 /// Wherever a crash cuts the last one short, and whichever byte of one in the middle is damaged.
