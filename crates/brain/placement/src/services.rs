@@ -44,14 +44,19 @@ pub fn path(cgroup: &str) -> &str {
 
 /// The name, or its beginning and a hash of it.
 pub fn shortened(name: String) -> String {
-    if name.len() <= LONGEST {
+    cut(name, LONGEST)
+}
+
+/// The same of a name of at most so many bytes, 20 or more.
+pub fn cut(name: String, longest: usize) -> String {
+    if name.len() <= longest {
         return name;
     }
     // FNV-1a: the same in every run and on every machine.
     let hash = name
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    let end = (0..=LONGEST - 20).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=longest.saturating_sub(20)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
     format!("{}…{hash:016x}", name.get(..end).unwrap_or_default())
 }
 

@@ -195,7 +195,7 @@ impl Map {
             service.bytes.add(&of.bytes);
         }
         for thread in summary.threads.values() {
-            let process = self.processes.entry((thread.pid, 0)).or_default();
+            let process = self.processes.entry((thread.pid, thread.process_start_ns)).or_default();
             (process.pid, process.service) = (thread.pid, thread.service.clone());
             process.comm.clone_from(&thread.comm);
             process.bytes.add(&thread.bytes);
@@ -204,7 +204,9 @@ impl Map {
             let file = self.files.entry(*id).or_default();
             file.bytes.add(&of.bytes);
             (file.path, file.size) = (of.path.clone().or_else(|| file.path.take()), of.size.or(file.size));
-            file.nodes.clone_from(&of.nodes);
+            if of.nodes.total() > 0 {
+                file.nodes.clone_from(&of.nodes);
+            }
         }
         self.bound();
     }

@@ -21,7 +21,7 @@ use topology::{NodeBytes, NodeId};
 use super::{Busy, Node, Service, Summary};
 use crate::map::File;
 
-pub const MAGIC: &[u8; 8] = b"HNPAST1\n";
+pub const MAGIC: &[u8; 8] = b"HNPAST2\n";
 /// Length and checksum.
 const HEAD: usize = 8;
 /// Longest body, bytes: few of ours come near, and no longer one is written.
@@ -129,10 +129,11 @@ fn layout(c: &mut Coder, summary: &mut Summary) {
         c.option(controller_s, Coder::milli);
         [read_bytes, write_bytes, unlisted_read_bytes, memory_free].into_iter().for_each(|bytes| c.int(bytes));
     });
-    c.map(threads, |c, (tid, start_ns), Busy { pid, comm, service, rule, node, cpu_s, bytes }| {
+    c.map(threads, |c, (tid, start_ns), Busy { pid, process_start_ns, comm, service, rule, node, cpu_s, bytes }| {
         c.small(tid);
         c.int(start_ns);
         c.small(pid);
+        c.int(process_start_ns);
         [comm, service, rule].into_iter().for_each(|text| c.text(text));
         c.small(&mut node.0);
         c.milli(cpu_s);

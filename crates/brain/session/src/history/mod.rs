@@ -1,4 +1,4 @@
-//! What the daemon has seen in the last week, for those who look at the wrong time.
+//! What the daemon has seen in up to a week, for those who look at the wrong time.
 //!
 //! **Problem.** Who asks what happened at 3 in the morning asks at 9. Every command observes
 //! windows of its own, and the metrics have sums only.
@@ -9,9 +9,11 @@
 //! waiting; [`read`] finds times again. [`form`] is the form of a file. A [`Summary`] added to a
 //! [`crate::map::Map`] counts like a window.
 //!
-//! **Limits.** Of threads and files that are not among the busiest of a summary nothing is known
-//! but the bytes of their service. Times are those of the clock when a summary ended: while it was
-//! wrong, they are, too. What is not yet written, ten seconds at most, is lost with the machine.
+//! **Limits.** Each node makes summaries larger: `[history]` has room for a week of two nodes with
+//! 100 busy services, of one to three days of four nodes, and of some hours of eight. Of threads
+//! and files that are not among the busiest of a summary nothing is known but the bytes of their
+//! service. Times are those of the clock when a summary ended: while it was wrong, they are, too.
+//! What is not yet written, ten seconds at most, is lost with the machine.
 
 mod form;
 pub mod read;
@@ -23,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use command::output::units::{percent, seconds};
 use placement::flow::Flow;
+use placement::services::cut;
 use placement::{Plan, Snapshot, Thread};
 use topology::{FileId, NodeId};
 
@@ -39,8 +42,11 @@ pub const BUSIEST: usize = 20;
 /// Length of a summary, seconds: of the last day, and of those before.
 pub const LENGTHS: [f64; 2] = [10.0, 60.0];
 
-/// What passes between two windows, at most: it is in neither. Seconds.
+/// What passes between two windows, at most, and is in neither: planning and moving. It is two
+/// windows of the usual length. Seconds.
 const BETWEEN: f64 = 2.0;
+/// Longest path that is kept, bytes: 20 of the longest that there are would be ten times a summary.
+const PATH: usize = 512;
 
 /// Some windows in a row, added up.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -92,6 +98,8 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Busy {
     pub pid: u32,
+    /// When its process began, nanoseconds since boot; 0 if it is not known.
+    pub process_start_ns: u64,
     pub comm: String,
     /// The name of its service; empty if it is not known.
     pub service: String,
@@ -134,6 +142,7 @@ impl Summary {
         }
         let busy = self.threads.entry((thread.tid, thread.start_ns.unwrap_or(0))).or_insert_with(|| Busy {
             pid: thread.pid,
+            process_start_ns: thread.process_start_ns.unwrap_or(0),
             comm: thread.comm.clone(),
             service: service.to_owned(),
             rule: thread.rule.as_deref().unwrap_or_default().to_owned(),
@@ -200,6 +209,7 @@ impl Summary {
             service.processes += u64::from(pids.entry(row).or_default().insert(thread.pid));
         }
         self.cut();
+        self.files.values_mut().for_each(|file| file.path = file.path.take().map(|path| cut(path, PATH)));
     }
 
     fn cut(&mut self) {

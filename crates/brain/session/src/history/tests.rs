@@ -198,6 +198,31 @@ fn the_row_of_the_unknown_has_its_threads_and_no_rules() {
     assert_eq!([UNKNOWN, OTHER, "s6.service"].map(of), [(2, 0), (1, 0), (1, 1)]);
 }
 
+/// The second process has the id of the first one, which has ended.
+#[test]
+fn processes_with_the_same_id_are_told_apart_and_long_paths_are_cut() {
+    let mut chance = chance();
+    let mut map = Map::default();
+    for start in [1, 2] {
+        let mut summary = Summary::default();
+        let one = Thread { tid: 9, start_ns: Some(start), process_start_ns: Some(start), ..thread(6, &mut chance) };
+        summary.add_thread("a", "a", &one);
+        let mut window = report(vec![one]).snapshot;
+        window.files[0].path = Some("/é".repeat(2000));
+        // Of the second one it is not known where it is.
+        window.files[0].bytes = if start == 1 { window.files[0].bytes.clone() } else { NodeBytes::default() };
+        summary.add_window(&window, &Plan::new("off"), 1e9);
+        summary.end();
+        let path = summary.files.values().next().unwrap().path.clone().unwrap();
+        assert!(path.len() <= 512 && path.starts_with("/é/é"), "{path}");
+        let file = [MAGIC.as_slice(), &encode(&mut summary, &mut Texts::default()).unwrap()].concat();
+        map.add_summary(&decode(&file).0[0]);
+    }
+    let report = map.report(9);
+    assert_eq!(report.processes.iter().map(|p| p.pid).collect::<Vec<_>>(), [6, 6]);
+    assert!(report.files[0].nodes.total() > 0);
+}
+
 /// Wherever a crash cuts the last one short, and whichever byte of one in the middle is damaged.
 #[test]
 fn what_is_torn_or_damaged_costs_one_summary() {
