@@ -35,7 +35,7 @@ use crate::window::{NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
 pub use form::{decode, decode_any};
 pub use read::{Cursor, Found, Range};
-pub use write::Recorder;
+pub use write::{Recorder, forget};
 
 /// Threads, and files, that a summary keeps.
 pub const BUSIEST: usize = 20;

@@ -476,6 +476,19 @@ fn the_first_is_that_of_the_first_file_with_any() {
     assert_eq!([0.0, 1e9 + 5.0, 1e9 + 15.0, 2e9].map(at), [10.0, 10.0, 20.0, 20.0].map(|s| 1e9 + s));
 }
 
+#[test]
+fn who_keeps_nothing_has_nothing_left() {
+    let root = tempfile::tempdir().unwrap();
+    let one = summary(1e9, &mut chance());
+    writer(root.path()).take(one, 1e9);
+    std::fs::write(root.path().join("notes"), "").unwrap();
+    forget(root.path()).unwrap().join().unwrap();
+    assert_eq!(std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>(), ["notes"]);
+    let missing = root.path().join("missing");
+    forget(&missing).unwrap().join().unwrap();
+    assert!(!missing.exists());
+}
+
 /// Size and CPU time of a week in which 100 of 1,000 services read, with four threads each that run
 /// on two nodes and read from both; each file is read for 100 s. Windows take a second on the first
 /// day, then ten, to be done sooner. `bench/README.md` has the figures.

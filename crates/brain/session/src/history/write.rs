@@ -314,3 +314,30 @@ fn fold(segment: &Segment, path: &Path) -> io::Result<()> {
     create(&new, &folded)?;
     std::fs::rename(&new, path).inspect_err(|_| _ = remove(&new))
 }
+
+/// Removes all that was kept, for who keeps nothing any more; in a thread of its own, so no disk
+/// keeps the start waiting.
+///
+/// # Errors
+///
+/// A thread cannot be started.
+pub fn forget(dir: &Path) -> io::Result<thread::JoinHandle<()>> {
+    let dir = dir.to_owned();
+    let clear = move || -> io::Result<()> {
+        // Where it is missing, it need not be made; in a directory of somebody else's nothing is
+        // removed.
+        if !dir.is_dir() {
+            return Ok(());
+        }
+        StateDir::make(&dir).map_err(|e| io::Error::other(exit::chain(&e)))?;
+        remove_begun(&dir)?;
+        segments(&dir)?.iter().for_each(|segment| _ = remove(&segment.path));
+        Ok(())
+    };
+    thread::Builder::new().name("history".into()).spawn(move || {
+        let _ = linux::privileges::keep_only(CapabilitySet::empty());
+        if let Err(error) = clear() {
+            tracing::warn!("the history stays: {error}");
+        }
+    })
+}

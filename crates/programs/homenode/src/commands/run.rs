@@ -17,7 +17,7 @@ use engine::{Engine, Plane};
 use host::HostPlane;
 use observe::Scope;
 use placement::Policy;
-use session::history::Recorder;
+use session::history::{self, Recorder};
 use session::policies::Programs;
 use session::totals::Totals;
 use session::windows::{Output, windows};
@@ -116,6 +116,12 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     // Its thread can give up all privileges as long as this one has them.
     let history = (config.history.keep && !settings.dry_run)
         .then(|| Recorder::start(&global.history_dir(), config.history.bytes));
+    if !config.history.keep
+        && !settings.dry_run
+        && let Err(error) = history::forget(&global.history_dir())
+    {
+        tracing::warn!("the history stays: cannot start a thread: {error}");
+    }
     match args.observe_only && child.is_none() {
         true => plane::observe_only()?,
         false => plane::move_only(engine.policy().traits(), child.is_some())?,
