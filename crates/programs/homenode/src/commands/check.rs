@@ -248,6 +248,16 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
         return tell(global, &report, "", &Limits::recorded(global.verbose));
     }
+    // Before anything is measured: of that time there may be nothing.
+    let mut kept: BTreeMap<String, (Flow, f64)> = BTreeMap::new();
+    let past = args.past.map(global, report::MOST, |summary| {
+        for (name, of) in &summary.services {
+            let (bytes, cpu_s) = kept.entry(name.clone()).or_default();
+            bytes.add(&of.bytes);
+            *cpu_s += of.cpu_s;
+        }
+    });
+    let past = past.transpose()?;
     let sent = report::Report::begun(global, false);
     let (costs, measured) = costs(global, args, &machine)?;
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
@@ -257,9 +267,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         row.add(bytes, cpu_s, costs.as_ref().ok());
         sum.add(bytes, cpu_s, costs.as_ref().ok());
     };
-    let past = args.past.map(global, report::MOST, |summary| {
-        summary.services.iter().for_each(|(name, of)| add(name, &of.bytes, of.cpu_s));
-    });
+    kept.iter().for_each(|(name, (bytes, cpu_s))| add(name, bytes, *cpu_s));
     let each = |snapshot: &Snapshot| {
         for thread in snapshot.touched() {
             let mut bytes = Flow::default();
@@ -269,7 +277,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         }
     };
     let observed = match past {
-        Some(past) => Ok((past?, Limits::recorded(global.verbose))),
+        Some(past) => Ok((past, Limits::recorded(global.verbose))),
         None => thread::scope(|scope| {
             scope.spawn(|| map::observe(global, &config, &args.observe, args.windows, report::MOST, each)).join()
         })
