@@ -2,6 +2,8 @@
 //!
 //! **Approach.** Times are local ones, as people say them. [`session::history`] has the summaries.
 
+use std::ops::RangeInclusive;
+
 use chrono::{DateTime, Days, Local, LocalResult, NaiveDate, NaiveTime, TimeDelta, TimeZone};
 use clap::Args;
 use command::args::Global;
@@ -22,7 +24,7 @@ pub struct PastArgs {
         "pid", "unit", "not_unit", "cgroup", "touch_own_affinity", "beside_sched_ext", "at"])]
     pub since: Option<f64>,
     /// The end of that [default: now]
-    #[arg(long, value_name = "TIME", value_parser = time, requires = "since")]
+    #[arg(long, value_name = "TIME", value_parser = time, requires = "since", conflicts_with = "at")]
     pub until: Option<f64>,
     /// Observe nothing: show the ten seconds around TIME, or the minute if that was more than a day
     /// ago
@@ -40,6 +42,10 @@ impl PastArgs {
             (None, Some(at)) => Range { since_s: at, until_s: at },
             (None, None) => return None,
         };
+        if range.since_s > range.until_s {
+            let [since, until] = [range.since_s, range.until_s].map(|at| explain::time(at, Local::now()));
+            return Some(Err(Failure::new(Exit::Usage, "usage", format!("--since {since} is after --until {until}"))));
+        }
         let mut map = Map::default();
         let mut add = |summary: &Summary| {
             map.add_summary(summary);
@@ -98,9 +104,13 @@ pub fn between((begin_s, end_s): (f64, f64)) -> String {
     format!("{} to {}", explain::time(begin_s, now), explain::time(end_s, now))
 }
 
+/// What calendars can be asked for, far from their ends: seconds since 1970.
+const TIMES: RangeInclusive<f64> = 0.0..=1e11;
+
 /// A time as people say it, in seconds since 1970.
 pub fn time(text: &str) -> Result<f64, String> {
-    parse(text, &Local::now())
+    let time = parse(text, &Local::now())?;
+    if TIMES.contains(&time) { Ok(time) } else { Err("not a time between 1970 and 5138".to_owned()) }
 }
 
 fn parse<Z: TimeZone>(text: &str, now: &DateTime<Z>) -> Result<f64, String> {
@@ -139,10 +149,10 @@ fn parse<Z: TimeZone>(text: &str, now: &DateTime<Z>) -> Result<f64, String> {
     match day {
         Some(day) => on(day),
         // The last one: at 8 o'clock, 23:00 is that of the night.
-        None => on(now.date_naive()).and_then(|time| match now.date_naive().pred_opt() {
-            Some(yesterday) if time > now_s => on(yesterday),
-            _ => Ok(time),
-        }),
+        None => match on(now.date_naive()).ok().filter(|time| *time <= now_s) {
+            Some(time) => Ok(time),
+            None => on(now.date_naive().pred_opt().ok_or_else(wrong)?),
+        },
     }
 }
 
@@ -150,7 +160,8 @@ fn parse<Z: TimeZone>(text: &str, now: &DateTime<Z>) -> Result<f64, String> {
 fn date(text: &str) -> Option<NaiveDate> {
     let mut parts = text.splitn(3, '-').map(|part| part.parse::<u32>().ok());
     let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
-    NaiveDate::from_ymd_opt(i32::try_from(year).ok()?, month, day)
+    (1970..5138).contains(&year).then_some(())?;
+    NaiveDate::from_ymd_opt(year as i32, month, day)
 }
 
 /// `3am`, `3:30pm`, `15:30`, `15:30:10`.
@@ -238,6 +249,7 @@ mod tests {
             "@inf",
             "@x",
             "2026-02-30",
+            "262142-12-31",
             "2026-11-28 x",
             "tomorrow",
             "yesterdayx",
@@ -246,5 +258,9 @@ mod tests {
         ] {
             assert!(parse(text, &now).unwrap_err().contains("yesterday 3am"), "{text}");
         }
+        for text in ["@-1", "@1e12", "@8210266876799", "99999999 days ago"] {
+            assert!(time(text).unwrap_err().contains("between 1970 and 5138"), "{text}");
+        }
+        assert_eq!(time("@1e11"), Ok(1e11));
     }
 }

@@ -64,7 +64,7 @@ pub struct TopArgs {
     pub observe: ObserveArgs,
     /// Begin at TIME in what `homenode run` has kept, such as 03:00, "yesterday 3am", "2h ago" or
     /// "2026-11-28 03:00"
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with_all = ["pid", "unit", "not_unit", "cgroup"])]
     pub at: Option<f64>,
     /// Print one window as text (or JSON) and end
     #[arg(long)]
