@@ -756,8 +756,10 @@ fn what_was_kept_is_found_and_its_names_write_nothing() {
     assert!(out.contains("service 1") && !out.contains("forged"), "{out}");
     let (code, _, err) = look(&["map", "--since", "2h ago", "--until", "1h ago"]);
     assert!(code == 1 && err.contains("no history of") && err.contains("it has "), "{err}");
-    let (code, _, err) = look(&["map", "--since", "@2000000000", "--until", "@1000000000"]);
-    assert!(code == 2 && err.contains("2033-") && err.contains("2001-"), "{err}");
+    for command in ["map", "check", "report"] {
+        let (code, _, err) = look(&[command, "--since", "@2000000000", "--until", "@1000000000"]);
+        assert!(code == 2 && err.contains("2033-") && err.contains("2001-"), "{command}: {err}");
+    }
     for with in [&["map", "--at", "now", "--until", "now"][..], &["top", "--once", "--at", "now", "--pid", "1"]] {
         let (code, _, err) = look(with);
         assert!(code == 2 && err.contains("cannot be used with"), "{err}");

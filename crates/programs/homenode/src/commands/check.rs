@@ -217,6 +217,7 @@ struct Report {
 const REPORT: &str = "report.md";
 
 pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
+    let looks_back = args.past.range()?.is_some();
     let config = Config::load(global.config.as_deref())?;
     let machine = Machine::read(Path::new(machine::SYS), &config)?;
     let nodes = machine.topology.nodes.iter().filter(|node| node.memory_bytes > 0).count();
@@ -241,7 +242,6 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     // In this order: observing gives up the privileges that the others take.
     let missing = doctor::cannot_move(global);
     // Measuring takes all CPUs for seconds: not where nothing can be observed afterwards.
-    let looks_back = args.past.since.or(args.past.at).is_some();
     let blocked = || observe::choose(&observe::Capabilities::probe(), &observe::Settings::default()).blocked;
     if let Some((capability, cause)) = (!looks_back).then(blocked).flatten() {
         let mut report = report((Verdict::CannotTell, format!("cannot observe: {capability} is missing: {cause}")));

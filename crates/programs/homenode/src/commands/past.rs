@@ -34,18 +34,31 @@ pub struct PastArgs {
 }
 
 impl PastArgs {
-    /// The map of that time, with at most `most` processes and files; `each` has every summary.
-    /// `None` if the present is wanted.
-    pub fn map(&self, global: &Global, most: usize, mut each: impl FnMut(&Summary)) -> Option<Result<Report, Failure>> {
+    /// What is asked for; `None` is the present.
+    ///
+    /// # Errors
+    ///
+    /// It ends before it begins.
+    pub fn range(&self) -> Result<Option<Range>, Failure> {
         let range = match (self.since, self.at) {
             (Some(since_s), _) => Range { since_s, until_s: self.until.unwrap_or_else(now_s) },
             (None, Some(at)) => Range { since_s: at, until_s: at },
-            (None, None) => return None,
+            (None, None) => return Ok(None),
         };
         if range.since_s > range.until_s {
             let [since, until] = [range.since_s, range.until_s].map(|at| explain::time(at, Local::now()));
-            return Some(Err(Failure::new(Exit::Usage, "usage", format!("--since {since} is after --until {until}"))));
+            return Err(Failure::new(Exit::Usage, "usage", format!("--since {since} is after the end, {until}")));
         }
+        Ok(Some(range))
+    }
+
+    /// The map of that time, with at most `most` processes and files; `each` has every summary.
+    /// `None` if the present is wanted.
+    pub fn map(&self, global: &Global, most: usize, mut each: impl FnMut(&Summary)) -> Option<Result<Report, Failure>> {
+        let range = match self.range().transpose()? {
+            Ok(range) => range,
+            Err(failure) => return Some(Err(failure)),
+        };
         let mut map = Map::default();
         let mut add = |summary: &Summary| {
             map.add_summary(summary);

@@ -62,6 +62,7 @@ type Part = Result<(String, Value), String>;
 
 pub fn run(global: &Global, args: &ReportArgs) -> Result<Exit, Failure> {
     let names = args.names;
+    args.past.range()?;
     // Before the map takes its time.
     args.output.as_deref().map_or(Ok(()), replace::replaceable)?;
     // In this order: the map gives up the privileges that doctor takes. It does so on a thread of
