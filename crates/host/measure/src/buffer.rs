@@ -7,7 +7,12 @@ use linux::allocation::{self, Before, Spread};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use topology::NodeId;
 
+use crate::MeasureError;
+
 const ASKED: usize = 256;
+
+/// Bytes that are taken between two questions whether to go on: a huge page.
+pub const PIECE: usize = 2 << 20;
 
 /// Anonymous memory of zeros, all of it present, on one node.
 pub struct Buffer {
@@ -22,8 +27,25 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Takes memory of a node, in huge pages where the kernel has some, and checks that it is
-    /// there.
-    pub fn on(node: NodeId, bytes: u64) -> io::Result<Self> {
+    /// there. Gives it back where `go_on`, asked after each 2 MiB, says no.
+    pub fn on(node: NodeId, bytes: u64, go_on: &dyn Fn() -> Result<(), MeasureError>) -> Result<Self, MeasureError> {
+        let failed = |e| MeasureError::failed(format!("cannot take memory on node {node}"))(e);
+        let mut buffer = Self::of(node, bytes).map_err(failed)?;
+        // Reads of memory that was never written are of one page of zeros.
+        let page = rustix::param::page_size() / 8;
+        for piece in buffer.words_mut().chunks_mut(PIECE / 8) {
+            for word in piece.iter_mut().step_by(page) {
+                // SAFETY: a store to a word of this slice, which the compiler is not to leave out.
+                unsafe { std::ptr::write_volatile(word, 0) };
+            }
+            go_on()?;
+        }
+        buffer.check(node).map_err(failed)?;
+        Ok(buffer)
+    }
+
+    /// Addresses for memory of a node.
+    fn of(node: NodeId, bytes: u64) -> io::Result<Self> {
         let words = usize::try_from(bytes / 8).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         // SAFETY: a new private mapping, at an address of the kernel's choice.
         let base = unsafe {
@@ -35,7 +57,7 @@ impl Buffer {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned no address"))?;
-        let mut buffer = Self { base, words };
+        let buffer = Self { base, words };
         let (mask, bits) = (allocation::mask(&[node])?, allocation::BITS);
         // SAFETY: the range is the new mapping; the mask has as many bits as the kernel reads.
         let bound = match unsafe {
@@ -48,13 +70,6 @@ impl Buffer {
         // Without huge pages each load also waits for the page table.
         // SAFETY: advice for the new mapping, which changes no content.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), words * 8, Advice::LinuxHugepage) };
-        // Reads of memory that was never written are of one page of zeros.
-        let page = rustix::param::page_size() / 8;
-        for word in buffer.words_mut().iter_mut().step_by(page) {
-            // SAFETY: a store to a word of this slice, which the compiler is not to leave out.
-            unsafe { std::ptr::write_volatile(word, 0) };
-        }
-        buffer.check(node)?;
         Ok(buffer)
     }
 
@@ -113,16 +128,30 @@ mod tests {
 
     #[test]
     fn memory_is_there_and_zero() {
-        let mut buffer = Buffer::on(NodeId(0), 4 << 20).unwrap();
+        let mut buffer = Buffer::on(NodeId(0), 4 << 20, &|| Ok(())).unwrap();
         assert_eq!(buffer.words().len(), (4 << 20) / 8);
         assert!(buffer.words().iter().all(|word| *word == 0));
         buffer.words_mut()[5] = 7;
         assert_eq!(buffer.words()[5], 7);
     }
 
+    /// Nobody was asked until all memory was there, which took half a minute on a busy machine.
+    #[test]
+    fn a_stop_ends_what_is_taken_after_a_piece() {
+        let asked = std::cell::Cell::new(0);
+        let go_on = || {
+            asked.set(asked.get() + 1);
+            if asked.get() < 3 { Ok(()) } else { Err(MeasureError::Stopped) }
+        };
+        assert!(matches!(Buffer::on(NodeId(0), 1 << 30, &go_on), Err(MeasureError::Stopped)));
+        asked.set(0);
+        assert!(matches!(crate::cached::file(NodeId(0), 1 << 30, &go_on), Err(MeasureError::Stopped)));
+        assert_eq!(asked.get(), 3);
+    }
+
     #[test]
     fn memory_of_a_node_that_is_not_there_is_refused() {
-        assert!(Buffer::on(NodeId(1000), 1 << 20).is_err());
-        assert!(Buffer::on(NodeId(5000), 1 << 20).is_err());
+        assert!(Buffer::on(NodeId(1000), 1 << 20, &|| Ok(())).is_err());
+        assert!(Buffer::on(NodeId(5000), 1 << 20, &|| Ok(())).is_err());
     }
 }

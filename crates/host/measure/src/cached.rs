@@ -11,7 +11,8 @@ use rustix::fs::MemfdFlags;
 use topology::NodeId;
 use topology::measured::Cached;
 
-use crate::buffer::bind_thread;
+use crate::MeasureError;
+use crate::buffer::{PIECE, bind_thread};
 use crate::load::bind;
 
 /// Bytes of the calls that are timed.
@@ -20,20 +21,20 @@ pub const SIZES: [u64; 2] = [4 << 10, 1 << 20];
 /// Calls between two looks at the clock.
 const CALLS: u64 = 8;
 
-/// A file in memory, with all pages on a node.
-pub fn file(node: NodeId, bytes: u64) -> io::Result<File> {
-    let mut file = File::from(rustix::fs::memfd_create("homenode-measure", MemfdFlags::CLOEXEC)?);
-    // A thread's policy says where pages go that it writes first, so it is one of its own.
-    thread::spawn(move || {
-        let _bound = bind_thread(node)?;
-        let block = vec![1; 1 << 20];
-        for _ in 0..bytes.div_ceil(1 << 20) {
-            file.write_all(&block)?;
-        }
-        Ok(file)
-    })
-    .join()
-    .map_err(|_| io::Error::other("the thread that writes a file has panicked"))?
+/// A file in memory, with all pages on a node. No file where `go_on`, asked after each 2 MiB, says
+/// no.
+pub fn file(node: NodeId, bytes: u64, go_on: &dyn Fn() -> Result<(), MeasureError>) -> Result<File, MeasureError> {
+    let failed = |e| MeasureError::failed(format!("cannot cache a file on node {node}"))(e);
+    let file = rustix::fs::memfd_create("homenode-measure", MemfdFlags::CLOEXEC);
+    let mut file = File::from(file.map_err(|e| failed(e.into()))?);
+    let block = vec![1; PIECE];
+    // A thread's policy says where pages go that it writes first.
+    let _bound = bind_thread(node).map_err(failed)?;
+    for _ in 0..bytes.div_ceil(PIECE as u64) {
+        file.write_all(&block).map_err(failed)?;
+        go_on()?;
+    }
+    Ok(file)
 }
 
 /// Times calls on one CPU, at random places of the file.

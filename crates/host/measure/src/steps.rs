@@ -37,6 +37,15 @@ const SHORTEST: Duration = Duration::from_millis(20);
 /// The steps' share of the time that taking memory leaves: threads start and end, too.
 const STEPS_SHARE: f64 = 0.85;
 
+/// Longest step of a careful caller on a busy machine, all its rounds together.
+const CAREFUL: Duration = Duration::from_millis(600);
+
+/// The limit's share for taking memory.
+const TAKING_SHARE: f64 = 1.0 / 3.0;
+
+/// Bytes that are taken first, to see how long that takes.
+const FIRST: u64 = 64 << 20;
+
 /// Smallest buffer in bytes.
 const LEAST: u64 = 16 << 20;
 
@@ -85,23 +94,39 @@ pub fn measure(
         topology.nodes.iter().map(|n| (n.id, allowed.of(&n.cpus))).filter(|(_, cpus)| !cpus.is_empty()).collect();
     let homes: Vec<&Node> = topology.nodes.iter().filter(|n| n.memory != MemoryKind::None).collect();
     let pairs = seats.len() * homes.len();
-    let steps = pairs * STEPS;
+    let reads_only = settings.careful && busy.is_some();
+    let steps = pairs * if reads_only { cached::SIZES.len() } else { STEPS };
     let needed = SHORTEST.mul_f64(steps as f64 / STEPS_SHARE);
     if settings.step.is_none() && settings.limit < needed {
         return Err(MeasureError::TooShort { pairs, needed });
     }
     let cache_bytes = topology.nodes.iter().map(|n| linux::processor::cache_bytes(&settings.sys, n)).max().unwrap_or(0);
-    let buffer_bytes = buffer_bytes(topology, settings, cache_bytes);
+    let go_on = |done: usize| {
+        if stop() {
+            return Err(MeasureError::Stopped);
+        }
+        let over = begin.elapsed() > settings.limit;
+        if over { Err(MeasureError::TimeOver { done, pairs }) } else { Ok(()) }
+    };
+    let mut buffer_bytes = buffer_bytes(topology, settings, cache_bytes);
+    if let Some(home) = homes.first() {
+        let (first, taking) = (buffer_bytes.min(FIRST), Instant::now());
+        drop(Buffer::on(home.id, first, &|| go_on(0))?);
+        // Two buffers and a file on each.
+        let each_s = settings.limit.as_secs_f64() * TAKING_SHARE / (3 * homes.len()) as f64;
+        let most = first as f64 / taking.elapsed().as_secs_f64() * each_s;
+        buffer_bytes = whole_pages(buffer_bytes.min(most as u64));
+    }
     if buffer_bytes < 2 * cache_bytes {
         notes.push(format!(
-            "memory is too short for more than {} MiB, and the caches of a node have {} MiB: part of the accesses were \
+            "there is no memory, or no time, for more than {} MiB, and the caches of a node have {} MiB: part of the accesses were \
              served by them",
             buffer_bytes >> 20,
             cache_bytes >> 20
         ));
     }
     let length = settings.step.unwrap_or_default();
-    let (reads_only, cpus) = (settings.careful && busy.is_some(), topology.cpus().len());
+    let cpus = topology.cpus().len();
     let mut run = Run {
         settings,
         begin,
@@ -117,21 +142,35 @@ pub fn measure(
         done: Vec::new(),
     };
     let nodes = homes.len() as u32;
-    for home in homes {
+    let mut over = None;
+    'all: for home in homes {
         let taking = Instant::now();
         let node = home.id;
-        let what = |what: &str| format!("cannot {what} on node {node}");
+        let go_on = || go_on(run.done.len());
         // Small ones where they are not used.
         let bytes = if run.reads_only { LEAST } else { buffer_bytes };
-        let read = Buffer::on(node, bytes).map_err(MeasureError::failed(what("take memory")))?;
-        let mut write = Buffer::on(node, bytes).map_err(MeasureError::failed(what("take memory")))?;
-        let file = cached::file(node, buffer_bytes).map_err(MeasureError::failed(what("cache a file")))?;
+        let taken = || {
+            let (read, write) = (Buffer::on(node, bytes, &go_on)?, Buffer::on(node, bytes, &go_on)?);
+            Ok((read, write, cached::file(node, buffer_bytes, &go_on)?))
+        };
+        let (read, mut write, file) = match taken() {
+            // What there is counts.
+            Err(error @ MeasureError::TimeOver { done: 1.., .. }) => {
+                over = Some(error);
+                break;
+            }
+            taken => taken?,
+        };
         if settings.step.is_none() && run.turn == 0 {
             // The other nodes' memory will take as long.
-            let left = settings.limit.saturating_sub(begin.elapsed() + taking.elapsed() * (nodes - 1));
+            let taken = begin.elapsed() + taking.elapsed() * (nodes - 1);
+            let left = settings.limit.saturating_sub(taken);
             run.length = left.mul_f64(STEPS_SHARE) / u32::try_from(steps).unwrap_or(u32::MAX).max(1);
             if run.length < SHORTEST {
-                return Err(MeasureError::TooShort { pairs, needed: needed + settings.limit.saturating_sub(left) });
+                return Err(MeasureError::TooShort { pairs, needed: taken + needed });
+            }
+            if run.reads_only {
+                run.length = run.length.min(CAREFUL);
             }
             if run.length >= ROUNDS * REPEATED {
                 (run.rounds, run.length, run.steps) = (ROUNDS, run.length / ROUNDS, steps * ROUNDS as usize);
@@ -139,13 +178,18 @@ pub fn measure(
         }
         for (seat, cpus) in &seats {
             let mut memory = Memory { read: read.words(), write: write.words_mut() };
-            let pair = run.pair((*seat, cpus), node, &mut memory, &file)?;
-            run.done.push(pair);
+            match run.pair((*seat, cpus), node, &mut memory, &file) {
+                Err(error @ MeasureError::TimeOver { done: 1.., .. }) => {
+                    over = Some(error);
+                    break 'all;
+                }
+                pair => run.done.push(pair?),
+            }
         }
     }
     let mut done = run.done;
     let others = done.iter().map(|pair| pair.others_cpus).fold(0.0, f64::max);
-    let busy = busy.or_else(|| quiet::busy(others, cpus));
+    let busy = over.map(|over| over.to_string()).or(busy).or_else(|| quiet::busy(others, cpus));
     done.sort_by_key(|pair| (pair.cpu_node, pair.memory_node));
     let hypervisor = linux::processor::hypervisor(&settings.proc, &settings.sys);
     let emulated = hypervisor.as_deref() == Some("tcg");
@@ -220,7 +264,11 @@ fn buffer_bytes(topology: &Topology, settings: &Settings, cache_bytes: u64) -> u
     let homes = topology.nodes.iter().filter(|n| n.memory != MemoryKind::None);
     let most = homes.map(most).min().unwrap_or(0).min(settings.most_bytes).max(LEAST);
     let bytes = (4 * cache_bytes).max(4 * LEAST).min(most);
-    // Whole huge pages.
+    whole_pages(bytes)
+}
+
+/// Whole huge pages, and no less than [`LEAST`].
+fn whole_pages(bytes: u64) -> u64 {
     (bytes >> 21 << 21).max(LEAST)
 }
 
@@ -251,6 +299,7 @@ impl Run<'_> {
     ) -> Result<Pair, MeasureError> {
         let mut best = self.once(seat, node, memory, file)?;
         let (mut low, mut high) = (figures(&best), figures(&best));
+        let mut again = false;
         for _ in 1..self.rounds {
             let next = match self.once(seat, node, memory, file) {
                 // Others had the CPUs: what there is counts.
@@ -260,10 +309,10 @@ impl Run<'_> {
             for ((low, high), figure) in low.iter_mut().zip(&mut high).zip(figures(&next)) {
                 (*low, *high) = (low.min(figure), high.max(figure));
             }
-            best = best_of(best, next);
+            (best, again) = (best_of(best, next), true);
         }
         let apart = low.iter().zip(&high).map(|(low, high)| high / low - 1.0);
-        best.spread = (self.rounds > 1).then(|| apart.fold(0.0, f64::max));
+        best.spread = again.then(|| apart.fold(0.0, f64::max));
         Ok(best)
     }
 
