@@ -116,10 +116,12 @@ impl Root {
     }
 }
 
-/// The id of the mount that a path leads to; `None` where it is gone.
+/// The id of the mount that a path leads to; `None` where it is gone, or the kernel tells none.
 fn mount_of(path: &Path) -> Option<u64> {
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    statx(CWD, path, flags, StatxFlags::MNT_ID).ok().map(|stat| stat.stx_mnt_id)
+    let stat = statx(CWD, path, flags, StatxFlags::MNT_ID).ok()?;
+    // Linux before 5.8 leaves it 0 everywhere.
+    (stat.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(stat.stx_mnt_id)
 }
 
 /// The files that a process has open or mapped, given its directory in /proc: those of another
@@ -161,6 +163,10 @@ const LARGE: u64 = 256 << 20;
 
 /// Prints the nodes of each file. A file that fails does not stop the others.
 pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
+    let from_stdin = args.files.iter().any(|path| path.as_os_str() == "-");
+    if args.null && !from_stdin {
+        return Err(Failure::new(Exit::Usage, "usage", "-0 is about names on stdin, which - reads"));
+    }
     let mut found = Vec::new();
     let mut exit = Exit::Done;
     let mut list = List::default();
@@ -169,10 +175,6 @@ pub fn run(global: &Global, args: &WhereArgs) -> Result<Exit, Failure> {
             Ok(meta) if args.recursive && meta.is_dir() => list.walk(path, &Root::of(path, &meta)),
             _ => list.add(path.clone()),
         }
-    }
-    let from_stdin = args.files.iter().any(|path| path.as_os_str() == "-");
-    if args.null && !from_stdin {
-        return Err(Failure::new(Exit::Usage, "usage", "-0 is about names on stdin, which - reads"));
     }
     if from_stdin {
         for name in io::stdin().lock().split(if args.null { 0 } else { b'\n' }) {
