@@ -262,7 +262,8 @@ impl Watch {
     ) -> Result<Self, Failure> {
         let window_ms = Arc::new(AtomicU64::new(milliseconds(choices.window_s)));
         let length = Arc::clone(&window_ms);
-        let (send, windows) = mpsc::channel();
+        // A terminal that does not read takes none: the observer waits, instead of piling them up.
+        let (send, windows) = mpsc::sync_channel(1);
         let (opened, is_open) = mpsc::channel();
         let observing = thread::spawn(move || {
             let mut source = match open() {
@@ -348,8 +349,9 @@ fn draw_until_quit(
                 Some(lines) => (view::lines(height, shown.as_ref()), lines.len()),
                 None => (view::page(height, shown.as_ref()), shown.as_ref().map_or(0, |w| model::count(w, by))),
             };
-            if opened.is_none() {
-                choices.follow(rows, page);
+            match &mut choices.opened {
+                Some((_, above)) => *above = (*above).min(rows.saturating_sub(page)),
+                None => choices.follow(rows, page),
             }
             under = shown.as_ref().and_then(|window| Who::at(window, by, choices.selected));
             let (window, opened, ended) = (shown.as_ref(), opened.as_deref(), ended.as_deref());
