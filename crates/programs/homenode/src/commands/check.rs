@@ -27,6 +27,7 @@ use placement::Snapshot;
 use placement::flow::{Flow, Pair};
 use serde::Serialize;
 use serde_json::json;
+use session::map::Report as Map;
 use session::services;
 use session::totals::{OTHER, UNKNOWN};
 use topology::NodeId;
@@ -58,7 +59,7 @@ pub struct CheckArgs {
     /// Do not measure what a remote read costs
     ///
     /// Without this, and where `nodes --measure` has left no figures, all CPUs load the memory for
-    /// 20 s; if others use a tenth of them or more, one at a time reads a file in memory for some
+    /// 20 s; if others use more than a tenth of them, one at a time reads a file in memory for some
     /// seconds.
     #[arg(long)]
     pub no_measure: bool,
@@ -76,6 +77,9 @@ struct Costs {
     by_call: BTreeMap<u64, BTreeMap<(NodeId, NodeId), f64>>,
     /// Why they are worth less.
     doubt: Option<String>,
+    /// What differs by at most this share may be chance: how far figures of a busy machine lie
+    /// apart, without end if they were taken once.
+    noise: f64,
 }
 
 impl Costs {
@@ -86,7 +90,8 @@ impl Costs {
         }
         let apart = measured.spread().map_or_else(String::new, |s| format!(", figures up to {} apart", percent(s)));
         let doubt = measured.busy.as_ref().map(|why| format!("measured on a busy machine: {why}{apart}"));
-        let mut costs = Self { doubt, ..Self::default() };
+        let noise = if doubt.is_some() { measured.spread().unwrap_or(f64::INFINITY) } else { 0.0 };
+        let mut costs = Self { doubt, noise, ..Self::default() };
         for pair in &measured.pairs {
             for cached in &pair.cached {
                 let of_call = costs.by_call.entry(cached.bytes).or_default();
@@ -98,14 +103,16 @@ impl Costs {
     }
 
     /// Seconds that threads would have needed less at their home node, which has the data; `None`
-    /// if reads from there were not measured.
+    /// if reads from there were not measured, or if all that they cost more may be chance.
     fn saved(&self, pair: &Pair) -> Option<Span> {
+        let mut clear = false;
         let of_call = |costs: &BTreeMap<(NodeId, NodeId), f64>| {
             let home = pair.data_node;
             let (away, at_home) = (costs.get(&(pair.cpu_node, home))?, costs.get(&(home, home))?);
+            clear |= self.doubt.is_none() || away - at_home > self.noise * at_home;
             Some((away - at_home).max(0.0) * pair.could_be_local_bytes as f64)
         };
-        Span::over(self.by_call.values().filter_map(of_call))
+        Span::over(self.by_call.values().filter_map(of_call)).filter(|_| clear)
     }
 
     /// Seconds of the smallest call: at home, and the dearest from another node.
@@ -154,7 +161,7 @@ struct Row {
     /// Seconds of it that would be saved at home; absent where costs are not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_s: Option<Span>,
-    /// Bytes that could become local and whose cost was not measured.
+    /// Bytes that could become local and whose cost is not known.
     #[serde(skip)]
     unknown_bytes: u64,
 }
@@ -258,8 +265,13 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         }
     });
     let past = past.transpose()?;
-    let sent = report::Report::begun(global, false);
-    let (costs, measured) = costs(global, args, &machine)?;
+    let mut sent = report::Report::begun(global, false);
+    let found = measured(global, args, &machine)?;
+    if let Ok(found) = &found {
+        sent.measured(found);
+    }
+    let costs = found.and_then(|found| Costs::of(&found));
+    let measured = said_of(&costs);
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     let mut sum = Row::default();
     let mut add = |name: &str, bytes: &Flow, cpu_s: f64| {
@@ -288,6 +300,7 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         Err(failure) => {
             let mut report = report((Verdict::CannotTell, failure.line()));
             (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
+            write(global, sent, Err("nothing can be observed here: see doctor".to_owned()), &mut report);
             return tell(global, &report, &measured, &Limits::recorded(global.verbose));
         }
     };
@@ -301,23 +314,28 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     report.next = next(report.verdict, why.is_some() || sum.unknown_bytes > 0, &services);
     (report.missing, report.seconds, report.notes) = (missing, seen.seconds, seen.notes.clone());
     (report.sum, report.services, report.between_unix_s) = (sum, services, seen.between_unix_s);
+    write(global, sent, Ok((seen, limits.clone())), &mut report);
+    tell(global, &report, &measured, &limits)
+}
+
+/// Writes the report that can be sent, or notes why not.
+fn write(global: &Global, sent: report::Report, mapped: Result<(Map, Limits), String>, report: &mut Report) {
     let verdict = format!("{}: {}\n", said(report.verdict), report.because);
     let verdict = (verdict, json!({ "verdict": report.verdict, "because": report.because }));
     let path = global.state_dir.join(REPORT);
     let written = StateDir::make(&global.state_dir)
         .map_err(|e| Failure::from_error(Exit::Io, "cannot write the report", &e))
-        .and_then(|()| sent.ended(Ok((seen, limits.clone())), Some(verdict)))
+        .and_then(|()| sent.ended(mapped, Some(verdict)))
         .and_then(|(text, _)| replace::write(&path, &text, 0o600));
     match written {
         Ok(()) => report.report = Some(path),
         Err(failure) => report.notes.push(format!("no report: {}", failure.line())),
     }
-    tell(global, &report, &measured, &limits)
 }
 
-/// What reads cost here, or why that is not known; and what to say of it.
-fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result<Costs, String>, String), Failure> {
-    let measured = match &machine.measured {
+/// What was measured before, or now; or why nothing was.
+fn measured(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<Result<Measured, String>, Failure> {
+    Ok(match &machine.measured {
         Some(measured) => Ok(measured.clone()),
         None if args.no_measure => Err("it was not measured (`nodes --measure`)".to_owned()),
         None => {
@@ -328,9 +346,12 @@ fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result
             }
             measured
         }
-    };
-    let known = measured.and_then(|measured| Costs::of(&measured));
-    let said = match &known {
+    })
+}
+
+/// What to say of costs.
+fn said_of(known: &Result<Costs, String>) -> String {
+    match known {
         Ok(costs) => costs.local_and_remote().map_or_else(String::new, |(call, local, remote)| {
             let times = |s: f64| format!("{:.2} µs", s * 1e6);
             let doubt = costs.doubt.as_ref().map_or_else(String::new, |doubt| format!(" ({doubt})"));
@@ -342,8 +363,7 @@ fn costs(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<(Result
             )
         }),
         Err(why) => format!("what a read from another node costs is not known: {why}"),
-    };
-    Ok((known, said))
+    }
 }
 
 /// The verdict and its reason. `unknown`: why costs are not known; `own_cpu`: CPUs that homenode
@@ -375,7 +395,10 @@ fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64) -> (Verdi
     let saved = sum.saved_s.unwrap_or_default();
     if saved.most / seconds < own_cpu && sum.unknown_bytes > 0 {
         let unknown = share(sum.unknown_bytes);
-        let why = format!("what {unknown} of the bytes would save is not known: their nodes were not measured");
+        let why = format!(
+            "what {unknown} of the bytes would save is not known: their nodes were not measured, or differ by \
+             no more than figures of a busy machine lie apart"
+        );
         return (Verdict::CannotTell, why);
     }
     if saved.most / seconds < own_cpu {
@@ -543,6 +566,13 @@ mod tests {
         let mut unknown = Row::default();
         unknown.add(&bytes, 1.0, Some(&costs));
         assert_eq!((unknown.saved_s, unknown.unknown_bytes), (None, 2_000_000));
+        // Figures of a busy machine that lie half of one apart, or as far as nobody knows.
+        for (noise, known) in [(0.4, true), (0.6, false), (f64::INFINITY, false)] {
+            let busy = Costs { doubt: Some("busy".to_owned()), noise, ..all.clone() };
+            let mut row = Row::default();
+            row.add(&bytes, 1.0, Some(&busy));
+            assert_eq!((row.saved_s.is_some(), row.unknown_bytes == 0), (known, known), "{noise}");
+        }
         let costs = all;
         let (call, local, remote) = costs.local_and_remote().unwrap();
         assert_eq!((call, (local * 1e9) as u64, (remote * 1e9) as u64), (4096, 4096, 6144));

@@ -24,6 +24,7 @@ use command::config::Config;
 use linux::processor;
 use serde_json::{Value, json};
 use session::map::Report as Map;
+use topology::measured::Measured;
 
 use crate::commands::past::PastArgs;
 use crate::commands::plane::PROC;
@@ -103,6 +104,10 @@ fn part(text: String, value: Result<Value, serde_json::Error>) -> Part {
     value.map(|value| (text, value)).map_err(|e| e.to_string())
 }
 
+fn figures(measured: &Measured) -> Part {
+    part(nodes::measure::text(measured), serde_json::to_value(measured))
+}
+
 /// What is known before anything is observed.
 pub struct Report {
     names: bool,
@@ -128,9 +133,7 @@ impl Report {
         let machine = config.as_ref().map_err(|f| or(f, names, UNUSABLE));
         let machine = machine.and_then(|config| read(config).map_err(|f| or(&f, names, UNUSABLE)));
         let measured = match &machine {
-            Ok(Machine { measured: Some(measured), .. }) => {
-                part(nodes::measure::text(measured), serde_json::to_value(measured))
-            }
+            Ok(Machine { measured: Some(measured), .. }) => figures(measured),
             Ok(_) => Err("nothing was measured: `sudo homenode nodes --measure`".to_owned()),
             Err(why) => Err(why.clone()),
         };
@@ -143,6 +146,11 @@ impl Report {
             tried: trial::last::read(&global.state_dir).map(|tried| (tried.text(), tried.value())),
             config,
         }
+    }
+
+    /// Puts in what was measured since.
+    pub fn measured(&mut self, measured: &Measured) {
+        self.measured = figures(measured);
     }
 
     /// As Markdown and as JSON, with who reads from where, and the verdict of `check` if there is
