@@ -102,7 +102,8 @@ pub struct Pair {
     /// CPUs that others used meanwhile.
     pub others_cpus: f64,
     /// All this was measured several times, and these are the best figures: the largest share of
-    /// the worst by which the best of a kind was better. Absent where there was time for once only.
+    /// the lowest by which the highest of a kind was above it. Absent where there was time for once
+    /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<f64>,
 }

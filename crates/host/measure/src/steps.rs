@@ -119,8 +119,8 @@ pub fn measure(
     }
     if buffer_bytes < 2 * cache_bytes {
         notes.push(format!(
-            "there is no memory, or no time, for more than {} MiB, and the caches of a node have {} MiB: part of the accesses were \
-             served by them",
+            "there is no memory, or no time, for more than {} MiB, and the caches of a node have {} MiB: part of the \
+             accesses were served by them",
             buffer_bytes >> 20,
             cache_bytes >> 20
         ));
@@ -518,6 +518,14 @@ mod tests {
         assert_eq!(told, measured.pairs.len() * cached::SIZES.len());
         let pair = &measured.pairs[0];
         assert!(pair.reads.is_empty() && pair.cached.iter().all(|cached| cached.call_s > 0.0), "{pair:?}");
+        // Its steps are fewer, and fit into less time.
+        let short = Settings { limit: Duration::from_millis(10), step: None, ..most(true, 3) };
+        match measure(&topology, &short, &mut |_| (), &|| false) {
+            Err(MeasureError::TooShort { pairs, needed }) => {
+                assert!(needed < 3 * SHORTEST * pairs as u32, "{needed:?}")
+            }
+            other => panic!("{other:?}"),
+        }
         let whole = measure(&topology, &most(false, 3), &mut |_| (), &|| false).unwrap();
         assert!(whole.busy.is_some() && !whole.pairs[0].reads.is_empty());
     }
