@@ -55,7 +55,7 @@ pub struct Settings {
     pub scope: Scope,
     pub proc_root: PathBuf,
     /// Number of (thread, file, node) entries that one window can hold, of ranges, and of watched
-    /// threads. No user can take all of them. A note reports what did not fit. `None`: of the former
+    /// threads. No user can take all of them. A note reports what did not fit. `None`: of the first
     /// as many as the machine's CPUs can need in a window, within bounds, and 65,536 of the others.
     pub max_entries: Option<u32>,
     /// Count also which ranges of files are read, and from where: [`ObservedFile::ranges`].
