@@ -118,14 +118,21 @@ impl<P: Plane> Engine<P> {
         if self.jobs.spent.day(self.now) as f64 >= self.settings.moves.bytes_per_day {
             return Ok(batch);
         }
+        // Those in front waited longest. They keep no fresh ones from being looked at below.
+        let late = self.now - self.settings.settle.again_s;
+        while self.slots(&batch) > 0
+            && self.jobs.queue().front().is_some_and(|queued| queued.since_s < late)
+            && let Some(queued) = self.jobs.take(0)
+        {
+            self.out_of_date(&queued);
+        }
         for _ in 0..MOST_TAKEN {
-            let Some(Queued { attempt, since_s }) = self.next(&batch).and_then(|at| self.jobs.take(at)) else { break };
-            let waited_s = self.now - since_s;
-            if waited_s > self.settings.settle.again_s {
-                let why = format!("waited {waited_s:.0} s for other copies: out of date");
-                self.publish(&attempt, MoveEvent::Dropped { reason: "out_of_date", why });
+            let Some(queued) = self.next(&batch).and_then(|at| self.jobs.take(at)) else { break };
+            if queued.since_s < late {
+                self.out_of_date(&queued);
                 continue;
             }
+            let attempt = queued.attempt;
             if let Err(HeldBack { why, .. }) = self.guardrail.check(&attempt.mv, self.now) {
                 self.publish(&attempt, MoveEvent::Dropped { reason: "guardrail", why });
                 continue;
@@ -138,6 +145,11 @@ impl<P: Plane> Engine<P> {
             self.prepare(attempt, &mut batch)?;
         }
         Ok(batch)
+    }
+
+    fn out_of_date(&mut self, queued: &Queued) {
+        let why = format!("waited {:.0} s for other copies: out of date", self.now - queued.since_s);
+        self.publish(&queued.attempt, MoveEvent::Dropped { reason: "out_of_date", why });
     }
 
     /// Whether nothing speaks against making a move now.

@@ -188,6 +188,13 @@ pub fn measure(
         }
     }
     let mut done = run.done;
+    // Memory that some nodes' CPUs have not tried could count as slower than it is.
+    if over.is_some() {
+        done.truncate(done.len() - done.len() % seats.len().max(1));
+    }
+    if let Some(error) = over.take_if(|_| done.is_empty()) {
+        return Err(error);
+    }
     let others = done.iter().map(|pair| pair.others_cpus).fold(0.0, f64::max);
     let busy = over.map(|over| over.to_string()).or(busy).or_else(|| quiet::busy(others, cpus));
     done.sort_by_key(|pair| (pair.cpu_node, pair.memory_node));

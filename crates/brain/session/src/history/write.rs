@@ -218,18 +218,22 @@ impl Writer {
         let all = segments(&self.dir)?;
         let next = all.last().map_or(0, |last| last.number.saturating_add(1));
         remove_begun(&self.dir)?;
-        let (mut before, mut folds): (Option<&Segment>, bool) = (None, false);
+        let (mut before, mut folds, mut full): (Option<&Segment>, bool, bool) = (None, false, false);
         for segment in &all {
             // A crash came between the two steps of folding: minutes come first.
             let folded = before.replace(segment).is_some_and(|before| before.replaces(segment));
             if folded || now_s > segment.begin_s + HOUR + WEEK {
                 remove(&segment.path);
-            } else if !segment.minutes && now_s > segment.begin_s + HOUR + DAY {
+            } else if !segment.minutes && !full && now_s > segment.begin_s + HOUR + DAY {
                 let path = self.dir.join(Segment::name(segment.number, segment.begin_s, true));
                 // On a full disk, or if nothing in it can be read, it stays until its week is over.
                 match fold(segment, &path) {
                     Ok(()) => _ = remove(&segment.path),
-                    Err(error) => tracing::debug!("{}: {error}", path.display()),
+                    Err(error) => {
+                        // The others would find the disk as full.
+                        full = error.raw_os_error().is_some();
+                        tracing::debug!("{}: {error}", path.display());
+                    }
                 }
                 folds = true;
             }

@@ -3,7 +3,10 @@
  *
  * A user may hold twice as many entries as are free: the first one gets two thirds of what there is, the next two thirds of the
  * rest. Users whose ids have the same place share what they may hold. All users of a user namespace are one: its owner, who may
- * have tens of thousands of ids, or, where root made it, the namespace itself. */
+ * have tens of thousands of ids, or, where root made it, the namespace itself.
+ *
+ * Limits: by set-user-id files of his subordinate ids a user can run as each of them outside of his namespace, and has the share of
+ * each; a set-user-id program of root's that makes namespaces gives a share to each. */
 #ifndef HOMENODE_SHARES_H
 #define HOMENODE_SHARES_H
 

@@ -294,6 +294,8 @@ int BPF_PROG(on_exec, struct task_struct *task, int before)
 	/* Deleted first: a full table then has room for the new entry. */
 	bpf_map_delete_elem(&marked, &old);
 	if (bpf_map_update_elem(&marked, &tid, &now, BPF_ANY)) {
+		if (now.share)
+			let_go(&watched_shares, now.share - 1);
 		c = counted();
 		if (c)
 			c->children_full++;

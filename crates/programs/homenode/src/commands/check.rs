@@ -90,7 +90,8 @@ impl Costs {
         }
         let apart = measured.spread().map_or_else(String::new, |s| format!(", figures up to {} apart", percent(s)));
         let doubt = measured.busy.as_ref().map(|why| format!("measured on a busy machine: {why}{apart}"));
-        let noise = if doubt.is_some() { measured.spread().unwrap_or(f64::INFINITY) } else { 0.0 };
+        let most = measured.pairs.iter().map(|pair| pair.spread.unwrap_or(f64::INFINITY)).fold(0.0, f64::max);
+        let noise = if doubt.is_some() { most } else { 0.0 };
         let mut costs = Self { doubt, noise, ..Self::default() };
         for pair in &measured.pairs {
             for cached in &pair.cached {
@@ -300,7 +301,11 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
         Err(failure) => {
             let mut report = report((Verdict::CannotTell, failure.line()));
             (report.missing, report.next) = (missing, vec!["sudo homenode doctor".to_owned()]);
-            write(global, sent, Err("nothing can be observed here: see doctor".to_owned()), &mut report);
+            // The failure may name what the user has named: it stays on the terminal.
+            let unseen = "nothing could be observed: see doctor".to_owned();
+            let because = std::mem::replace(&mut report.because, unseen.clone());
+            write(global, sent, Err(unseen), &mut report);
+            report.because = because;
             return tell(global, &report, &measured, &Limits::recorded(global.verbose));
         }
     };

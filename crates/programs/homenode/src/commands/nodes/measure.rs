@@ -88,9 +88,12 @@ pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit,
     let stop = Stop::on_signals()?;
     let measured = measure(global, args.seconds, args.force, false, &stop)?;
     let json = serde_json::to_string_pretty(&measured).map_err(|e| Failure::io("write", &path, &e.into()))? + "\n";
-    let kept = measured.busy.as_ref().filter(|_| !args.force && quiet(&path, &measured));
+    let kept = measured.busy.as_ref().filter(|_| !args.force && better(&path, &measured));
     let wrote = match kept {
-        Some(_) => format!("kept {}: its figures are of a quiet machine (--force replaces them)\n", path.display()),
+        Some(_) => {
+            let what = "its figures are of a quiet machine, or of more nodes (--force replaces them)";
+            format!("kept {}: {what}\n", path.display())
+        }
         None => {
             figures.finish(&json)?;
             format!("wrote {}\n", path.display())
@@ -103,10 +106,10 @@ pub fn run(global: &Global, args: &MeasureArgs, config: &Config) -> Result<Exit,
     Ok(if kept.is_some() { Exit::Partly } else { Exit::Done })
 }
 
-/// Whether there are figures of this machine from a quiet time.
-fn quiet(path: &Path, now: &Measured) -> bool {
+/// Whether there are figures of this machine from a quiet time, or of more pairs of nodes.
+fn better(path: &Path, now: &Measured) -> bool {
     let fits = |then: &Measured| then.why_not(&now.topology, now.processor.as_deref()).is_none();
-    Measured::read(path).is_ok_and(|then| then.busy.is_none() && fits(&then))
+    Measured::read(path).is_ok_and(|then| (then.busy.is_none() || then.pairs.len() > now.pairs.len()) && fits(&then))
 }
 
 /// Measures for so many seconds at most, with a bar. `careful`: on a busy machine, only the times
@@ -160,6 +163,8 @@ fn failure(error: &MeasureError) -> Failure {
 pub fn text(measured: &Measured) -> String {
     let mut text = String::new();
     let most = |points: &[Point]| points.iter().map(|p| p.bytes_per_s).fold(0.0, f64::max);
+    // On a busy machine, `check` measures cached reads only.
+    let known = |value: f64, said: fn(f64) -> String| if value > 0.0 { said(value) } else { "unknown".to_owned() };
     let mut table = Table::new(&[
         ">CPUs of node",
         ">memory of node",
@@ -179,10 +184,10 @@ pub fn text(measured: &Measured) -> String {
         table.row([
             pair.cpu_node.to_string(),
             pair.memory_node.to_string(),
-            ns(pair.latency_s),
-            rate(most(&pair.reads)),
-            rate(most(&pair.writes)),
-            rate(most(&pair.reads_2_writes_1)),
+            known(pair.latency_s, ns),
+            known(most(&pair.reads), rate),
+            known(most(&pair.writes), rate),
+            known(most(&pair.reads_2_writes_1), rate),
             call(4 << 10),
             call(1 << 20),
             pair.spread.map_or_else(|| "unknown".to_owned(), percent),
@@ -195,6 +200,9 @@ pub fn text(measured: &Measured) -> String {
         for (load, points) in
             [("reads", &pair.reads), ("writes", &pair.writes), ("2 reads, 1 write", &pair.reads_2_writes_1)]
         {
+            if points.is_empty() {
+                continue;
+            }
             let points = points.iter().filter_map(|p| Some(format!("{} {}", rate(p.bytes_per_s), ns(p.latency_s?))));
             let points: Vec<_> = points.collect();
             let points = if points.is_empty() { "needs a second CPU".to_owned() } else { points.join(", ") };

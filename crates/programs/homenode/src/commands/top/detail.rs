@@ -88,6 +88,7 @@ pub fn lines(who: &Who, shown: &Window, seen: &Seen, place: usize) -> Vec<String
     let moves: Vec<(Option<String>, Line)> =
         journal.iter().rev().filter(is_about).take(MOST).map(|line| (None, line.clone())).collect();
     text += &match moves.is_empty() {
+        true if shown.ended_unix_s.is_some() => "its moves are in the journal: homenode explain\n".to_owned(),
         true => "no moves of what it touched in this window\n".to_owned(),
         false => explain::text(&moves, matches!(who, Who::Thread { .. }), Local::now()),
     };
