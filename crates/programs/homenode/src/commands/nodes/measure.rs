@@ -286,10 +286,10 @@ mod tests {
             .unwrap()
         };
         let now = figures(Some("others used 43 % of its CPUs"), "P");
-        assert!(!quiet(&path, &now));
+        assert!(!better(&path, &now));
         for (there, kept) in [(figures(None, "P"), true), (figures(None, "Q"), false), (now.clone(), false)] {
             fs::write(&path, serde_json::to_string(&there).unwrap()).unwrap();
-            assert_eq!(quiet(&path, &now), kept, "{there:?}");
+            assert_eq!(better(&path, &now), kept, "{there:?}");
         }
         assert!(text(&now).contains("the machine was busy (others used 43 % of its CPUs)"), "{}", text(&now));
     }
