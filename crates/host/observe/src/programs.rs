@@ -492,9 +492,9 @@ impl Programs {
         self.make_unattributed(epoch).map_err(bpf("setting up the emptied table"))?;
         if let Some(bss) = self.skel.maps.bss_data.as_mut() {
             let which = epoch as usize & 1;
-            bss.entries_held[which] = 0;
+            bss.entry_shares[which].held = 0;
+            bss.entry_shares[which].of_user.fill(0);
             bss.process_entries[which].fill(0);
-            bss.user_entries[which].fill(0);
         }
         Ok(entries)
     }

@@ -210,8 +210,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the directory, and of what is in it what is left at this time. Returns the number of
-    /// the next file.
+    /// Makes the directory, folds files that are a day old, and removes those that are too old or
+    /// too many. Returns the number of the next file.
     fn tidy(&mut self, now_s: f64) -> io::Result<u64> {
         StateDir::make(&self.dir).map_err(|e| io::Error::other(exit::chain(&e)))?;
         std::fs::set_permissions(&self.dir, Permissions::from_mode(0o700))?;

@@ -101,22 +101,21 @@ struct {
 /* Entries in each table, and those of each process and user. Two with the same place share what they may hold. User space empties
  * them with the table. */
 #define PROCESS_BITS 12
-u32 entries_held[2] = {};
+struct shares entry_shares[2] = {};
 u32 process_entries[2][1 << PROCESS_BITS] = {};
-u32 user_entries[2][1 << USER_BITS] = {};
 
 enum room { ROOM_NONE, ROOM_FOR_THREAD, ROOM_FOR_FILE };
 
 /* What the entry of this process and user may be. */
 static __always_inline enum room room_for(struct pending *last, u32 table)
 {
-	s64 held = entries_held[table & 1], user = user_entries[table & 1][last->user & ((1 << USER_BITS) - 1)];
+	struct shares *shares = &entry_shares[table & 1];
 	s64 process = process_entries[table & 1][last->process & ((1 << PROCESS_BITS) - 1)];
-	s64 left = 2 * ((s64)file_entries - held) - user;
+	s64 left = left_for(shares, last->user, file_entries);
 
 	if (left > 0 && process < 2 * left)
 		return ROOM_FOR_FILE;
-	return user < 2 * ((s64)table_entries - held) ? ROOM_FOR_THREAD : ROOM_NONE;
+	return may_hold(shares, last->user, table_entries) ? ROOM_FOR_THREAD : ROOM_NONE;
 }
 
 static __always_inline void usage_add(struct usage *u, struct access *w, u32 node, s64 bytes)
@@ -205,8 +204,7 @@ static __always_inline void usage_to(void *table, struct pending *last, u32 whic
 		}
 	}
 	if (room != ROOM_NONE && !bpf_map_update_elem(table, &last->key, &last->usage, BPF_NOEXIST)) {
-		__sync_fetch_and_add(&entries_held[which & 1], 1);
-		__sync_fetch_and_add(&user_entries[which & 1][last->user & ((1 << USER_BITS) - 1)], 1);
+		hold(&entry_shares[which & 1], last->user);
 		__sync_fetch_and_add(&process_entries[which & 1][last->process & ((1 << PROCESS_BITS) - 1)], 1);
 		return;
 	}

@@ -3,7 +3,7 @@
  *
  * Of the reads that are counted, one in RANGE_ONE_IN is also counted here, and weighs as many times as much: a hot range is read
  * often enough. So at most 2,048 updates a second and CPU take 0.04 % of the CPU, at 200 ns each. User space empties the table in each
- * window. Until then each user has a share of it; what is read from further ranges does not count for them. */
+ * window. A user whose share of it is full gets no further ranges in that window. */
 #ifndef HOMENODE_RANGES_H
 #define HOMENODE_RANGES_H
 

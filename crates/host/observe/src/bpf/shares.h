@@ -54,10 +54,15 @@ static __always_inline void let_go(struct shares *shares, u32 user)
 	__sync_fetch_and_add(&shares->of_user[user & ((1 << USER_BITS) - 1)], -1);
 }
 
-/* Whether this user may hold one more of so many. */
+/* How many more of so many this user may hold, if nobody else takes one; none if not positive. */
+static __always_inline s64 left_for(struct shares *shares, u32 user, u32 entries)
+{
+	return 2 * ((s64)entries - shares->held) - shares->of_user[user & ((1 << USER_BITS) - 1)];
+}
+
 static __always_inline bool may_hold(struct shares *shares, u32 user, u32 entries)
 {
-	return shares->of_user[user & ((1 << USER_BITS) - 1)] < 2 * ((s64)entries - shares->held);
+	return left_for(shares, user, entries) > 0;
 }
 
 #endif
