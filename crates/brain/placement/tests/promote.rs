@@ -625,6 +625,7 @@ fn what_did_not_pay_or_was_refused_is_left_alone() {
         // The engine leaves what did not pay alone for longer. Asked for in each window, it took
         // the rate of all others.
         OutcomeState::HeldBack { rail: "left_alone".into(), why: "it did not pay".into() },
+        OutcomeState::HeldBack { rail: "guardrail".into(), why: "its service reads less".into() },
     ] {
         let mut world = World::new(10, [1 << 40; 2], settings());
         let reads = zipf(0..1, 0, 64 * MIB);

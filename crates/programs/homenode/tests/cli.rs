@@ -376,6 +376,7 @@ fn wrong_usage_is_exit_code_2_and_json_where_asked() {
         &["run", "--pid", "1", "--by-rules"],
         &["run", "--unit", ""],
         &["run", "--pid", "1", "--", "true"],
+        &["trial", "--unit", "x", "--", "true"],
         &["run", "--windows", "0"],
         &["plan", "--snapshot", "x", "--exact"],
         &["where"],

@@ -106,7 +106,7 @@ impl Settings {
 }
 
 /// Rails that hold a file back for longer than a few windows.
-const LONG_RAILS: [&str; 3] = ["left_alone", "backoff", "bytes_per_day"];
+const LONG_RAILS: [&str; 4] = ["left_alone", "backoff", "bytes_per_day", "guardrail"];
 
 /// How often the stay of a range is doubled: to about an hour.
 const MOST_DOUBLED: u32 = 6;

@@ -50,7 +50,7 @@ pub struct TrialArgs {
     #[command(flatten)]
     pub observe: ObserveArgs,
     /// Command to start and manage
-    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "cgroup"])]
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = ["pid", "unit", "not_unit", "cgroup"])]
     pub command: Vec<OsString>,
 }
 
