@@ -8,6 +8,7 @@
 #define EXT4_MAGIC 0xEF53
 #define XFS_MAGIC 0x58465342
 #define GFS2_MAGIC 0x01161970
+#define BCACHEFS_MAGIC 0xca451a4e
 
 /* Bytes [pos, pos + bytes) were written, or are about to be (`coming`). Pages that do not exist yet then count on this CPU's
  * node, where the kernel allocates them unless a memory policy says otherwise. */
@@ -106,7 +107,9 @@ int BPF_PROG(write_dirtied, struct folio *folio, struct address_space *mapping)
 	magic = inode->i_sb->s_magic;
 	if ((ext4_hooked && magic == EXT4_MAGIC) || (xfs_hooked && magic == XFS_MAGIC))
 		return 0;
-	if (generic_hooked && (magic == XFS_MAGIC || magic == GFS2_MAGIC || mapping->a_ops->write_begin))
+	/* bcachefs has a write_begin, and writes past it. */
+	if (generic_hooked &&
+	    (magic == XFS_MAGIC || magic == GFS2_MAGIC || (mapping->a_ops->write_begin && magic != BCACHEFS_MAGIC)))
 		return 0;
 	/* A file system's own metadata is not the thread's file. */
 	if (inode->i_sb->s_flags & SB_KERNMOUNT)
