@@ -24,11 +24,10 @@ use placement::{Move, Outcome, OutcomeState};
 use serde::Serialize;
 
 use crate::engine::Engine;
-use crate::jobs::{JobId, Progress};
 use crate::journal::{About, Decided, Event};
 use crate::rails::Rail;
 use crate::state::records::{Job, Record};
-use crate::{Plane, PlaneError, Undo};
+use crate::{JobId, Plane, PlaneError, Progress, Undo};
 
 /// The word for a move that is not made because what undoes it cannot be written down.
 pub(crate) const NOT_WRITTEN: &str = "state_not_written";
@@ -342,9 +341,8 @@ mod tests {
     use topology::ThreadId;
 
     use super::*;
-    use crate::jobs::JobState;
     use crate::journal::{Filter, read};
-    use crate::{Masks, Settings, Started, StateDir, Subject, Undone, Write};
+    use crate::{JobState, Masks, Settings, Started, StateDir, Subject, Undone, Write};
 
     /// A machine without threads.
     struct Nowhere(Topology);

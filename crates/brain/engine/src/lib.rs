@@ -36,9 +36,12 @@ pub mod tally;
 pub use attempt::{MoveEvent, word};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use jobs::{JobId, JobReport, JobState, Progress, Spent, Started};
+pub use jobs::{JobReport, Spent};
 pub use placement::Subject;
-pub use plane::{Cause, Copies, Cost, Inherited, Masks, Plane, PlaneError, Thrift, Undo, Undone, Write};
+pub use plane::{
+    Cause, Copies, Cost, Inherited, JobId, JobState, Masks, Plane, PlaneError, Progress, Started, Thrift, Undo, Undone,
+    Write,
+};
 pub use rails::Rail;
 pub use report::{Finished, Outcome, WindowReport};
 pub use restore::{recover, store};

@@ -1,5 +1,6 @@
 //! The trait between engine and plane: observe, prepare, start, poll, undo.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use placement::{Move, Snapshot};
@@ -7,8 +8,77 @@ use serde::{Deserialize, Serialize};
 use topology::{CpuSet, Topology};
 
 use crate::attempt::NOT_WRITTEN;
-use crate::jobs::{JobId, Progress, Started};
 use crate::{EngineError, Subject};
+
+/// Names a job of a plane, for as long as it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct JobId(pub u64);
+
+/// Immediate outcome of a move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Started {
+    /// The job that copies; `None`: the move is complete.
+    pub job: Option<JobId>,
+    /// Subjects of undo records whose threads were not bound after all: they have ended, or have
+    /// set an affinity of their own meanwhile.
+    pub not_bound: Vec<Subject>,
+}
+
+impl Started {
+    pub fn done() -> Self {
+        Self::default()
+    }
+
+    pub fn job(job: JobId) -> Self {
+        Self { job: Some(job), ..Self::default() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub job: JobId,
+    /// Bytes to move, those already in place included.
+    pub bytes: u64,
+    /// Of these, in place.
+    pub done: u64,
+    /// Of these, in place before: nothing was copied for them, so they count in no limit.
+    pub there: u64,
+    /// Bytes that could not be moved, by reason.
+    pub left: BTreeMap<String, u64>,
+    pub state: JobState,
+}
+
+impl Progress {
+    pub fn copied(&self) -> u64 {
+        self.done.saturating_sub(self.there)
+    }
+
+    /// Bytes that could not be moved.
+    pub fn failed(&self) -> u64 {
+        self.left.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobState {
+    Running,
+    /// It is over; bytes may be left behind.
+    Done,
+    /// It ended early. What was copied stays.
+    Failed {
+        why: String,
+    },
+    /// It was stopped. What was copied stays.
+    Cancelled,
+    /// It must not be made. The job found that out before it copied anything.
+    Refused {
+        /// Stable word for programs, as in [`crate::PlaneError::Refused`].
+        reason: &'static str,
+        why: String,
+    },
+    /// The subject is gone, or another has its name. Nothing was copied.
+    Gone,
+}
 
 /// Writes undo records to the state file. After an error, the plane must not make the change that
 /// they would undo.

@@ -36,7 +36,7 @@ use topology::{ProcessId, ThreadId};
 
 use crate::attempt::Attempt;
 use crate::audit::Bytes;
-use crate::jobs::JobId;
+use crate::plane::JobId;
 
 /// Least loss that is worth a second move: a seventh of what NThread measured for reads that are
 /// all remote (34.6 % of the bandwidth), so that a plan is taken back for a change in the place of

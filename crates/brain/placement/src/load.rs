@@ -13,10 +13,16 @@
 
 use topology::{MemoryKind, NodeId, Topology};
 
-use crate::nthread::Settings;
-
 /// Node ids below this are looked up in a table.
 const TABLE: usize = 1024;
+
+/// When a node is overloaded, as shares of what it can do; a policy has them in its settings.
+pub(crate) struct Limits {
+    pub cpu_limit: f64,
+    pub controller_limit: f64,
+    /// Share of a write's cost that a read has (Eq. 1).
+    pub read_weight: f64,
+}
 
 /// A machine in one window; nodes are numbered by rising id.
 pub(crate) struct Machine {
@@ -42,7 +48,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub fn new(topology: &Topology, settings: &Settings, window_s: f64) -> Self {
+    pub fn new(topology: &Topology, limits: impl Into<Limits>, window_s: f64) -> Self {
+        let limits = limits.into();
         let mut nodes: Vec<_> = topology.nodes.iter().collect();
         nodes.sort_by_key(|n| n.id);
         let ids: Vec<_> = nodes.iter().map(|n| n.id).collect();
@@ -60,24 +67,24 @@ impl Machine {
         let cores: Vec<_> = nodes.iter().map(|n| n.cpus.len() as u64).collect();
         let capacity: Vec<_> = nodes
             .iter()
-            .map(|n| Some(n.write_bw_max?.min(settings.read_weight * n.read_bw_max?) * window_s))
+            .map(|n| Some(n.write_bw_max?.min(limits.read_weight * n.read_bw_max?) * window_s))
             .map(|capacity| capacity.filter(|bytes| *bytes > 0.0))
             .collect();
         let mut machine = Self {
             cpu_limit: cores
                 .iter()
-                .map(|c| (c.saturating_mul(core_ns) as f64 * settings.cpu_limit).round() as u64)
+                .map(|c| (c.saturating_mul(core_ns) as f64 * limits.cpu_limit).round() as u64)
                 .collect(),
             controller_limit: capacity
                 .iter()
-                .map(|c| c.map(|c| (c * settings.controller_limit).round() as u64))
+                .map(|c| c.map(|c| (c * limits.controller_limit).round() as u64))
                 .collect(),
             memory: (0..ids.len()).collect(),
             capacity,
             cores,
             core_ns,
             distance,
-            read_weight: settings.read_weight,
+            read_weight: limits.read_weight,
             table,
             ids,
         };

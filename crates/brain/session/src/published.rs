@@ -20,7 +20,6 @@ use linux::clock::boot_s;
 use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 
-use crate::totals::boot;
 use crate::window::{Mounted, Window};
 
 /// The last window of a mount, in its state directory.
@@ -178,6 +177,10 @@ pub fn unescape(dir: &Path) -> String {
     let path = Path::new(OsStr::from_bytes(&path));
     let known = if path.exists() { path.as_os_str() } else { OsStr::from_bytes(name) };
     linux::shown(known)
+}
+
+pub(crate) fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

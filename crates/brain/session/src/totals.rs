@@ -35,7 +35,7 @@ use placement::{NodeBytes, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::history::Recorder;
-use crate::published;
+use crate::published::{self, boot};
 use crate::services::{self, Names};
 use crate::status::Status;
 
@@ -402,10 +402,6 @@ impl Told {
             None
         }
     }
-}
-
-pub(crate) fn boot() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

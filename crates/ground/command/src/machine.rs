@@ -49,7 +49,7 @@ impl Machine {
     /// The machine cannot be read; homenode.toml does not fit it, or names measured figures that
     /// cannot be used.
     pub fn read(sys: &Path, config: &Config) -> Result<Self, Failure> {
-        let mut topology = topology::measured::saved(sys)
+        let mut topology = topology::sysfs::saved(sys)
             .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot tell this machine's nodes", &e))?;
         let file = config.measured.clone().unwrap_or_else(|| MEASURED_FILE.into());
         let (measured, unused) = match (&config.measured, sys == Path::new(SYS)) {

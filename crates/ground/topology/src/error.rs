@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::NodeId;
-use crate::measured::MeasuredError;
 
 /// Longest part of an offending text that an error shows, in characters.
 const SHOWN: usize = 80;
@@ -101,4 +100,28 @@ impl TopologyError {
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
+}
+
+/// A file of measured figures that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasuredError {
+    /// Not JSON, or not of this form.
+    #[error("not measured figures of nodes: {0}")]
+    Parse(#[from] serde_json::Error),
+    /// A version that this build does not support.
+    #[error("version {version} of measured figures is not supported, this build reads version {read}")]
+    Version {
+        /// The file's version.
+        version: u32,
+        /// This build's.
+        read: u32,
+    },
+    /// A value that cannot be.
+    #[error("{what} is {value}: it must be a positive, finite number")]
+    Value {
+        /// Which figure.
+        what: String,
+        /// Its value.
+        value: f64,
+    },
 }

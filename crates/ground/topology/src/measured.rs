@@ -21,7 +21,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::NodeConfig;
-use crate::{CpuSet, NodeId, Topology, TopologyError, sysfs};
+use crate::error::MeasuredError;
+use crate::{CpuSet, NodeId, Topology, TopologyError};
 
 /// The only version of the file.
 pub const VERSION: u32 = 1;
@@ -132,25 +133,6 @@ pub struct Cached {
     pub call_s: f64,
 }
 
-/// A file that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum MeasuredError {
-    /// Not JSON, or not of this form.
-    #[error("not measured figures of nodes: {0}")]
-    Parse(#[from] serde_json::Error),
-    /// A version that this build does not support.
-    #[error("version {0} of measured figures is not supported, this build reads version {VERSION}")]
-    Version(u32),
-    /// A value that cannot be.
-    #[error("{what} is {value}: it must be a positive, finite number")]
-    Value {
-        /// Which figure.
-        what: String,
-        /// Its value.
-        value: f64,
-    },
-}
-
 impl Measured {
     /// Reads a file's text, and checks its figures.
     ///
@@ -165,7 +147,7 @@ impl Measured {
         // Another version may have other fields.
         let Versioned { version } = serde_json::from_str(text)?;
         if version != VERSION {
-            return Err(MeasuredError::Version(version));
+            return Err(MeasuredError::Version { version, read: VERSION });
         }
         let measured: Self = serde_json::from_str(text)?;
         for pair in &measured.pairs {
@@ -257,16 +239,6 @@ impl Pair {
         }
         Ok(())
     }
-}
-
-/// A machine that was saved: by `homenode nodes --capture` to a directory, or by
-/// `homenode nodes --measure` to a file.
-///
-/// # Errors
-///
-/// As [`sysfs::read`] and [`Measured::read`].
-pub fn saved(path: &Path) -> Result<Topology, TopologyError> {
-    if path.is_file() { Measured::read(path).map(|measured| measured.machine()) } else { sysfs::read(path) }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use crate::measured::Measured;
 use crate::source::Source;
 use crate::tiers::{self, Said};
 use crate::{CpuSet, MemoryKind, Node, NodeId, Topology, TopologyError, regions};
@@ -251,4 +252,13 @@ fn flat_memory(source: &Source<'_>) -> u64 {
         |name: &str| source.told::<String>(&format!("{MEMORY}/{name}/state")).is_some_and(|state| state == "online");
     let online = if block > 0 { blocks.filter(|(_, name)| is_online(name)).count() as u64 } else { 0 };
     online.checked_mul(block).unwrap_or(0)
+}
+/// A machine that was saved: by `homenode nodes --capture` to a directory, or by
+/// `homenode nodes --measure` to a file.
+///
+/// # Errors
+///
+/// As [`read`] and [`Measured::read`].
+pub fn saved(path: &Path) -> Result<Topology, TopologyError> {
+    if path.is_file() { Measured::read(path).map(|measured| measured.machine()) } else { read(path) }
 }

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::load::Limits;
 use crate::numbers::{positive, share};
 
 /// Settings of NThread: the `[nthread]` table of `homenode.toml`.
@@ -26,6 +27,13 @@ pub struct Settings {
     /// `CPU_limit` of Eq. 5: fraction of a node's CPUs; infinite: no limit.
     #[serde(deserialize_with = "share")]
     pub cpu_limit: f64,
+}
+
+impl From<&Settings> for Limits {
+    fn from(settings: &Settings) -> Self {
+        let Settings { cpu_limit, controller_limit, read_weight, .. } = *settings;
+        Self { cpu_limit, controller_limit, read_weight }
+    }
 }
 
 impl Default for Settings {
