@@ -41,7 +41,8 @@ const LAST: Duration = Duration::from_millis(500);
 pub(super) const HOUR: f64 = 3600.0;
 const DAY: f64 = 24.0 * HOUR;
 const WEEK: f64 = 7.0 * DAY;
-/// A clock that is off by more was set; less than a second an hour is what keeps it right.
+/// Seconds by which a clock must be set to begin another file. Slewing changes the clock since the
+/// boot by as much, so their difference stays; a leap second changes it by one.
 const STEP: f64 = 5.0;
 /// Files that are kept at most, whatever their sizes: a week has 168 hours, and each start, in a
 /// crash loop too, makes one more.
