@@ -396,7 +396,7 @@ mod tests {
             ("[engine\n", "1: "),
             ("[node.zero]\nfile_data = true\n", "1: a node is a whole number"),
             ("[node.0]\n\nread_bw_max = \"fast\"\n", "3: `fast`: expected a number with a unit, such as 200MB/s"),
-            ("[node.0]\nread_bw_max = 6.8\n", "2: `6.8`: the unit is missing, as in 6.8MB/s"),
+            ("[node.0]\nread_bw_max = 6.8\n", "2: `6.8`: the unit is missing, as in \"6.8MB/s\""),
             (
                 "[node.0]\nread_bw_max = true\n",
                 "2: read_bw_max must be text such as \"200MB/s\" or \"4MiB\", and is true",

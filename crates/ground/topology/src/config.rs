@@ -93,7 +93,7 @@ mod tests {
             let error = one(text).unwrap_err();
             assert!(error.contains("line 2") && error.contains("read_bw_max"), "{error}");
         }
-        assert!(one("6").unwrap_err().contains("the unit is missing, as in 6MB/s"));
+        assert!(one("6").unwrap_err().contains("the unit is missing, as in \"6MB/s\""));
     }
 
     #[test]

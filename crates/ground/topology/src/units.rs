@@ -22,7 +22,9 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
     let amount = text.trim().strip_suffix("/s").unwrap_or(text);
     match parse(text, "/s")? {
         rate if rate > 0.0 && !amount.contains(|c: char| c.is_ascii_alphabetic() && !matches!(c, 'e' | 'E')) => {
-            Err(format!("the unit is missing, as in {}MB/s", amount.trim()))
+            // A large number is meant in bytes.
+            let amount = if rate >= 1e5 { (rate / 1e6).to_string() } else { amount.trim().to_owned() };
+            Err(format!("the unit is missing, as in \"{amount}MB/s\""))
         }
         rate => Ok(rate),
     }
@@ -164,7 +166,7 @@ mod tests {
     fn a_number_without_a_unit_is_a_size_and_no_rate() {
         assert_eq!((file("size = 4096").unwrap().size, file("size = 4e3").unwrap().size), (4096, 4000));
         assert_eq!((file("rate = 0").unwrap().rate, file("limit = inf").unwrap().limit), (0.0, f64::INFINITY));
-        let why = "the unit is missing, as in 20MB/s";
+        let why = "the unit is missing, as in \"20MB/s\"";
         assert_eq!((parse_rate("20"), parse_rate("20/s")), (Err(why.to_owned()), Err(why.to_owned())));
         let bits = "bits are not meant, but bytes, as in 10 GB/s".to_owned();
         assert_eq!((parse_rate("10 Gb/s"), parse_rate("10gb/s")), (Err(bits), Ok(1e10)));

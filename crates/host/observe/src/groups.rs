@@ -131,6 +131,12 @@ impl Groups {
         self.known.entry(id).or_insert(Known { path: None, gone }).path.clone()
     }
 
+    /// The groups that were there at the last walk, by path.
+    pub fn paths(&self) -> Vec<Arc<str>> {
+        let here = self.known.values().filter(|known| known.gone.is_none());
+        here.filter_map(|known| known.path.clone()).collect()
+    }
+
     /// The directory of the group with this path, as far as one is mounted.
     pub(super) fn directory(&self, path: &str) -> Option<PathBuf> {
         let (point, base) = self.mount.as_ref()?;

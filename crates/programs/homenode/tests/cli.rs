@@ -343,8 +343,8 @@ fn a_bad_configuration_is_named_with_key_and_line() {
         ("[engine]\nwindow_s = 0.0\n", ":", "window_s"),
         ("[node.0]\nread_bw_max = \"fast\"\n", ":2:", "fast"),
         ("[node.77]\nread_bw_max = \"1GB/s\"\n", ":", "node.77"),
-        ("[node.0]\nread_bw_max = 6\n", ":2:", "the unit is missing, as in 6MB/s"),
-        ("[nthread]\nlocality_margin = 20\n", ":2:", "the unit is missing, as in 20MB/s"),
+        ("[node.0]\nread_bw_max = 6\n", ":2:", "the unit is missing, as in \"6MB/s\""),
+        ("[nthread]\nlocality_margin = 20\n", ":2:", "the unit is missing, as in \"20MB/s\""),
         ("[colour]\n", ":1:", "colour"),
     ] {
         fs::write(&config, text).unwrap();
@@ -856,12 +856,18 @@ fn explain_reads_a_journal_and_says_when_there_is_none() {
     insta::assert_snapshot!("explain_one", explain(&["4121"]));
     insta::assert_snapshot!("explain_all", explain(&[]));
     assert_eq!(explain(&["low3"]).lines().count(), 2);
-    assert_eq!(explain(&["nobody"]), "no journal entries for nobody\n");
+    assert_eq!(explain(&["nobody"]), "no journal entries for nobody; without a name, explain shows all moves\n");
     assert_eq!(explain(&["--json"]).lines().count(), 4);
     // A process has the id of its first thread.
     let process = r#"{"time":1000000400.0,"tid":77,"pid":77,"comm":"postgres","kind":"process","event":"copy_ended","from":0,"to":1,"bytes":9,"done":9}"#;
     fs::write(dir.path().join("journal.jsonl"), format!("{moved}{process}\n")).unwrap();
     assert!(explain(&["77"]).contains("copied 9 B of 9 B"), "{}", explain(&["77"]));
+    // All that became of what a rule has moved, and of nothing else.
+    let by_rule = r#"{"time":1000000500.0,"tid":90,"pid":9,"comm":"load","start_ns":5,"event":"moved","from":1,"to":0,"reason":"read_locality","why":"it reads there","rule":"shop"}
+{"time":1000000501.0,"tid":90,"pid":9,"comm":"load","start_ns":6,"event":"gone"}
+{"time":1000000502.0,"tid":90,"pid":9,"comm":"load","start_ns":5,"event":"undone","result":"restored","affinity":"0-31","occasion":"on exit"}"#;
+    fs::write(dir.path().join("journal.jsonl"), format!("{moved}{by_rule}\n")).unwrap();
+    assert_eq!(explain(&["shop"]).lines().count(), 2, "{}", explain(&["shop"]));
 }
 
 #[test]

@@ -34,7 +34,7 @@ use topology::NodeId;
 use topology::measured::Measured;
 
 use crate::commands::past::{self, PastArgs};
-use crate::commands::{doctor, map, nodes, replace, report};
+use crate::commands::{doctor, map, nodes, plane, replace, report};
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
 use crate::options::ObserveArgs;
@@ -312,7 +312,8 @@ pub fn run(global: &Global, args: &CheckArgs) -> Result<Exit, Failure> {
     let mut services: Vec<Row> = rows.into_values().filter(|row| row.read_bytes > 0).collect();
     services.sort_by_key(|row| std::cmp::Reverse((row.could_be_local_bytes, row.read_bytes)));
     let (doubt, why) = (costs.as_ref().is_ok_and(|costs| costs.doubt.is_some()), costs.err());
-    let mut report = report(judge(&sum, seen.seconds, why.as_deref(), config.engine.budget.cpu));
+    let chosen = plane::is_chosen(&args.observe.scope);
+    let mut report = report(judge(&sum, seen.seconds, why.as_deref(), config.engine.budget.cpu, chosen));
     if doubt && sum.could_be_local_bytes > 0 {
         report.because += ", by figures of a busy machine";
     }
@@ -372,11 +373,12 @@ fn said_of(known: &Result<Costs, String>) -> String {
 }
 
 /// The verdict and its reason. `unknown`: why costs are not known; `own_cpu`: CPUs that homenode
-/// may use.
-fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64) -> (Verdict, String) {
+/// may use; `chosen`: options choose threads.
+fn judge(sum: &Row, seconds: f64, unknown: Option<&str>, own_cpu: f64, chosen: bool) -> (Verdict, String) {
     let share = |part: u64| percent(part as f64 / sum.read_bytes as f64);
     if sum.read_bytes == 0 || seconds <= 0.0 {
-        return (Verdict::CannotTell, "nothing read file data: check while the load runs".to_owned());
+        let what = if chosen { "none of the threads that the options choose" } else { "nothing" };
+        return (Verdict::CannotTell, format!("{what} read file data: check while the load runs"));
     }
     if sum.could_be_local_bytes == 0 {
         let why = match sum.remote_bytes {
@@ -516,7 +518,7 @@ mod tests {
 
     #[test]
     fn each_verdict_has_its_reason() {
-        let judged = |row: &Row, unknown| judge(row, 10.0, unknown, 0.03);
+        let judged = |row: &Row, unknown| judge(row, 10.0, unknown, 0.03, false);
         let says = |(verdict, because): (Verdict, String), wanted, part: &str| {
             assert_eq!(verdict, wanted, "{because}");
             assert!(because.contains(part), "{because}");

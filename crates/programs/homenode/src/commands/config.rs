@@ -8,6 +8,7 @@ use command::rules;
 use serde_json::json;
 use session::policies;
 
+use super::absent;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine::{self, Machine};
@@ -113,6 +114,7 @@ fn check(path: &Path, must: bool) -> (Vec<Failure>, Vec<String>, usize) {
             Ok(machine) => doubts.extend(machine.unused.map(|why| format!("measured figures are not used: {why}"))),
             Err(fault) => faults.push(fault),
         }
+        doubts.extend(absent::told(&config.rules()).into_iter().map(|absent| format!("rule {absent}")));
         faults.extend(policies::by_rules(&config).err());
     }
     (faults, doubts, config.service.len())

@@ -1,5 +1,6 @@
 //! `homenode explain`: when and why threads and files were moved.
 
+use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,13 +23,13 @@ use crate::output::{self, escape, words};
 /// `homenode explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Thread id, part of the name of a thread, or path or id of a file
-    #[arg(value_name = "TID|NAME|FILE")]
+    /// Thread id, part of the name of a thread, path or id of a file, or name of a rule
+    #[arg(value_name = "TID|NAME|FILE|RULE")]
     pub about: Option<String>,
 }
 
-/// Prints the journals' lines about a thread or a file, or all: the host's, and those of mounted
-/// volumes.
+/// Prints the journals' lines about a thread, a file or what a rule has moved, or all: the host's,
+/// and those of mounted volumes.
 pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     let about = args.about.as_deref().map(Wanted::of);
     let mut told = Vec::new();
@@ -39,7 +40,12 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
         match journal::read(dir, &Filter::default()) {
             Ok(mut entries) => {
                 found = true;
-                entries.retain(|entry| about.as_ref().is_none_or(|about| about.fits(entry)));
+                let of_rule = about.as_ref().map(|about| about.moved_by_rule(&entries)).unwrap_or_default();
+                entries.retain(|entry| {
+                    about
+                        .as_ref()
+                        .is_none_or(|about| about.fits(entry) || subject(entry).is_some_and(|of| of_rule.contains(&of)))
+                });
                 told.push((volume, entries));
             }
             Err(e) => {
@@ -73,7 +79,11 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     }
     if told.iter().all(|(_, entries)| entries.is_empty()) {
         let subject = args.about.as_deref().map_or(String::new(), |t| format!(" for {}", escape(t)));
-        output::print(&format!("no journal entries{subject}\n"))?;
+        let hint = match about {
+            Some(Wanted::Name(..)) => "; without a name, explain shows all moves",
+            _ => "",
+        };
+        output::print(&format!("no journal entries{subject}{hint}\n"))?;
         return Ok(Exit::Done);
     }
     let one_thread = matches!(about, Some(Wanted::Id(_)));
@@ -84,6 +94,13 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     lines.sort_by(|(_, a), (_, b)| a.entry.time.total_cmp(&b.entry.time));
     output::print(&text(&lines, one_thread, Local::now()))?;
     Ok(Exit::Done)
+}
+
+/// A thread, process or file, for as long as it is the same.
+type Moved = (Kind, u32, Option<u64>, Option<FileId>);
+
+fn subject(entry: &Entry) -> Option<Moved> {
+    entry.thread.as_ref().map(|about| (about.kind, about.tid, about.start_ns, about.file))
 }
 
 enum Wanted {
@@ -98,6 +115,16 @@ impl Wanted {
         let at_path = || text.contains('/').then(|| Inodes::new().of(Path::new(text)).ok()).flatten();
         let file = || FileId::parse(text).or_else(at_path);
         text.parse().map_or_else(|_| Self::Name(text.to_owned(), file()), Self::Id)
+    }
+
+    /// What the rule of this name has moved: all that became of it belongs together.
+    fn moved_by_rule(&self, entries: &[Entry]) -> HashSet<Moved> {
+        let Self::Name(name, _) = self else { return HashSet::new() };
+        let by_rule = |entry: &&Entry| match &entry.event {
+            Event::Moved(decided) | Event::CopyStarted(decided) => decided.rule.as_deref() == Some(name.as_str()),
+            _ => false,
+        };
+        entries.iter().filter(by_rule).filter_map(subject).collect()
     }
 
     fn fits(&self, entry: &Entry) -> bool {

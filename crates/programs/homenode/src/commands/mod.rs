@@ -1,5 +1,6 @@
 //! The sub-commands, one module each.
 
+mod absent;
 pub mod check;
 pub mod config;
 pub mod doctor;

@@ -17,11 +17,13 @@ use placement::{Snapshot, Traits};
 use rustix::thread::CapabilitySet;
 use topology::ProcessId;
 
+use super::absent;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
 use crate::machine;
 pub use crate::machine::PROC;
 use crate::options::{ObserveArgs, ScopeArgs};
+use crate::output::{complain, escape};
 
 /// Name of a process; empty if it is gone.
 pub fn name_of(pid: u32) -> String {
@@ -134,7 +136,16 @@ fn chosen(args: &ScopeArgs) -> Result<Option<Rules>, Failure> {
     let rule = |(name, of, does): (&str, Of, Does)| Rule { name: name.into(), of, does };
     let list: Vec<Rule> = all.into_iter().map(rule).filter(|rule| !rule.of.is_empty()).collect();
     let rest = if list.iter().any(|rule| rule.does == Does::Move) { Does::Ignore } else { Does::Move };
-    Ok(Some(Rules { list, rest }))
+    let rules = Rules { list, rest };
+    say_absent("", &rules);
+    Ok(Some(rules))
+}
+
+/// Notes on stderr which of these rules name a service that is not there. It may come later.
+pub fn say_absent(what: &str, rules: &Rules) {
+    for absent in absent::told(rules) {
+        complain(&format!("note: {what}{}\n", escape(&absent)));
+    }
 }
 
 /// The id of a control group. Refuses what is none of version 2: nothing would be found in it.

@@ -103,7 +103,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     output::detach();
     let plane = {
         let scope = match by_rules {
-            true => Scope::Ruled(config.rules()),
+            true => {
+                plane::say_absent("rule ", &config.rules());
+                Scope::Ruled(config.rules())
+            }
             false => plane::scope(&args.observe.scope, child.as_ref().map(Child::pid))?,
         };
         plane::open(&config, &args.observe, scope, policy.traits(), args.move_back)?

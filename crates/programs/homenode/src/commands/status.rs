@@ -66,7 +66,10 @@ fn text(told: &Told, trouble: &[String]) -> String {
     if !status.rules.is_empty() {
         let mut table = Table::new(&["rule", "policy", ">threads", ">moves", "services"]);
         for rule in &status.rules {
-            let services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
+            let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
+            if services.is_empty() && told.windows > 0 {
+                services.push("none that reads or writes files so far".to_owned());
+            }
             let (threads, moves) = (rule.threads.to_string(), rule.moves.to_string());
             table.row([escape(&rule.rule), rule.policy.clone(), threads, moves, services.join(", ")]);
         }
