@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 export PREFIX DESTDIR KVM
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test fuzz test-zfs bench lint install uninstall packages test-packages test-release release
+.PHONY: help demo check test test-long fuzz test-zfs bench lint install uninstall packages test-packages test-release release
 
 help: ## This list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -18,8 +18,11 @@ demo: ## Its moves in five acts: one here, four on two nodes, in a virtual machi
 check: ## Before each commit: lint, and all tests that need no virtual machine
 	@tools/check
 
-test: ## All tests, including those in NUMA virtual machines
+test: ## All tests but the long ones, also those in NUMA virtual machines (18 minutes)
 	@tools/test
+
+test-long: ## All tests at full length, with OpenZFS and real programs: before a release (two hours)
+	@tools/test-long
 
 fuzz: ## Each parser with inputs that are nearly right, for SECONDS (60) in all; crashes become tests
 	@HOMENODE_FUZZ_SECONDS=$$(($(or $(SECONDS),60) / 6)) cargo test -q -p homenode --test fuzz -- --nocapture --test-threads 1

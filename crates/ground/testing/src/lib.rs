@@ -245,6 +245,21 @@ pub fn leg() -> Option<String> {
     std::env::var("HOMENODE_LEG").ok()
 }
 
+/// Whether `make test-long` runs (`HOMENODE_LONG`): tests are as long as they can be.
+pub fn long() -> bool {
+    std::env::var_os("HOMENODE_LONG").is_some()
+}
+
+/// Needs `make test-long`. Tests of `make test` hold most of what this one does.
+pub fn is_long() -> Tried {
+    need(long(), "runs in make test-long")
+}
+
+/// Needs another machine than that with the oldest kernel: what is tested is the same there.
+pub fn any_kernel() -> Tried {
+    need(long() || leg().as_deref() != Some("oldest"), "the same on every kernel")
+}
+
 pub fn root() -> Tried {
     need(rustix::process::geteuid().is_root(), "needs root")
 }

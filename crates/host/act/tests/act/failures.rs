@@ -4,12 +4,12 @@ use engine::{Plane, PlaneError, Undone};
 use linux::affinity;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testing::world::{Running, all, mask};
-use testing::{Case, Tried, cases, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, two_cpus};
 
 use crate::actor;
 use crate::moves::{made, move_of};
 
-pub const CASES: &[Case] = cases![[two_cpus()]
+pub const CASES: &[Case] = cases![[two_cpus(), any_kernel()]
     a_failed_look_at_a_thread_is_not_its_end,
     a_failed_move_changes_nothing,
 ];

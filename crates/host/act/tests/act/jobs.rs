@@ -14,16 +14,17 @@ use act::{Actor, Mover, Settings};
 use engine::{Copies as _, JobState, Plane, PlaneError, Progress, Subject, Undone};
 use placement::{Move, ObservedFile, Reason, Thread};
 use testing::world::{Running, all, mask, node, tids, topology};
-use testing::{Case, Tried, cases, skip, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, skip, two_cpus};
 use topology::{CpuSet, FileId};
 
 use crate::actor;
 use crate::moves::a_move;
 
-pub const CASES: &[Case] = cases![[two_cpus()]
-    a_process_is_a_job_of_the_plane,
-    a_process_prepared_for_two_nodes_goes_where_its_start_says,
-    a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant,
+pub const CASES: &[Case] = cases![
+    [two_cpus(), any_kernel()]
+        a_process_is_a_job_of_the_plane,
+        a_process_prepared_for_two_nodes_goes_where_its_start_says;
+    [two_cpus()] a_file_is_a_job_of_the_plane_if_it_is_the_one_that_is_meant;
 ];
 
 fn process_to(pid: u32, to: u32) -> Move {

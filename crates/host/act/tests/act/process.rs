@@ -19,21 +19,23 @@ use linux::affinity;
 use linux::privileges;
 use linux::threads::Threads;
 use testing::world::{Running, all, children, mask, node, tids, topology, wait_for};
-use testing::{Case, Tried, cases, root, skip, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, root, skip, two_cpus};
 use topology::{CpuSet, NodeId, ProcessId, ThreadId};
 
 use crate::actor;
 
-pub const CASES: &[Case] = cases![[two_cpus()]
-    a_process_is_bound_thread_by_thread,
-    threads_born_while_a_process_is_bound_are_bound,
-    killed_while_a_process_is_bound,
-    processes_that_must_not_be_moved_are_refused,
-    a_process_of_another_user_can_be_moved_with_what_is_kept,
-    a_thread_that_the_kernel_does_not_bind_is_left,
-    only_a_processs_own_memory_moves,
-    exec_ends_a_move_of_memory,
-    a_node_that_takes_nothing_stops_no_other_on_the_way_back,
+pub const CASES: &[Case] = cases![
+    [two_cpus(), any_kernel()]
+        a_process_is_bound_thread_by_thread,
+        threads_born_while_a_process_is_bound_are_bound,
+        killed_while_a_process_is_bound,
+        processes_that_must_not_be_moved_are_refused;
+    [two_cpus()]
+        a_process_of_another_user_can_be_moved_with_what_is_kept,
+        a_thread_that_the_kernel_does_not_bind_is_left,
+        only_a_processs_own_memory_moves,
+        exec_ends_a_move_of_memory,
+        a_node_that_takes_nothing_stops_no_other_on_the_way_back;
 ];
 
 fn mover() -> Mover {

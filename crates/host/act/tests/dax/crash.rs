@@ -160,7 +160,7 @@ fn a_crash_leaves_old_or_new_blocks() {
     let path = Path::new(MOUNT).join("crash");
     begin(&path);
     let (device, options) = mounted();
-    for _ in 0..number("HOMENODE_DAX_CRASHES", 2) {
+    for _ in 0..number("HOMENODE_DAX_CRASHES", if testing::long() { 5 } else { 1 }) {
         // The mover first: the writer's word comes when both are at work.
         let (mut mover, mut moves) = start("mover", &path);
         moves.next().unwrap().unwrap();

@@ -14,12 +14,8 @@ use observe::mapped::Mapped;
 use testing::{Tried, roles};
 
 fn main() {
-    let mut cases = patterns::OF_EACH_KERNEL.to_vec();
-    if testing::leg().as_deref() != Some("oldest") {
-        cases.extend(patterns::CASES);
-    }
     // Each has half of a small machine's memory in files.
-    testing::run_one_by_one(roles!["load": load::run], cases);
+    testing::run_one_by_one(roles!["load": load::run], patterns::CASES.to_vec());
 }
 
 /// Needs what the object under test needs.

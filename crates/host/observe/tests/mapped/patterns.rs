@@ -10,23 +10,22 @@ use std::time::{Duration, Instant};
 
 use observe::mapped::{Mapped, RULE, Sums, Watcher};
 use testing::files::directory;
-use testing::{Case, Tried, cases, ensure, skip};
+use testing::{Case, Tried, any_kernel, cases, ensure, skip};
 
 use crate::program::{Program, Truth, cached_file};
 use crate::{observing, open};
 
-/// What differs from kernel to kernel: how accessed bits are read and cleared.
-pub const OF_EACH_KERNEL: &[Case] =
-    cases![[observing()] hot_tenth = || cached("hot"), each_mapping_of_many_is_seen_once];
-
-pub const CASES: &[Case] = cases![[observing()]
-    uniform = || cached("uniform"),
-    sequential = || cached("sequential"),
-    persistent_memory,
-    in_a_thread_of_its_own,
-    a_process_of_another_user,
-    a_process_that_does_not_answer_keeps_no_other_from_being_sampled,
-    a_process_that_ended_or_maps_nothing,
+pub const CASES: &[Case] = cases![
+    // How accessed bits are read and cleared differs from kernel to kernel.
+    [observing()] hot_tenth = || cached("hot"), each_mapping_of_many_is_seen_once;
+    [any_kernel(), observing()]
+        uniform = || cached("uniform"),
+        sequential = || cached("sequential"),
+        persistent_memory,
+        in_a_thread_of_its_own,
+        a_process_of_another_user,
+        a_process_that_does_not_answer_keeps_no_other_from_being_sampled,
+        a_process_that_ended_or_maps_nothing;
 ];
 
 /// Of the file: 3,276 pages in its hot tenth, more than processors remember translations for.
@@ -118,7 +117,9 @@ fn each_mapping_of_many_is_seen_once() -> Tried {
     let directory = directory()?;
     let file = directory.path().join("data");
     cached_file(&file, 2 * PIECE)?;
-    for pieces in [10u64, 300, 3_000, 65_000] {
+    // Those of an old kernel's machine are where the repetition began.
+    let of_any: &[u64] = if any_kernel().is_ok() { &[10, 65_000] } else { &[] };
+    for pieces in [&[300, 3_000], of_any].concat() {
         let mut program = Program::start(&file)?;
         program.tell(&format!("pieces {pieces}"))?;
         let (mut mapped, pid, before) = (open()?, program.pid(), resident()?);

@@ -19,12 +19,12 @@ use crate::common::*;
 use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
-    WithStructures:
+    WithKernels:
         a_window_waits_for_programs_that_run,
         a_dax_file_without_a_block_device_has_no_node,
         the_mask_of_a_thread_that_may_not_migrate_is_its_affinity,
-        programs_are_quick_to_verify,
         pages_of_our_own_tell_the_width_of_a_node_as_types_do;
+    WithStructures: programs_are_quick_to_verify;
 ];
 
 /// A kernel whose types do not tell it is observed all the same.

@@ -16,7 +16,7 @@ use crate::common::*;
 use crate::{Case, cases};
 
 pub const CASES: &[Case] = cases![
-    WithStructures: our_own_copies_count_for_nobody;
+    WithKernels: our_own_copies_count_for_nobody;
     // Scopes are the same with every hook.
     Never: only_the_scope_is_reported, a_reused_process_id_is_out_of_scope, what_only_others_read_is_not_idle;
 ];

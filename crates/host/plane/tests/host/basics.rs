@@ -7,23 +7,25 @@ use host::{HostPlane, Settings};
 use linux::affinity;
 use placement::{Move, Reason};
 use testing::world::{Running, all, mask, node, tids, topology, wait_for};
-use testing::{Case, Tried, cases, root, skip, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, root, skip, two_cpus};
 use topology::{NodeId, ThreadId};
 
 use crate::world::{Scripted, a_move, engine, made, move_of, plane, step};
 
-pub const CASES: &[Case] = cases![[two_cpus()]
-    threads_are_moved_and_restored,
-    a_second_move_leads_back_to_the_first_affinity,
-    own_affinities_are_pinned_and_untouched,
-    own_affinities_are_moved_if_the_user_asks,
-    affinities_changed_by_others_are_kept,
-    exec_keeps_the_move,
-    ended_threads_and_reused_ids_are_recognised,
-    kernel_threads_are_refused,
-    homenode_does_not_move_itself,
-    eperm_is_reported,
-    moves_of_files_without_a_known_path_are_refused,
+pub const CASES: &[Case] = cases![
+    [two_cpus()]
+        threads_are_moved_and_restored,
+        own_affinities_are_pinned_and_untouched,
+        affinities_changed_by_others_are_kept,
+        exec_keeps_the_move;
+    [two_cpus(), any_kernel()]
+        a_second_move_leads_back_to_the_first_affinity,
+        own_affinities_are_moved_if_the_user_asks,
+        ended_threads_and_reused_ids_are_recognised,
+        kernel_threads_are_refused,
+        homenode_does_not_move_itself,
+        eperm_is_reported,
+        moves_of_files_without_a_known_path_are_refused;
 ];
 
 fn threads_are_moved_and_restored() -> Tried {

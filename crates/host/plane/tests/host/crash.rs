@@ -7,14 +7,14 @@ use engine::{StateDir, Undone, recover};
 use host::HostPlane;
 use linux::affinity;
 use testing::world::{Running, all, mask, node, tids};
-use testing::{Case, Tried, cases, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, two_cpus};
 
 use crate::claims::{child_of, parent_of_one};
 use crate::world::{Scripted, engine, plane};
 
-pub const CASES: &[Case] = cases![[two_cpus()]
-    killed_and_recovered,
-    killed_and_started_again,
+pub const CASES: &[Case] = cases![
+    [two_cpus()] killed_and_recovered;
+    [two_cpus(), any_kernel()] killed_and_started_again;
 ];
 
 /// Moves all threads of the given processes and then waits to be killed.

@@ -13,22 +13,18 @@ use linux::threads::Threads;
 use observe::{ObserveError, Observed, Observer};
 use placement::{Plan, Reason, Subject};
 use testing::world::{Running, all, children, mask, node, tids, topology, wait_for};
-use testing::{Case, Tried, cases, skip, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, skip, two_cpus};
 use topology::{CpuSet, ThreadId};
 
 use crate::claims::child_of;
 use crate::world::{Scripted, a_move, all_to, engine, plane, script, settings, step};
 
-pub const CASES: &[Case] = cases![[two_cpus()]
-    children_are_restored_at_the_end,
-    children_are_restored_every_window_with_bpf,
-    threads_that_a_moved_process_starts_later_stay_with_it,
-];
-
-/// Forks are slow on the emulated CPUs of the oldest kernel's machine.
-pub const THOUSANDS: &[Case] = cases![[two_cpus()]
-    restores_among_thousands_of_forks,
-    restores_among_thousands_of_forks_with_bpf,
+pub const CASES: &[Case] = cases![
+    [two_cpus()] children_are_restored_at_the_end, children_are_restored_every_window_with_bpf;
+    [two_cpus(), any_kernel()]
+        threads_that_a_moved_process_starts_later_stay_with_it,
+        restores_among_thousands_of_forks,
+        restores_among_thousands_of_forks_with_bpf;
 ];
 
 /// The scripted observer with the kernel's real report of births.

@@ -10,13 +10,13 @@ use host::{HostPlane, Settings as HostSettings};
 use linux::affinity;
 use placement::Plan;
 use testing::world::{Running, all, first_two, mask, set};
-use testing::{Case, Tried, cases, two_cpus};
+use testing::{Case, Tried, any_kernel, cases, two_cpus};
 use topology::config::NodeConfig;
 use topology::{CpuSet, NodeId, Topology};
 
 use crate::world::{Scripted, made, move_of, script, settings};
 
-pub const CASES: &[Case] = cases![[two_cpus()]
+pub const CASES: &[Case] = cases![[two_cpus(), any_kernel()]
     threads_bound_to_half_a_node_get_the_rest_when_it_comes_online,
     made_up_nodes_stay_when_cpus_come,
     the_affinity_of_a_machine_with_isolated_cpus_is_nobodys_own,

@@ -31,11 +31,9 @@ fn main() {
         "pinner": claims::be_pinner,
         "late": forks::be_late,
     ];
-    let mut cases =
+    testing::run(
+        roles,
         [basics::CASES, cpusets::CASES, forks::CASES, claims::CASES, machine::CASES, whole::CASES, crash::CASES]
-            .concat();
-    if testing::leg().as_deref() != Some("oldest") {
-        cases.extend(forks::THOUSANDS);
-    }
-    testing::run(roles, cases);
+            .concat(),
+    );
 }

@@ -9,15 +9,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 
 use crate::lab_bench::{Bench, Outcome, homenode, homenode_load, vm_config};
 use crate::nodes;
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    a_file_moves_once_to_its_readers,
-    a_process_moves_with_its_memory,
-    a_process_moves_to_what_it_maps,
+pub const CASES: &[Case] = cases![
+    [nodes([2])] a_file_moves_once_to_its_readers;
+    [is_long(), nodes([2])] a_process_moves_with_its_memory, a_process_moves_to_what_it_maps;
 ];
 
 /// Shows one act and returns its part of the summary.
@@ -25,7 +24,7 @@ fn show(name: &str) -> Result<Value> {
     let bench = Bench::new()?;
     let out = tempfile::tempdir()?;
     let status = Command::new(homenode().with_file_name("homenode-demo"))
-        .args(["--acts", name, "--where", "vm", "--size", "32", "--options", "--margin 5MB/s --steady", "--homenode"])
+        .args(["--one", name, "--where", "vm", "--size", "32", "--options", "--margin 5MB/s --steady", "--homenode"])
         .arg(homenode())
         .arg("--load")
         .arg(homenode_load())

@@ -1,27 +1,18 @@
 //! `run --move-back`: what a run has moved is where it was after it.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use act::copying::{Back, Copying};
-use act::pages::FileMove;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use lab::readers::Readers;
-use lab::{cache, pages, threads};
+use lab::{cache, threads};
 use rustix::process::Signal;
 use testing::{Case, cases};
-use topology::NodeId;
 
 use crate::lab_bench::{Bench, Outcome, cpus, load, masks, set_mask, windows_until};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![
-    [nodes([2])] memory_returns_after_a_run;
-    [nodes([2, 4])] pages_of_a_file_return_one_by_one;
-];
+pub const CASES: &[Case] = cases![[nodes([2])] memory_returns_after_a_run];
 
 pub const MEMORY_MIB: u64 = 32;
 /// Program, stacks and what the kernel allocates meanwhile.
@@ -81,42 +72,5 @@ fn memory_returns_after_a_run() -> Outcome {
     let stopping = told.iter().position(|message| message == "STOPPING=1").context("STOPPING=1")?;
     let extended = told.iter().skip(stopping).any(|message| message.starts_with("EXTEND_TIMEOUT_USEC="));
     ensure!(extended, "systemd is not told that undoing goes on: {told:?}");
-    Ok(())
-}
-
-fn open(path: &Path) -> Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).context("open")
-}
-
-/// A file whose first part is on node 1 and whose rest is on node 0 goes to node 1 as a whole, and
-/// back.
-fn pages_of_a_file_return_one_by_one() -> Outcome {
-    let bench = Bench::new()?;
-    let path = bench.dir().join("file");
-    cache::put(&path, 40 << 20, 0)?;
-    let part = |bytes: u64| -> Result<FileMove> {
-        let mut work = FileMove::prepare(&path, NodeId(1))?;
-        while work.copied().copied() < bytes && !work.step(1 << 20)? {}
-        Ok(work)
-    };
-    part(10 << 20)?;
-    let before = pages::each(&path)?;
-    let there = before.iter().filter(|node| **node == 1).count();
-    ensure!(there > 0 && there < before.len(), "{there} of {} pages are on node 1", before.len());
-    let work = part(u64::MAX)?;
-    ensure!(pages::each(&path)?.iter().all(|node| *node == 1), "{:?}", pages::nodes_of(&path)?);
-    let Some(Back::Pages(layout)) = Box::new(work).back() else { bail!("the move does not know its way back") };
-    // What is written meanwhile is not undone, and pages do not move because of it.
-    OpenOptions::new().write(true).open(&path)?.write_all_at(b"new", 20 << 20)?;
-    let mut back = FileMove::back(&open(&path)?, &path, &layout)?;
-    while !back.step(16 << 20)? {}
-    let now = pages::each(&path)?;
-    let wrong = now.iter().zip(&before).filter(|(now, then)| now != then).count();
-    ensure!(wrong == 0, "{wrong} of {} pages are not where they were: {:?}", before.len(), back.copied());
-    let mut content = [0; 3];
-    open(&path)?.read_exact_at(&mut content, 20 << 20)?;
-    ensure!(&content == b"new", "{content:?}");
-    let nodes: BTreeMap<i32, usize> = pages::nodes_of(&path)?;
-    say!("{nodes:?} of {} pages are back on their nodes: {:?}", before.len(), back.copied());
     Ok(())
 }

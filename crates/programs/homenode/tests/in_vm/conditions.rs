@@ -15,16 +15,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use lab::cache;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
-use testing::{Case, Skip, cases};
+use testing::{Case, cases, is_long};
 
 use crate::lab_bench::{Bench, Outcome, cpus, masks, play, restores, set_mask, windows_until};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    nothing_touched_is_near,
-    most_touched_is_on_one_node,
-    hotter_pages_are_on_another_node,
-    auto_moves_a_program_to_the_file_that_it_maps,
+pub const CASES: &[Case] = cases![
+    [is_long(), nodes([2])]
+        nothing_touched_is_near,
+        most_touched_is_on_one_node,
+        hotter_pages_are_on_another_node;
+    [nodes([2])] auto_moves_a_program_to_the_file_that_it_maps;
 ];
 
 /// In which the program reads each cold page once. Samples are 1 to 10 s apart, the longer the
@@ -56,10 +57,6 @@ fn hotter_pages_are_on_another_node() -> Outcome {
 /// Starts the program on node 0 with these files (kind, node, MiB); homenode must bind it to node
 /// 1, for this reason.
 fn moves(reason: &str, files: &[(&str, u32, u64)]) -> Outcome {
-    if std::env::var_os("HOMENODE_CONDITIONS").is_none() {
-        let why = "a long test, of a minute and a half: set HOMENODE_CONDITIONS";
-        return Err(Skip(why.to_owned()).into());
-    }
     let moved = moved("npolicy", files)?;
     ensure!(moved["reason"] == reason, "{moved}");
     Ok(())

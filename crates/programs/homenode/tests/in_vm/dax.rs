@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use testing::{Case, Skip, cases};
+use testing::{Case, Skip, cases, is_long};
 use topology::CpuSet;
 
 use crate::lab_bench::{Bench, Outcome, cpus, homenode, load, masks, restores, windows_until};
 use crate::nodes;
 
-pub const CASES: &[Case] = cases![[nodes([2])]
+pub const CASES: &[Case] = cases![[is_long(), nodes([2])]
     a_process_moves_to_what_it_maps = || with_volume(process_to_file),
 ];
 

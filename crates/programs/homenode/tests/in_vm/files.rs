@@ -20,24 +20,19 @@ use crate::file_users::{Expected, User};
 use crate::lab_bench::{Bench, NoBalancing, Outcome, homenode};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![
-    [nodes([2, 4])] ext4_under_load = || under_load(ext4, LARGE);
-    [nodes([2])]
-        xfs_under_load = || under_load(xfs, LARGE),
-        btrfs_under_load = || under_load(btrfs, SMALL),
-        tmpfs_under_load = || under_load(tmpfs, SMALL),
-        overlay_under_load = || under_load(overlay, SMALL),
-        changed_during_the_move,
-        ctrl_c_stops_the_move,
-        refused;
+pub const CASES: &[Case] = cases![[nodes([2])]
+    ext4_under_load = || under_load(ext4),
+    xfs_under_load = || under_load(xfs),
+    btrfs_under_load = || under_load(btrfs),
+    tmpfs_under_load = || under_load(tmpfs),
+    overlay_under_load = || under_load(overlay),
+    changed_during_the_move,
+    ctrl_c_stops_the_move,
+    refused,
 ];
 
-/// Bytes of a file, on the file systems with small and with large folios. An emulated machine takes
-/// a second to move this, and a minute for all that the tests do with four times as much.
-const LARGE: u64 = 64 << 20;
-
-/// Bytes on the others, two windows of the mover.
-const SMALL: u64 = 32 << 20;
+/// Bytes of a file, two windows of the mover.
+const BYTES: u64 = 32 << 20;
 
 /// A file system, unmounted at the end.
 struct Mounted(PathBuf);
@@ -156,11 +151,11 @@ fn on_node(path: &Path, node: u32) -> Result<u64> {
 
 /// Four processes read the file, one writes it and one has it mapped. Then pages of it are in a
 /// pipe.
-fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome {
+fn under_load(make: fn(&Path) -> Result<Option<Mounted>>) -> Outcome {
     let bench = Bench::new()?;
     let mounted = make(bench.dir())?;
     let file = mounted.as_ref().map_or(bench.dir(), |m| m.0.as_path()).join("file");
-    cache::put(&file, bytes, 0)?;
+    cache::put(&file, BYTES, 0)?;
     let expected = Expected::of(&File::open(&file)?)?;
     let _fixed = NoBalancing::set()?;
 
@@ -169,31 +164,31 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     let said = Said::of(&moving(&file, 1, &[]).output()?)?;
     let uses = users.into_iter().map(User::end).collect::<Result<Vec<_>>>()?;
     let there = on_node(&file, 1)?;
-    say!("{there} of {bytes} bytes arrived, {} used {uses:?} times; {}", roles.join(", "), said.why);
+    say!("{there} of {BYTES} bytes arrived, {} used {uses:?} times; {}", roles.join(", "), said.why);
     ensure!(uses.iter().all(|uses| *uses > 0), "not all of them used the file: {uses:?}");
     // The kernel takes some pages of the node to make room for larger ones; they come back where
     // they are read next.
-    let nearly = |is: u64, all: u64| is.abs_diff(all) <= bytes / 50;
-    ensure!(nearly(there, bytes), "only {there} bytes arrived");
+    let nearly = |is: u64, all: u64| is.abs_diff(all) <= BYTES / 50;
+    ensure!(nearly(there, BYTES), "only {there} bytes arrived");
     ensure!(
-        said.bytes <= bytes && nearly(said.bytes, bytes) && said.moved + said.failed == said.bytes,
+        said.bytes <= BYTES && nearly(said.bytes, BYTES) && said.moved + said.failed == said.bytes,
         "{} + {} of {}",
         said.moved,
         said.failed,
         said.bytes
     );
-    ensure!(nearly(said.moved, bytes), "homenode says {}", said.moved);
+    ensure!(nearly(said.moved, BYTES), "homenode says {}", said.moved);
     ensure!((said.code == Some(0)) == (said.failed == 0) && said.code <= Some(1), "exit code {:?}", said.code);
     let open = File::open(&file)?;
     let mut content = vec![0; page_size()];
-    for page in 0..usize::try_from(bytes)? / page_size() {
+    for page in 0..usize::try_from(BYTES)? / page_size() {
         open.read_exact_at(&mut content, (page * page_size()) as u64)?;
         expected.check(page, &content)?;
     }
 
     // Each page in a pipe has one more reference.
     let (out, into) = rustix::pipe::pipe()?;
-    let (mut at, mut held) = (bytes / 2, 0);
+    let (mut at, mut held) = (BYTES / 2, 0);
     while held < 16 * page_size() {
         let flags = rustix::pipe::SpliceFlags::empty();
         held += rustix::pipe::splice(&open, Some(&mut at), &into, None, 16 * page_size() - held, flags)?;
@@ -209,7 +204,7 @@ fn under_load(make: fn(&Path) -> Result<Option<Mounted>>, bytes: u64) -> Outcome
     drop((out, into));
     let said = Said::of(&moving(&file, 0, &[]).output()?)?;
     ensure!((said.code, said.moved) == (Some(0), stayed), "{} moved: {}", said.moved, said.why);
-    ensure!(nearly(on_node(&file, 0)?, bytes), "not all is back");
+    ensure!(nearly(on_node(&file, 0)?, BYTES), "not all is back");
     Ok(())
 }
 

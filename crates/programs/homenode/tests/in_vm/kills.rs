@@ -13,19 +13,19 @@ use lab::threads;
 use rand::rngs::ChaCha8Rng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
-use testing::{Case, Skip, cases};
+use testing::{Case, Skip, cases, is_long};
 use topology::NodeId;
 
 use crate::lab_bench::{Bench, Ends, Group, Outcome, cpus, home_of, homenode, load, masks, play, set_mask, vm_config};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    nothing_stays_bound_after_kills_at_random_instants,
-    nothing_stays_bound_after_kills_amid_rules_and_reloads,
+pub const CASES: &[Case] = cases![
+    [nodes([2])] nothing_stays_bound_after_kills_at_random_instants;
+    [is_long(), nodes([2])] nothing_stays_bound_after_kills_amid_rules_and_reloads;
 ];
 
-/// Threads, processes with their memory, files, and whatever `auto` chooses.
-const POLICIES: [&str; 4] = ["nthread", "arc", "dragonfly", "auto"];
+/// Processes with their memory, whatever `auto` chooses, threads, and files.
+const POLICIES: [&str; 4] = ["arc", "auto", "nthread", "dragonfly"];
 
 /// Reads a file again and again, and starts children without pause, which inherit what it has.
 pub fn be_forker(args: &[String]) -> Result<()> {
@@ -62,13 +62,14 @@ fn tell<'a>(tids: impl Iterator<Item = &'a u32>) -> String {
 }
 
 /// How often (`HOMENODE_UNDO_KILLS`), and the seed of what is random (`HOMENODE_UNDO_SEED`).
-fn asked(times: usize) -> (usize, u64) {
+fn asked() -> (usize, u64) {
+    let times = if testing::long() { 10 } else { 2 };
     let number = |name| std::env::var(name).ok().and_then(|n| n.parse().ok());
     (number("HOMENODE_UNDO_KILLS").map_or(times, |n| n as usize), number("HOMENODE_UNDO_SEED").unwrap_or(0x5eed))
 }
 
 fn nothing_stays_bound_after_kills_at_random_instants() -> Outcome {
-    let (times, seed) = asked(6);
+    let (times, seed) = asked();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let bench = Bench::new()?;
     let files = bench.files(0, 3)?;
@@ -158,7 +159,7 @@ const GROUP: &str = "homenode-test-kills";
 /// The installed service (`run --by-rules`), while somebody rewrites its rules, reloads them, and
 /// puts processes from one group into another.
 fn nothing_stays_bound_after_kills_amid_rules_and_reloads() -> Outcome {
-    let (times, seed) = asked(3);
+    let (times, seed) = asked();
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let bench = Bench::new()?;
     let (config, state) = (bench.config("")?, bench.state_dir());

@@ -191,6 +191,11 @@ impl Group {
     pub fn give_back(&self, pid: u32) -> Result<()> {
         put(self.0.parent().context("the root group")?, pid)
     }
+
+    /// Its owner chooses a policy for it.
+    pub fn choose(&self, policy: &[u8]) -> Result<()> {
+        Ok(rustix::fs::setxattr(&self.0, "user.homenode.policy", policy, rustix::fs::XattrFlags::empty())?)
+    }
 }
 
 fn put(group: &Path, pid: u32) -> Result<()> {

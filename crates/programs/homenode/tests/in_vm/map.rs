@@ -71,7 +71,7 @@ fn agrees_with_the_readers() -> Outcome {
         sleep(Duration::from_millis(100));
     }
     // The first window is as long as any.
-    sleep(Duration::from_secs(3));
+    sleep(Duration::from_secs(1));
     let mut readers = LOADS
         .map(|(group, on, data)| {
             let cpus: Vec<String> = cpus(&bench.machine, on)?.iter().map(u32::to_string).collect();
@@ -90,7 +90,7 @@ fn agrees_with_the_readers() -> Outcome {
         read.push(line.trim().parse::<u64>().context(line)?);
     }
     // A busy machine takes its time: the map ends when the readers have, and a whole window later.
-    sleep(Duration::from_secs(3));
+    sleep(Duration::from_secs(1));
     kill_process(Pid::from_child(&map), Signal::INT)?;
     let output = map.wait_with_output()?;
     let map: Value = serde_json::from_slice(&output.stdout).context("no JSON")?;

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use lab::daemon::Daemon;
 use rustix::process::{Signal, Uid};
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 
 use crate::lab_bench::{Bench, Ends, Group, Outcome, home_of, masks, set_mask, windows, windows_until};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])] a_neighbour_who_does_his_worst_changes_no_plan_of_others];
+pub const CASES: &[Case] = cases![[is_long(), nodes([2])] a_neighbour_who_does_his_worst_changes_no_plan_of_others];
 
 const NAME: &str = "homenode-test-neighbour";
 const NOBODY: u32 = 65_534;

@@ -2,58 +2,20 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
-use lab::pages;
+use anyhow::{Result, ensure};
 use lab::readers::Readers;
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 
-use crate::lab_bench::{Bench, Outcome, load, masks, restores, windows, windows_until};
+use crate::lab_bench::{Bench, Outcome, load, masks, restores, windows_until};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    dragonfly_is_nthread_where_no_controller_is_overloaded,
-    arc_guarded_moves_a_process_only_under_its_conditions,
-];
+pub const CASES: &[Case] = cases![[is_long(), nodes([2])] arc_guarded_moves_a_process_only_under_its_conditions];
 
 /// Readers of files on node 0 that begin on node 1, by an affinity that homenode may touch.
 fn away(bench: &Bench, files: &[PathBuf], memory_mib: &str) -> Result<Readers> {
     let on = bench.machine.list_of(1);
     let options = ["--seconds", "600", "--duty", "0.2", "--on", &on, "--memory", memory_mib];
     load(&options, files)
-}
-
-/// Both move each reader to its data, once, and leave the files where they are.
-fn dragonfly_is_nthread_where_no_controller_is_overloaded() -> Outcome {
-    let bench = Bench::new()?;
-    let files = bench.files(0, 2)?;
-    let mut plans = Vec::new();
-    for policy in ["nthread", "dragonfly"] {
-        let readers = away(&bench, &files, "0")?;
-        let before = masks(readers.pid());
-        let mut daemon = bench.daemon_for(&[readers.pid()], &["--policy", policy, "--touch-own-affinity"])?;
-        let home = bench.machine.list_of(0);
-        let at_home = |tid: u32| masks(readers.pid()).get(&tid) == Some(&home);
-        let mut seen = windows_until(&mut daemon, 30, "both readers on node 0", |_| {
-            Ok(readers.threads.iter().all(|thread| at_home(thread.tid)))
-        })?;
-        // What comes late: a file, or a thread that turns around.
-        seen.extend(windows(&mut daemon, 5)?);
-        let moves: Vec<_> = seen.iter().flat_map(|window| &window.moves).collect();
-        let mut plan: Vec<_> = moves
-            .iter()
-            .map(|mv| (readers.threads.iter().position(|thread| thread.tid == mv.tid), mv.from, mv.to))
-            .collect();
-        plan.sort_unstable();
-        let why: Vec<_> = moves.iter().map(|mv| &mv.why).collect();
-        ensure!(plan == [(Some(0), 1, 0), (Some(1), 1, 0)], "{policy}: {plan:?}: {why:?}");
-        for file in &files {
-            ensure!(pages::share_on(file, 0)? == 1.0, "{policy}: {} left node 0", file.display());
-        }
-        restores(daemon, readers.pid(), &before).context(policy)?;
-        plans.push(plan);
-    }
-    ensure!(plans[0] == plans[1], "{plans:?}");
-    Ok(())
 }
 
 /// A process under `arc-guarded` with these limits: declined for this reason, or moved to node 0.

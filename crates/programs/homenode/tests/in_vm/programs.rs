@@ -1,8 +1,8 @@
 //! Real programs under every policy: fio, RocksDB's db_bench, PostgreSQL's pgbench.
 //!
 //! Their data is in the page cache of node 0, and they are bound to node 1 until homenode moves
-//! them: without it, all that they read is remote. A long test: set `HOMENODE_PROGRAMS_S` to the
-//! seconds of each program under each policy.
+//! them: without it, all that they read is remote. `HOMENODE_PROGRAMS_S` sets the seconds of
+//! each program under each policy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, ensure};
 use lab::daemon::{Window, remote_share};
 use lab::{cache, pages, threads};
 use rustix::process::Signal;
-use testing::{Case, Skip, cases};
+use testing::{Case, cases, is_long};
 
 use crate::lab_bench::{Bench, Outcome, homenode};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2, 4])] run_unharmed_under_every_policy];
+pub const CASES: &[Case] = cases![[is_long(), nodes([2])] run_unharmed_under_every_policy];
 
 const POLICIES: &[&str] =
     &["nthread-rl", "nthread-cpu", "nthread-nm", "nthread", "dragonfly", "npolicy", "arc", "arc-guarded", "auto"];
@@ -38,10 +38,7 @@ const AWAY: u32 = 1;
 const MARGIN: &str = "500kB/s";
 
 fn run_unharmed_under_every_policy() -> Outcome {
-    let Ok(seconds) = std::env::var("HOMENODE_PROGRAMS_S") else {
-        return Err(Skip("a long test: set HOMENODE_PROGRAMS_S to the seconds of each program".to_owned()).into());
-    };
-    let seconds = seconds.parse::<u32>().context("HOMENODE_PROGRAMS_S")?;
+    let seconds = std::env::var("HOMENODE_PROGRAMS_S").map_or(Ok(20), |seconds| seconds.parse::<u32>())?;
     let bench = Bench::new()?;
     let kinds: [Start; 3] = [pgbench, db_bench, fio];
     for start in kinds {

@@ -15,19 +15,21 @@ use lab::daemon::Daemon;
 use lab::{cache, pages};
 use rustix::param::page_size;
 use rustix::process::Signal;
-use testing::{Case, Skip, cases};
+use testing::{Case, Skip, cases, is_long};
 
 use crate::lab_bench::{Bench, Ends, Outcome, cpus, ends, homenode, windows_until};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    hot_ranges_go_to_their_readers,
-    auto_promotes_hot_ranges_and_moves_no_file,
-    what_does_not_fit_stays,
-    colder_cache_makes_room,
-    a_scan_moves_nothing,
-    memory_that_nobody_names_gets_nothing_unasked,
-    what_the_load_left_makes_room_when_it_is_wanted,
+pub const CASES: &[Case] = cases![
+    [nodes([2])]
+        hot_ranges_go_to_their_readers,
+        colder_cache_makes_room,
+        memory_that_nobody_names_gets_nothing_unasked;
+    [is_long(), nodes([2])]
+        auto_promotes_hot_ranges_and_moves_no_file,
+        what_does_not_fit_stays,
+        a_scan_moves_nothing,
+        what_the_load_left_makes_room_when_it_is_wanted;
 ];
 
 /// The node without CPUs (vm/run --memory-nodes 1), and a setting of homenode for it.
@@ -276,7 +278,7 @@ fn colder_cache_makes_room() -> Outcome {
         Ok(near(&hot, &wanted)? >= 0.9)
     })?;
     // What has left node 0 may not show as free yet, and nothing more goes down for that.
-    for _ in 0..20 {
+    for _ in 0..8 {
         daemon.window()?;
     }
     let (hot_found, cold_found) = (found(&hot)?, found(&cold)?);

@@ -12,13 +12,14 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{cache, threads};
 use rustix::process::Signal;
 use serde_json::Value;
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 
 use crate::lab_bench::{Bench, Ends, Group, Outcome, homenode, masks, play, set_mask};
 use crate::programs::{Server, finished};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])] five_services_at_once_have_their_names_and_only_two_are_moved];
+pub const CASES: &[Case] =
+    cases![[is_long(), nodes([2])] five_services_at_once_have_their_names_and_only_two_are_moved];
 
 const MIB: u64 = 1 << 20;
 /// Of the idle service.

@@ -16,18 +16,20 @@ use lab::machine::parse_list;
 use lab::threads;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 use topology::measured::{Cached, Measured, Pair, Writes};
 
 use crate::lab_bench::{Bench, Ends, Outcome, homenode, masks, play, vm_config};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
-    a_load_with_slower_remote_reads_is_helped,
-    a_load_for_which_nothing_matters_is_not_helped,
-    a_policy_that_hurts_is_stopped_early,
-    memory_goes_back_in_every_round,
-    check_says_who_reads_away_and_what_that_costs,
+pub const CASES: &[Case] = cases![
+    [is_long(), nodes([2])]
+        a_load_with_slower_remote_reads_is_helped,
+        a_load_for_which_nothing_matters_is_not_helped;
+    [nodes([2])]
+        a_policy_that_hurts_is_stopped_early,
+        memory_goes_back_in_every_round,
+        check_says_who_reads_away_and_what_that_costs;
 ];
 
 /// Bytes of one read.
@@ -159,7 +161,7 @@ fn check_says_who_reads_away_and_what_that_costs() -> Outcome {
         Ok((output.status.code(), serde_json::from_slice(&output.stdout).context("not JSON")?))
     };
     let pid = reader.0.id().to_string();
-    let check = || homenode(&["check", "--no-measure", "--steady", "--windows", "4", "--pid", &pid]);
+    let check = || homenode(&["check", "--no-measure", "--steady", "--windows", "2", "--pid", &pid]);
     let says = |seen: &(Option<i32>, Value), verdict: &str, because: &str| -> Outcome {
         let text = |of: &str| seen.1.get(of).and_then(Value::as_str).unwrap_or_default();
         let right = text("verdict") == verdict && text("because").contains(because);

@@ -11,14 +11,14 @@ use lab::daemon::Window;
 use lab::pages;
 use rustix::param::page_size;
 use rustix::process::Signal;
-use testing::{Case, cases};
+use testing::{Case, cases, is_long};
 
 use super::{RANGE, SLOW, daemon, memory_node};
 use crate::lab_bench::{Bench, Ends, Outcome, ends, windows_until};
 use crate::programs::{Server, finished, start, to_node};
 use crate::{nodes, say};
 
-pub const CASES: &[Case] = cases![[nodes([2])]
+pub const CASES: &[Case] = cases![[is_long(), nodes([2])]
     a_skewed_pgbench_reads_from_its_own_node,
     a_skewed_db_bench_reads_from_its_own_node,
 ];
