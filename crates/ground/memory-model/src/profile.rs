@@ -3,26 +3,20 @@
 //! **Problem.** A policy is judged by what memory costs, and the machine at hand has one node, or
 //! other memory than the one that is of interest.
 //!
-//! **Approach.** A [`Profile`] names the figures of each node's memory ([`Memory`]) as the real one
+//! **Approach.** A [`Profile`] names the figures of the nodes' memory ([`Memory`]) as the real one
 //! has them, and a *scale* by which everything takes longer: real memory carries more than the
 //! processors at hand can copy through a file system, and a policy is worth nothing where the
 //! processor is the limit. The figures are those of [`figures`](crate::figures), but for the
-//! bandwidths of `cxl`. Memory nodes, which have no CPUs, can come after the others: each belongs
-//! to one of them, and its figures are those that the CPUs of that one see.
+//! bandwidths of `cxl`.
 //!
 //! **Limits.** The processors are as fast as they are: relative to the memory, software is `scale`
 //! times too fast, unless a volume charges its time ([`Software`](crate::Software)).
-
-use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use topology::{CpuSet, Node, NodeId, Topology, tiers};
 
 use crate::figures::*;
 use crate::{LOCAL, ONE_HOP, at_hops};
-
-/// SLIT distance of a memory node from the node that it belongs to, and from the others. Chosen.
-const MEMORY_NODE: (u32, u32) = (14, 24);
 
 /// Memory of one node, at full speed (scale 1).
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -91,9 +85,6 @@ pub struct Profile {
     pub scale: f64,
     /// Memory of every node.
     pub memory: Memory,
-    /// Memory of single nodes that have another kind.
-    #[serde(default)]
-    pub node: BTreeMap<u32, Memory>,
 }
 
 /// Whether an access reads or writes.
@@ -262,7 +253,7 @@ impl Profile {
             "dram" => (Memory::DRAM, 5000.0),
             _ => return None,
         };
-        Some(Self { name: name.to_owned(), scale, memory, node: BTreeMap::new() })
+        Some(Self { name: name.to_owned(), scale, memory })
     }
 
     /// Refuses figures that cannot be, naming the figure and its value.
@@ -274,52 +265,28 @@ impl Profile {
         if !(self.scale >= 1.0 && self.scale <= 1e6) {
             return Err(format!("scale is {}, it must be 1 to 1000000", self.scale));
         }
-        self.memory.check()?;
-        self.node.iter().try_for_each(|(node, memory)| memory.check().map_err(|why| format!("node {node}: {why}")))
-    }
-
-    /// The memory of a node.
-    pub fn memory_of(&self, node: u32) -> &Memory {
-        self.node.get(&node).unwrap_or(&self.memory)
-    }
-
-    /// The profile with the memory of an expander ([`Memory::CXL`]) on `more` nodes after the first
-    /// `nodes`, unless it has figures for them.
-    #[must_use]
-    pub fn with_memory_nodes(mut self, nodes: u32, more: u32) -> Self {
-        for node in nodes..nodes.saturating_add(more) {
-            self.node.entry(node).or_insert(Memory::CXL);
-        }
-        self
+        self.memory.check()
     }
 
     /// A machine of so many nodes, every pair one hop apart, that shares out these CPUs in groups
-    /// of neighbours, and of `more` memory nodes. A node beyond the number of CPUs has none.
-    /// Bandwidths are the peaks, scaled; `bytes` is the memory of each node. Tiers are by latency.
-    pub fn topology(&self, cpus: &CpuSet, (nodes, more): (u32, u32), bytes: u64) -> Topology {
+    /// of neighbours. A node beyond the number of CPUs has none. Bandwidths are the peaks, scaled;
+    /// `bytes` is the memory of each node, all of one tier.
+    pub fn topology(&self, cpus: &CpuSet, nodes: u32, bytes: u64) -> Topology {
         let count = cpus.len();
         let first = |id: u32| count * id as usize / nodes.max(1) as usize;
-        // Memory nodes belong to the others in turn.
-        let distance = |a: u32, b: u32| match (a.min(b), a.max(b)) {
-            _ if a == b => LOCAL,
-            (_, high) if high < nodes => ONE_HOP,
-            (low, high) if low == (high - nodes) % nodes.max(1) => MEMORY_NODE.0,
-            _ => MEMORY_NODE.1,
-        };
-        let all = nodes.saturating_add(more);
+        let distance = |a: u32, b: u32| if a == b { LOCAL } else { ONE_HOP };
+        let memory = &self.memory;
         let node = |id: u32| {
-            let memory = self.memory_of(id);
-            let own = if id < nodes { first(id + 1) - first(id) } else { 0 };
-            let cpus: CpuSet = cpus.iter().skip(first(id)).take(own).collect();
+            let cpus: CpuSet = cpus.iter().skip(first(id)).take(first(id + 1) - first(id)).collect();
             Node {
-                distance: (0..all).map(|to| (NodeId(to), distance(id, to))).collect(),
+                distance: (0..nodes).map(|to| (NodeId(to), distance(id, to))).collect(),
                 read_bw_max: Some(memory.read_peak.unwrap_or(memory.read_bw) / self.scale),
                 write_bw_max: Some(memory.write_peak.unwrap_or(memory.write_bw) / self.scale),
                 ..Node::new(NodeId(id), cpus, bytes)
             }
         };
-        let mut topology: Topology = (0..all).map(node).collect();
-        let latencies = (0..all).map(|id| (NodeId(id), self.memory_of(id).read_latency_s)).collect();
+        let mut topology: Topology = (0..nodes).map(node).collect();
+        let latencies = (0..nodes).map(|id| (NodeId(id), memory.read_latency_s)).collect();
         tiers::from_latencies(&mut topology.nodes, latencies);
         topology
     }

@@ -602,6 +602,8 @@ impl Experiment {
 
     pub(crate) fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
         let MachineSpec { nodes, cores, memory, link_bw, crowding, directory, bandwidth, modules, remote_read, .. } =
+            crowding: crowding.unwrap_or(known.crowding),
+            directory: directory.unwrap_or(known.directory),
             &self.machine;
         let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
         let mut profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
@@ -612,13 +614,8 @@ impl Experiment {
             remote_read: remote_read.unwrap_or(known.remote_read),
             ..known
         };
-        let topology = profile.topology(&(0..nodes * cores).collect(), (*nodes, 0), bytes);
-        let memory_of = |node: &topology::Node| {
-            let memory = *profile.memory_of(node.id.0);
-            let (crowding, directory) = (crowding.unwrap_or(memory.crowding), directory.unwrap_or(memory.directory));
-            memory_model::Memory { crowding, directory, ..memory }
-        };
-        let memory = topology.nodes.iter().map(memory_of).collect();
+        let topology = profile.topology(&(0..nodes * cores).collect(), *nodes, bytes);
+        let memory = vec![profile.memory; topology.nodes.len()];
         Ok(Machine::new(Build { topology, memory, link_bw: *link_bw, slice_s: SLICE_S / self.factor, seed }))
     }
 

@@ -21,7 +21,7 @@ use topology::{NodeId, Topology};
 /// Nodes with two cores and so many bytes each.
 fn topology(nodes: u32, bytes: u64) -> Topology {
     let profile = Profile { scale: 1.0, ..Profile::named("dram").unwrap() };
-    profile.topology(&(0..2 * nodes).collect(), (nodes, 0), bytes)
+    profile.topology(&(0..2 * nodes).collect(), nodes, bytes)
 }
 
 fn host(bytes: u64, kernel: Kernel) -> Host {

@@ -14,7 +14,7 @@ use memory_model::{Memory, Profile};
 /// The counts before the gets and, of the gets alone, after them; tables of level 0.
 fn run(benchmark: Benchmark, put_bw: Option<f64>, seconds: f64, then: u64) -> ([Counts; 2], usize) {
     let profile = Profile { scale: 1.0, ..Profile::named("optane").unwrap() };
-    let topology = profile.topology(&(0..8).collect(), (1, 0), 4 << 30);
+    let topology = profile.topology(&(0..8).collect(), 1, 4 << 30);
     let build = Build { topology, memory: vec![Memory::OPTANE], link_bw: f64::INFINITY, slice_s: 3e-3, seed: 1 };
     let machine = Arc::new(Machine::new(build));
     let mut lab = Lab::new(Arc::clone(&machine), 200_000, fs::Placement::Node(0), 1).unwrap();

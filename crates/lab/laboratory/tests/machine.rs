@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 /// Nodes of Optane with so many cores each, and a link of so many bytes a second.
 fn machine(nodes: u32, cores: u32, link_bw: f64) -> Arc<Machine> {
     let profile = Profile { scale: 1.0, ..Profile::named("optane").unwrap() };
-    let topology = profile.topology(&(0..nodes * cores).collect(), (nodes, 0), 1 << 30);
+    let topology = profile.topology(&(0..nodes * cores).collect(), nodes, 1 << 30);
     let memory = vec![Memory::OPTANE; nodes as usize];
     Arc::new(Machine::new(Build { topology, memory, link_bw, slice_s: 3e-3, seed: 1 }))
 }
@@ -214,7 +214,7 @@ fn a_thread_that_is_bound_moves_at_its_next_dispatch_or_while_it_waits() {
 #[test]
 fn a_read_that_changes_the_coherence_state_is_written_to_the_medium() {
     let profile = Profile { scale: 1.0, ..Profile::named("optane").unwrap() };
-    let topology = profile.topology(&(0..2).collect(), (2, 0), 1 << 30);
+    let topology = profile.topology(&(0..2).collect(), 2, 1 << 30);
     let memory = vec![Memory { directory: OPTANE_DIRECTORY, ..Memory::OPTANE }; 2];
     let build = Build { topology, memory, link_bw: f64::INFINITY, slice_s: 3e-3, seed: 1 };
     let machine = Arc::new(Machine::new(build));

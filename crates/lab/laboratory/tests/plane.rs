@@ -16,7 +16,7 @@ use topology::{FileId, NodeId};
 
 fn lab() -> Rc<Lab> {
     let profile = Profile { scale: 1.0, ..Profile::named("optane").unwrap() };
-    let topology = profile.topology(&(0..16).collect(), (2, 0), 1 << 30);
+    let topology = profile.topology(&(0..16).collect(), 2, 1 << 30);
     let build = Build { topology, memory: vec![Memory::OPTANE; 2], link_bw: f64::INFINITY, slice_s: 3e-3, seed: 1 };
     let mut lab = Lab::new(Arc::new(Machine::new(build)), 20_000, fs::Placement::Local, 1).unwrap();
     lab.end_ns = 10_000_000_000;

@@ -72,9 +72,9 @@ Examples:
     /// the mount. Reading never changes the access time.
     ///
     /// Also with -o, and so in /etc/fstab: policy=, policy-user=, margin=, min-bytes=, window=,
-    /// record=, emulate-nodes=, emulate-memory-nodes=, profile= and scale=. Without a policy the
-    /// server counts nothing and moves nothing, and the kernel may keep file data in its page
-    /// cache; with one it asks for every read (cache=direct).
+    /// record=, emulate-nodes=, profile= and scale=. Without a policy the server counts nothing and
+    /// moves nothing, and the kernel may keep file data in its page cache; with one it asks for
+    /// every read (cache=direct).
     #[command(after_help = "\
 Examples:
   sudo homenode-fs mount /dev/shm/a /mnt
@@ -328,13 +328,8 @@ pub struct NodesArgs {
     /// it would take there
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Emulated nodes")]
     pub emulate_nodes: Option<u32>,
-    /// Further emulated nodes, after the others, with the memory of CXL expanders and without CPUs
-    /// [default: none]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=8), requires = "emulate_nodes",
-        help_heading = "Emulated nodes")]
-    pub emulate_memory_nodes: Option<u32>,
-    /// Memory to emulate on nodes with CPUs: `optane`, `optane-6` (six modules a node), `cxl`,
-    /// `dram`, or a file with figures (TOML, or JSON) [default: optane]
+    /// Memory to emulate: `optane`, `optane-6` (six modules a node), `cxl`, `dram`, or a file with
+    /// figures (TOML, or JSON) [default: optane]
     #[arg(
         long,
         value_name = "optane|optane-6|cxl|dram|FILE",

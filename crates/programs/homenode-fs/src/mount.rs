@@ -254,9 +254,7 @@ impl Wanted {
         let dir = output::escape(&dir);
         let emulated =
             self.nodes.emulate_nodes.map_or(String::new(), |n| format!(", {}", count(n as usize, "emulated node")));
-        let more = self.nodes.emulate_memory_nodes.filter(|n| *n > 0);
-        let more = more.map_or(String::new(), |n| format!(" and {}", count(n as usize, "memory node")));
-        let dir = format!("{dir}{emulated}{more}");
+        let dir = format!("{dir}{emulated}");
         let text = match self.nodes.policy.as_deref().filter(|_| self.nodes.policy()) {
             Some(policy) => format!("mounted on {dir}: policy {policy} decides; homenode top shows it"),
             None => {

@@ -33,7 +33,7 @@ use session::policies::Programs;
 use session::published::{self, Publisher};
 use session::windows::{self, Output};
 use session::{policies, report, undo};
-use topology::{FileId, Node, Topology};
+use topology::{FileId, Topology};
 
 /// Threads that serve emulated memory: each sleeps as long as its access takes.
 const SLEEPERS: usize = 32;
@@ -48,9 +48,6 @@ pub struct Nodes {
     /// The threads that use the mount; none where all are on one node and nobody wants to know.
     pub callers: Option<Arc<Callers>>,
     emulated: Option<Arc<Emulated<Arc<Mapped>>>>,
-    /// Emulated nodes from this one on are memory nodes. Others can have no CPUs, too, on a machine
-    /// that has too few.
-    memory_from: u32,
 }
 
 impl Nodes {
@@ -60,19 +57,14 @@ impl Nodes {
         let Some(count) = args.emulate_nodes else {
             let wanted = real.nodes.len() > 1 || args.policy();
             let callers = wanted.then(|| start(&real)).transpose()?;
-            return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None, memory_from: 0 });
+            return Ok(Self { mapped: Arc::clone(mapped), topology: real, callers, emulated: None });
         };
-        let more = args.emulate_memory_nodes.unwrap_or_default();
-        let profile = profile(args)?.with_memory_nodes(count, more);
+        let profile = profile(args)?;
         let superblock = fs::superblock_of(&**mapped, 0).map_err(|e| crate::fs_volume::failure("mount", e))?;
         let of_region: Vec<Option<u32>> = superblock.regions.iter().map(|region| region.node).collect();
-        if let Some(node) = (0..count + more).find(|node| !of_region.contains(&Some(*node))) {
+        if let Some(node) = (0..count).find(|node| !of_region.contains(&Some(*node))) {
             let why = format!("the volume has no region on node {node}");
-            let option = match node < count {
-                true => format!("--emulate-nodes {count}"),
-                false => format!("--emulate-memory-nodes {more}"),
-            };
-            return Err(Failure::new(Exit::Usage, option, why)
+            return Err(Failure::new(Exit::Usage, format!("--emulate-nodes {count}"), why)
                 .hint("homenode-fs mkfs a@0 b@1 makes a volume with a region on each of two nodes"));
         }
         let bytes = (0..mapped.regions()).map(|region| mapped.len(region)).max().unwrap_or(0);
@@ -80,11 +72,11 @@ impl Nodes {
         // too.
         let mine = linux::affinity::get(0)
             .map_err(|e| Failure::from_error(Exit::Io, "cannot read the CPUs that this process may use", &e))?;
-        let topology = profile.topology(&real.cpus().intersection(&mine), (count, more), bytes);
+        let topology = profile.topology(&real.cpus().intersection(&mine), count, bytes);
         let medium = Emulated::new(Arc::clone(mapped), &of_region, profile, topology.clone(), Arc::new(Monotonic));
         let (emulated, callers) = (Arc::new(medium), start(&topology)?);
         let (callers, emulated) = (Some(callers), Some(emulated));
-        Ok(Self { mapped: Arc::clone(mapped), topology, callers, emulated, memory_from: count })
+        Ok(Self { mapped: Arc::clone(mapped), topology, callers, emulated })
     }
 
     /// The volume's memory, as it is or as it is emulated.
@@ -118,22 +110,7 @@ impl Nodes {
     /// Label of the emulation, for every line that has a figure.
     pub fn label(&self) -> Option<String> {
         let profile = self.emulated.as_ref()?.profile();
-        let memory: Vec<String> = self
-            .topology
-            .nodes
-            .iter()
-            .filter(|node| self.is_memory_node(node))
-            .map(|node| node.id.to_string())
-            .collect();
-        let memory = match memory.is_empty() {
-            true => String::new(),
-            false => format!(", memory alone on {}", memory.join(", ")),
-        };
-        Some(format!("emulated {}, scale {}{memory}", profile.name, profile.scale))
-    }
-
-    fn is_memory_node(&self, node: &Node) -> bool {
-        self.emulated.is_some() && node.id.0 >= self.memory_from
+        Some(format!("emulated {}, scale {}", profile.name, profile.scale))
     }
 
     fn scale(&self) -> f64 {
@@ -142,16 +119,9 @@ impl Nodes {
 
     fn notes(&self) -> Vec<String> {
         let Some(emulated) = &self.emulated else { return Vec::new() };
-        let (profile, nodes) = (emulated.profile(), &self.topology.nodes);
-        let group = |n: &Node| match self.is_memory_node(n) {
-            true => {
-                let gb_s = |bw: Option<f64>| bw.unwrap_or_default() * profile.scale / 1e9;
-                let (read, write) = (gb_s(n.read_bw_max), gb_s(n.write_bw_max));
-                format!("node {} has no CPUs and other memory ({read:.0} GB/s of reads, {write:.0} of writes)", n.id)
-            }
-            false => format!("node {} is CPUs {}", n.id, n.cpus),
-        };
-        let groups: Vec<String> = nodes.iter().map(group).collect();
+        let profile = emulated.profile();
+        let groups: Vec<String> =
+            self.topology.nodes.iter().map(|n| format!("node {} is CPUs {}", n.id, n.cpus)).collect();
         vec![format!(
             "emulated: {}; memory as in profile {}, {} times as slow; all bandwidths and times are those of emulated memory",
             groups.join(", "),
@@ -346,7 +316,6 @@ mod tests {
             quiet: false,
             record: None,
             emulate_nodes: Some(2),
-            emulate_memory_nodes: None,
             profile: Some(profile.to_owned()),
             scale: None,
         }

@@ -232,8 +232,6 @@ fn a_policy_starts_with_a_mount_of_mount_8() {
         ("window=1", "not provided: --policy"),
         ("scale=10", "not provided: --emulate-nodes"),
         ("emulate-nodes=0", "'0' for '--emulate-nodes <N>': 0 is not in 1..=64"),
-        ("emulate-memory-nodes=1", "not provided: --emulate-nodes"),
-        ("emulate-nodes=2,emulate-memory-nodes=9", "'9' for '--emulate-memory-nodes"),
         ("polic=auto", "option \"polic=auto\": unknown"),
     ] {
         let (code, said) = ends(&call(wrong));
@@ -492,14 +490,6 @@ fn a_mount_on_emulated_nodes_says_so() {
     assert_eq!(ends(&mounted), (0, String::new()));
     let said = String::from_utf8(mounted.stdout).unwrap();
     let line = format!("mounted on {}, 2 emulated nodes: policy nthread decides; homenode top shows it\n", place.dir);
-    assert_eq!(said, line);
-    place.unmount();
-    // The second as memory alone.
-    let options = ["--emulate-nodes", "1", "--emulate-memory-nodes", "1", "--policy", "promote", "--profile", "dram"];
-    let mounted = homenode(&[&["mount", &place.volume, &place.dir], &options[..]].concat());
-    let said = String::from_utf8(mounted.stdout).unwrap();
-    let nodes = "1 emulated node and 1 memory node";
-    let line = format!("mounted on {}, {nodes}: policy promote decides; homenode top shows it\n", place.dir);
     assert_eq!(said, line);
     place.unmount();
 }

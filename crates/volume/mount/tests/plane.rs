@@ -19,7 +19,7 @@ use linux::threads::Threads;
 use mount::plane::{Callers, Settings, VolumePlane};
 use placement::{FileRange, Move, RANGE_BYTES, Reason, Snapshot, Subject, nthread, promote};
 use testing::{Case, cases, two_cpus};
-use topology::{CpuSet, FileId, NodeId, Topology};
+use topology::{CpuSet, FileId, NodeId, Topology, tiers};
 
 const FILE_BYTES: usize = 1 << 20;
 const DEVICE: u32 = FileId::device(0, 77);
@@ -50,7 +50,7 @@ fn own_tid() -> u32 {
 
 fn machine() -> Topology {
     let cpus = topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus();
-    Profile::named("optane").unwrap().topology(&cpus, (2, 0), 1 << 30)
+    Profile::named("optane").unwrap().topology(&cpus, 2, 1 << 30)
 }
 
 /// A volume with a region on each of two nodes.
@@ -111,7 +111,15 @@ fn eager() -> nthread::Settings {
 /// DRAM on the two nodes, and an expander as node 2.
 fn machine_with_slow_memory() -> Topology {
     let cpus = topology::sysfs::read(&PathBuf::from("/sys")).unwrap().cpus();
-    Profile::named("dram").unwrap().with_memory_nodes(2, 1).topology(&cpus, (2, 1), 1 << 30)
+    let mut machine = Profile::named("dram").unwrap().topology(&cpus, 2, 1 << 30);
+    let expander = topology::Node::new(NodeId(2), CpuSet::default(), 1 << 30);
+    let distance = [(NodeId(0), 14), (NodeId(1), 24), (NodeId(2), 10)];
+    machine.nodes.push(topology::Node { distance: distance.into(), ..expander });
+    tiers::from_latencies(
+        &mut machine.nodes,
+        (0..3).map(|node| (NodeId(node), [1.0, 1.0, 3.0][node as usize])).collect(),
+    );
+    machine
 }
 
 /// A volume on it with a file of so many ranges on the slow node, and a plane that looks at ranges.

@@ -7,9 +7,8 @@
 //!
 //! **Approach.** [`Emulated`] passes every access on to another medium and makes its thread wait
 //! until the access would be done. All times are wall-clock times, in nanoseconds of a [`Clock`].
-//! Of an access to `b` bytes (at least [`Memory::line`]) by a thread on node `t` to a region on
-//! node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, less those from the nearest CPUs, for which
-//! the figures are; with the figures of `m`'s memory and the profile's scale `S`:
+//! Of an access to `b` bytes (at least `Memory::line`) by a thread on node `t` to a region on
+//! node `m`, `h = (SLIT(t, m) − 10) / 11` hops away, with the profile's figures and its scale `S`:
 //!
 //! ```text
 //! service = S × b / bandwidth × (1 + (remote_load − 1) × h)           bandwidth of the direction: read_bw or write_bw
@@ -24,7 +23,7 @@
 //! has posted. Waits that are too short to sleep for are carried over to the thread's next wait,
 //! and what a sleep took too long is taken off the next access, so neither adds up. `t` is the node
 //! of the CPU that the thread runs on, or what [`crate::on_node`] says. The sources of the figures
-//! are with [`Memory::OPTANE`], [`Memory::DRAM`] and [`Memory::CXL`].
+//! are with [`Memory::OPTANE`](memory_model::Memory::OPTANE), `DRAM` and `CXL`.
 //!
 //! **Limits.** A waiting thread only sleeps, software takes the time that it takes here, unscaled,
 //! and neither contention for CPUs nor caches nor crowds of writers show (the laboratory has them).
@@ -41,20 +40,17 @@ use super::clock::{Clock, Owed};
 use super::{At, Medium};
 use crate::caller;
 use crate::error::Result;
-use memory_model::{Cost, Direction, Memory, Profile};
+use memory_model::{Cost, Direction, Profile};
 
 static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
 struct Controller {
     node: u32,
-    memory: Memory,
     free: AtomicU64,
     busy: AtomicU64,
     read: AtomicU64,
     written: AtomicU64,
-    /// Hops from the nearest CPUs: 0 but for memory nodes, which are less than one from their own.
-    nearest: f64,
 }
 
 impl Controller {
@@ -110,21 +106,7 @@ impl<M: Medium> Emulated<M> {
             let node = node_of(region);
             controllers.iter().position(|c| c.node == node).unwrap_or_else(|| {
                 let zero = AtomicU64::default;
-                let memory = *profile.memory_of(node);
-                let readers = topology.nodes.iter().filter(|from| !from.cpus.is_empty());
-                let hops = readers.map(|from| match from.id.0 == node {
-                    true => 0.0,
-                    false => memory_model::hops(topology.distance(from.id, NodeId(node))),
-                });
-                controllers.push(Controller {
-                    node,
-                    memory,
-                    free: zero(),
-                    busy: zero(),
-                    read: zero(),
-                    written: zero(),
-                    nearest: hops.reduce(f64::min).filter(|hops| *hops < 1.0).unwrap_or(0.0),
-                });
+                controllers.push(Controller { node, free: zero(), busy: zero(), read: zero(), written: zero() });
                 controllers.len() - 1
             })
         });
@@ -160,10 +142,7 @@ impl<M: Medium> Emulated<M> {
     /// Hops from the calling thread to a node's memory.
     fn hops(&self, to: &Controller) -> f64 {
         match here(&self.topology) {
-            Some(from) if from != to.node => {
-                let distance = self.topology.distance(NodeId(from), NodeId(to.node));
-                (memory_model::hops(distance) - to.nearest).max(0.0)
-            }
+            Some(from) if from != to.node => memory_model::hops(self.topology.distance(NodeId(from), NodeId(to.node))),
             _ => 0.0,
         }
     }
@@ -181,7 +160,7 @@ impl<M: Medium> Emulated<M> {
             Direction::Read => controller.read.fetch_add(bytes, Ordering::Relaxed),
             Direction::Write => controller.written.fetch_add(bytes, Ordering::Relaxed),
         };
-        let cost = controller.memory.cost(direction, bytes, self.hops(controller), self.profile.scale);
+        let cost = self.profile.memory.cost(direction, bytes, self.hops(controller), self.profile.scale);
         let now = self.clock.now_ns().saturating_sub(owed.late);
         // A reader that did not wait for its last access arrives when that is done.
         let now = if direction == Direction::Read { now.max(owed.due) } else { now };

@@ -49,11 +49,11 @@ const MEMORY: Memory = Memory {
 };
 
 pub fn profile(scale: f64) -> Profile {
-    Profile { name: "test".into(), scale, memory: MEMORY, node: [].into() }
+    Profile { name: "test".into(), scale, memory: MEMORY }
 }
 
 pub fn two_nodes(profile: &Profile) -> Topology {
-    profile.topology(&(0..2).collect(), (2, 0), 1 << 30)
+    profile.topology(&(0..2).collect(), 2, 1 << 30)
 }
 
 /// Two regions, on node 0 and node 1, of 200 blocks each.
@@ -197,27 +197,15 @@ fn small_accesses_cost_a_line_and_the_latency() {
 #[test]
 fn cpus_are_shared_out_in_groups_and_policies_see_the_scaled_peaks() {
     let optane = Profile::named("optane").unwrap();
-    let topology = optane.topology(&[0, 1, 4, 6, 7].into_iter().collect(), (2, 0), 1 << 20);
+    let topology = optane.topology(&[0, 1, 4, 6, 7].into_iter().collect(), 2, 1 << 20);
     let cpus: Vec<String> = topology.nodes.iter().map(|n| n.cpus.to_string()).collect();
     assert_eq!(cpus, ["0-1", "4,6-7"]);
     assert_eq!(topology.nodes[1].read_bw_max, Some(6.8e9 / optane.scale));
     assert_eq!(topology.distance(topology::NodeId(0), topology::NodeId(1)), Some(21));
     // More nodes than CPUs: some have none.
-    let many = optane.topology(&(0..2).collect(), (3, 0), 1);
+    let many = optane.topology(&(0..2).collect(), 3, 1);
     assert_eq!(many.nodes.iter().map(|n| n.cpus.len()).collect::<Vec<_>>(), [0, 1, 1]);
     assert!(!topology.has_slow_memory());
-    // Expanders behind DRAM: slower, nearer to their own node, and told by their own figures.
-    let dram = Profile::named("dram").unwrap().with_memory_nodes(2, 2);
-    let machine = dram.topology(&(0..4).collect(), (2, 2), 1 << 20);
-    let distance = |from, to| machine.distance(topology::NodeId(from), topology::NodeId(to)).unwrap();
-    assert_eq!(machine.nodes.iter().map(|n| n.cpus.len()).collect::<Vec<_>>(), [2, 2, 0, 0]);
-    assert_eq!([distance(0, 2), distance(1, 2), distance(1, 3), distance(3, 0), distance(2, 3)], [14, 24, 14, 24, 24]);
-    assert!(machine.has_slow_memory());
-    assert_eq!(machine.nodes[2].read_bw_max, Some(24e9 / dram.scale));
-    assert_eq!(machine.nodes.iter().map(|n| n.tier.unwrap().rank).collect::<Vec<_>>(), [0, 0, 1, 1]);
-    // Beside Optane an expander is the faster memory.
-    let optane = optane.with_memory_nodes(2, 1);
-    assert!(!optane.topology(&(0..4).collect(), (2, 1), 1).has_slow_memory());
 }
 
 #[test]
@@ -234,35 +222,7 @@ fn impossible_profiles_are_refused_with_the_figure() {
     assert_eq!(bad(|p| p.memory.write_bw = 0.0), "write_bw is 0, it must be at least a million bytes per second");
     assert!(bad(|p| p.memory.modules = 0.5).starts_with("modules is 0.5"));
     assert!(bad(|p| p.memory.remote_read = f64::NAN).starts_with("remote_read is NaN"));
-    assert!(
-        bad(|p| {
-            p.node.insert(1, Memory { read_s: -1.0, ..MEMORY });
-        })
-        .starts_with("node 1: read_s")
-    );
-}
-
-/// Memory without CPUs is as far as its figures say from the node that it belongs to, and a hop
-/// further from the others.
-#[test]
-fn a_memory_node_takes_its_own_time_from_its_nearest_cpus() {
-    let mut profile = profile(10.0);
-    profile.node.insert(2, Memory { read_s: 3e-9, ..MEMORY });
-    let topology = profile.topology(&(0..2).collect(), (2, 1), 1 << 30);
-    let clock = Arc::new(Virtual::default());
-    let (ram, nodes) = (Ram::new(blank(&[9, 9, 9])), [Some(0), Some(1), Some(2)]);
-    let medium = Emulated::new(ram, &nodes, profile, topology, Arc::<Virtual>::clone(&clock));
-    medium.start();
-    let took = |from, region| {
-        let before = clock.now_ns();
-        read(&medium, from, region);
-        clock.now_ns() - before
-    };
-    let is = |took: u64, expected: f64| assert!((took as f64 - expected).abs() <= 1.0, "{took} of {expected}");
-    is(took(0, 0), 40_960.0);
-    is(took(0, 2), 3.0 * 40_960.0);
-    // SLIT 24 in place of 14: ten elevenths of a hop.
-    is(took(1, 2), 3.0 * 40_960.0 * (1.0 + 0.655 * 10.0 / 11.0));
+    assert!(bad(|p| p.memory.read_s = -1.0).starts_with("read_s is -1"));
 }
 
 /// What a policy judges by is what was read, from where, and by whom.
