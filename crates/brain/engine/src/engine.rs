@@ -85,7 +85,6 @@ pub struct Engine<P: Plane> {
     /// What became of all moves.
     pub(crate) tally: Tally,
     pub(crate) disk: Option<Disk>,
-    clock: Box<dyn Fn() -> SystemTime + Send>,
     pub(crate) now: f64,
     finished: bool,
 }
@@ -135,7 +134,6 @@ impl<P: Plane> Engine<P> {
             tally: Tally::default(),
             budget: BudgetWatch::default(),
             owned: OwnedTable::default(),
-            clock: Box::new(SystemTime::now),
             now: 0.0,
             finished: false,
             plane,
@@ -148,13 +146,6 @@ impl<P: Plane> Engine<P> {
         let (daemon, policy) = (std::process::id(), engine.policy.name().to_owned());
         engine.write(None, Event::Started { daemon, policy });
         Ok(engine)
-    }
-
-    /// Takes wall-clock times for the journal from here, for tests and replays.
-    #[must_use]
-    pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + 'static) -> Self {
-        self.clock = Box::new(clock);
-        self
     }
 
     /// Goes on with what an earlier engine had copied in the last 24 hours.
@@ -442,7 +433,7 @@ impl<P: Plane> Engine<P> {
 
     /// Adds an entry to the journal, which is written at the end of the window.
     pub(crate) fn write(&mut self, thread: Option<About>, event: Event) {
-        let time = unix_s((self.clock)());
+        let time = unix_s(SystemTime::now());
         if let Some(disk) = &mut self.disk {
             disk.journal.add(&Entry { time, thread, event });
         }

@@ -110,7 +110,6 @@ struct Node {
     queue: VecDeque<ThreadId>,
     busy_ns: u64,
     threads: usize,
-    most: usize,
 }
 
 struct Worker {
@@ -520,11 +519,6 @@ impl Machine {
         state.nodes.iter().map(|node| node.busy_ns as f64 * 1e-9).collect()
     }
 
-    /// Most cores of each node that were held at once.
-    pub fn most_held(&self) -> Vec<usize> {
-        self.state().nodes.iter().map(|node| node.most).collect()
-    }
-
     /// What each node's controller has carried.
     pub fn carried(&self) -> Vec<Carried> {
         let of = |c: &Controller| Carried { read: c.read, written: c.written, busy_s: c.busy as f64 * 1e-9 };
@@ -621,7 +615,6 @@ impl State {
         let now = now_ns();
         if let Some(node) = self.nodes.get_mut(at) {
             node.idle -= 1;
-            node.most = node.most.max(node.cores - node.idle);
         }
         if let Some(worker) = self.workers.get_mut(thread) {
             (worker.holds, worker.since, worker.slice_ends) = (Some(at), now, now + slice_ns);

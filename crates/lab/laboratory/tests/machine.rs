@@ -110,11 +110,12 @@ fn no_more_threads_work_than_there_are_cores_and_no_time_is_lost() {
             machine.sleep(thread, 100);
         }
     });
-    assert_eq!(machine.most_held(), [4, 4]);
     // What the threads had of cores is what the cores have worked, and bytes asked are carried.
     let of_threads: f64 = (0..40).map(|thread| machine.take(thread).core_s).sum();
-    let busy: f64 = machine.busy_s().iter().sum();
-    assert!((of_threads - busy).abs() < 1e-12 && busy <= 8.0 * end as f64 * 1e-9);
+    let busy = machine.busy_s();
+    assert!((of_threads - busy.iter().sum::<f64>()).abs() < 1e-12);
+    let of_node = |busy: &f64| busy / (4.0 * end as f64 * 1e-9);
+    assert!(busy.iter().map(of_node).all(|share| (0.95..=1.0).contains(&share)), "{busy:?} of {end} ns");
     assert_eq!(machine.carried()[0].read, 40 * 50 * 4096);
     assert!(machine.pulls() > 0, "idle cores took threads that waited on the other node");
 }

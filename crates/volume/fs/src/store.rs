@@ -150,10 +150,6 @@ impl Failed {
     pub fn count(&self) -> usize {
         lock(&self.blocks).len()
     }
-
-    pub fn all(&self) -> Vec<Block> {
-        lock(&self.blocks).iter().copied().collect()
-    }
 }
 
 impl Store {

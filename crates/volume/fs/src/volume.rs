@@ -353,7 +353,8 @@ impl Volume {
         Visit { volume, inode }
     }
 
-    /// How many inodes are in memory.
+    /// How many inodes are in memory, for tests.
+    #[doc(hidden)]
     pub fn inodes_in_memory(&self) -> usize {
         let len = |table: &Apart<Shard>| table.read().unwrap_or_else(PoisonError::into_inner).known.len();
         self.inodes.iter().map(len).sum()
@@ -465,15 +466,10 @@ impl Volume {
         self.store.in_doubt()
     }
 
-    /// How many blocks have failed since the mount.
+    /// How many blocks have failed since the mount: an access to one was an error, and nobody gets
+    /// it again before the next mount.
     pub fn failed_count(&self) -> usize {
         self.store.failed().count()
-    }
-
-    /// Blocks whose memory has failed since the mount: an access to one was an error, and nobody
-    /// gets it again before the next mount.
-    pub fn failed_blocks(&self) -> Vec<Block> {
-        self.store.failed().all()
     }
 
     pub fn has_data_checksums(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The model of the Migration Trigger Policy (Dragonfly III-C, Eq. 1 to 9): does moving this data
+//! The model of the Migration Trigger Policy (Dragonfly III-C, Eq. 7 to 9): does moving this data
 //! pay back within a window?
 //!
 //! The paper's own example (IV-B, Webserver heavy: TH_l 20.7 GB/s, TH_r 13.5 GB/s, T_m 3.5 s)
@@ -39,33 +39,6 @@ impl Mtp {
     /// O_m by the rule in the text of IV-B: `TH_l × T_m − TH_r × T_m`.
     pub fn overhead_by_rule(local_bw: f64, remote_bw: f64, migration_s: f64) -> f64 {
         local_bw * migration_s - remote_bw * migration_s
-    }
-
-    /// T_l by Eq. 1: the part of `window_s` left for local reads after `remote_s` of remote reads
-    /// and the migration.
-    pub fn local_s(&self, window_s: f64, remote_s: f64) -> f64 {
-        window_s - remote_s - self.migration_s
-    }
-
-    /// Eq. 2: bytes/s, `t` seconds into the migration.
-    pub fn during(&self, t: f64) -> f64 {
-        ((self.migration_s - t) * self.remote_bw + t * self.local_bw) / self.migration_s
-    }
-
-    /// Eq. 3: bytes served during the migration. The integral of a straight line is its mean times
-    /// its length.
-    pub fn served_during(&self) -> f64 {
-        (self.remote_bw + self.local_bw) / 2.0 * self.migration_s - self.overhead
-    }
-
-    /// Eq. 4: bytes served in a window with a migration that begins after `remote_s`.
-    pub fn served_with(&self, window_s: f64, remote_s: f64) -> f64 {
-        self.remote_bw * remote_s + self.served_during() + self.local_bw * self.local_s(window_s, remote_s)
-    }
-
-    /// Eq. 5: bytes served in a window without a migration.
-    pub fn served_without(&self, window_s: f64) -> f64 {
-        self.remote_bw * window_s
     }
 
     /// K of Eq. 7, in seconds; infinite if local reads are no faster.
