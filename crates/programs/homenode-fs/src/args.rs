@@ -506,9 +506,6 @@ Examples:
   homenode-fs fs quota /mnt --project 7 --assign /mnt/build --bytes 50GiB
   homenode-fs fs quota /mnt --user alice --bytes 0                        # no limit")]
     Quota(QuotaArgs),
-    /// Show what is on the medium
-    #[command(subcommand)]
-    Debug(DebugCommand),
 }
 
 /// A file or directory of a volume.
@@ -640,22 +637,4 @@ pub struct QuotaArgs {
     /// Give a file, or a directory with all that is in it and will be, to the project
     #[arg(long, value_name = "PATH", requires = "project")]
     pub assign: Option<PathBuf>,
-}
-
-/// `homenode-fs fs debug`.
-#[derive(Debug, Subcommand)]
-pub enum DebugCommand {
-    /// Print the log of an inode
-    Log(LogArgs),
-}
-
-/// `homenode-fs fs debug log`.
-#[derive(Debug, Args)]
-pub struct LogArgs {
-    /// Which volume
-    #[command(flatten)]
-    pub volume: VolumeArgs,
-    /// Number of the inode, as `fs ls --json` prints it; 1 is the root
-    #[arg(value_name = "INO")]
-    pub ino: u64,
 }

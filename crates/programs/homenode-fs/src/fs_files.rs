@@ -14,9 +14,9 @@ use linux::volume::{self, Place, State};
 use serde_json::json;
 use topology::NodeId;
 
-use super::fs_volume::{failure, map_to_look, with_look, with_volume};
+use super::fs_volume::{failure, with_look, with_volume};
 use super::scrub;
-use crate::args::{DebugCommand, FsCommand, GetArgs, LogArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
+use crate::args::{FsCommand, GetArgs, LsArgs, MigrateArgs, PathArgs, PutArgs};
 use command::args::Global;
 use command::exit::{Exit, Failure};
 use command::mounted;
@@ -53,7 +53,6 @@ pub fn run(global: &Global, command: &FsCommand) -> Result<Exit, Failure> {
         }
         FsCommand::Scrub(args) => scrub::run(global, args),
         FsCommand::Quota(args) => crate::quota::run(global, args),
-        FsCommand::Debug(DebugCommand::Log(args)) => log(args),
     }
 }
 
@@ -411,15 +410,4 @@ fn tell_moved(global: &Global, (path, to): (&str, u32), moved: u64, stopped: boo
         output::print(&format!("{}: moved {} to node {to}{why}\n", output::escape(path), size(moved)))?;
     }
     Ok(if stopped { Exit::Partly } else { Exit::Done })
-}
-
-fn log(args: &LogArgs) -> Result<Exit, Failure> {
-    let ino =
-        Ino::from_raw(args.ino).ok_or_else(|| Failure::new(Exit::Usage, args.ino.to_string(), "is no inode number"))?;
-    let lines = ::fs::debug::log_lines(Box::new(map_to_look(&args.volume)?), ino)
-        .map_err(|e| failure(format!("inode {ino}"), e))?;
-    for line in &lines {
-        output::print(&format!("{}\n", output::escape(line)))?;
-    }
-    Ok(Exit::Done)
 }

@@ -128,9 +128,6 @@ fn the_whole_way_from_mkfs_to_fsck() {
 
     let listed = json(&["fs", "ls", &a, "/"]);
     assert_eq!(listed["names"][0]["name"], "file");
-    let ino = listed["names"][0]["ino"].to_string();
-    let log = stdout(&["fs", "debug", "log", &a, &ino]);
-    assert!(log.contains("Attributes") && log.contains("Extent"), "{log}");
     assert!(stdout(&["fs", "info", &a]).contains("made durable by"));
 
     assert_eq!(code(&["fs", "get", &a, "/missing", "-"]), 5);
@@ -345,7 +342,6 @@ fn looking_into_a_volume_changes_no_byte_of_it() {
         &["fs", "ls", &volume],
         &["fs", "get", &volume, "/file", "-"],
         &["fs", "where", &volume, "/file"],
-        &["fs", "debug", "log", &volume, "1"],
         &["fsck", &volume],
     ] {
         stdout(look);
@@ -630,7 +626,7 @@ fn a_region_is_emptied_and_then_its_loss_costs_nothing() {
 #[test]
 fn a_manual_page_for_every_sub_command() {
     let of = ["mkfs", "fsck", "mount", "upgrade", "drain", "fs", "completions", "man"].map(str::to_owned);
-    let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota", "debug", "debug-log"];
+    let of_fs = ["info", "ls", "put", "get", "rm", "where", "migrate", "scrub", "quota"];
     let all = [&of[..], &of_fs.map(|name| format!("fs-{name}"))].concat();
     let beside = ["mkfs.homenode.8", "fsck.homenode.8", "mount.homenode.8", "mount.fuse.homenode.8"];
     let pages = testing::pages::manual_pages(env!("CARGO_BIN_EXE_homenode-fs"), &all, &beside);

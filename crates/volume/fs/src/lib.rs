@@ -84,7 +84,6 @@ mod checkpoint;
 mod clean;
 mod commit;
 mod counters;
-pub mod debug;
 mod dir;
 mod error;
 mod extents;
@@ -135,5 +134,7 @@ pub use ops::{
 };
 pub use placement::Placement;
 pub use recent::Recent;
+#[doc(hidden)]
+pub use twins::twins_agree;
 pub use scrub::{Fault, ScrubPlace, Scrubbed};
 pub use volume::{Options, Visit, Volume};

@@ -7,7 +7,9 @@
 
 use crate::error::{Damage, Result, UNREADABLE};
 use crate::format::{BLOCK, Block};
-use crate::scan::Inodes;
+use crate::medium::Medium;
+use crate::mount;
+use crate::scan::{self, Inodes};
 use crate::store::{Flushed, Store};
 
 /// What is wrong with a copy.
@@ -51,4 +53,12 @@ pub(crate) fn damage(store: &Store, parts: impl Iterator<Item = (Block, usize)>,
         }
     }
     Ok(damage)
+}
+
+/// Whether both copies of all metadata that counts say the same, where nothing is under way: the
+/// first ones that do not. For tests.
+pub fn twins_agree(medium: Box<dyn Medium>) -> Result<Vec<Damage>> {
+    let store = mount::open(medium)?;
+    let inodes = scan::inodes(&store, &scan::journals(&store)?.0, &|_, _| true)?;
+    damage(&store, tables(&store).chain(pages(&inodes)), true)
 }

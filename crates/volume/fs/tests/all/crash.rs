@@ -169,7 +169,7 @@ impl Checker {
         let tree = hash(&observe(&volume));
         drop(volume);
         if self.twice {
-            match fs::debug::twins_agree(Box::new(ram.clone())) {
+            match fs::twins_agree(Box::new(ram.clone())) {
                 Ok(damage) if damage.is_empty() => {}
                 other => return Err(format!("the twins after recovery: {other:?}")),
             }

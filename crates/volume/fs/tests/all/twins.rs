@@ -174,7 +174,7 @@ fn damage_of_any_line_costs_nothing_and_a_repair_puts_it_right() {
                     let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
                     assert_eq!(observe(&volume), tree, "{}", what());
                     if tried % 3 == 0 || !unmounted {
-                        let agree = fs::debug::twins_agree(Box::new(ram.clone())).unwrap();
+                        let agree = fs::twins_agree(Box::new(ram.clone())).unwrap();
                         assert!(agree.is_empty(), "{}: {agree:?}", what());
                     }
                 }
@@ -195,7 +195,7 @@ fn a_scrub_mends_a_damaged_copy_of_a_line_while_it_is_mounted() {
             let ram = Ram::new(image.clone());
             let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
             ram.0.lock().unwrap()[region][at..at + LINE].fill(0x5a);
-            let before = !fs::debug::twins_agree(Box::new(ram.clone())).unwrap().is_empty();
+            let before = !fs::twins_agree(Box::new(ram.clone())).unwrap().is_empty();
             if !before {
                 continue; // nothing uses it
             }
@@ -206,7 +206,7 @@ fn a_scrub_mends_a_damaged_copy_of_a_line_while_it_is_mounted() {
             if !faults.is_empty() {
                 assert!(faults.len() == 1 && faults.iter().all(of_copy), "{region} {block} {line}: {faults:?}");
                 mended += 1;
-                assert!(fs::debug::twins_agree(Box::new(ram)).unwrap().is_empty(), "{region} {block} {line}");
+                assert!(fs::twins_agree(Box::new(ram)).unwrap().is_empty(), "{region} {block} {line}");
             }
             assert_eq!(observe(&volume), tree);
         }
@@ -231,7 +231,7 @@ fn what_one_copy_lacks_the_other_one_has() {
             assert_eq!(is_whole, first != twin, "{first} {twin}: {:?}", look.damage());
             if is_whole {
                 fs::fsck::repair(Arc::new(ram.clone())).unwrap();
-                assert_eq!(fs::debug::twins_agree(Box::new(ram.clone())).unwrap(), []);
+                assert_eq!(fs::twins_agree(Box::new(ram.clone())).unwrap(), []);
                 assert_eq!(observe(&mount_whole(Box::new(ram), options(1)).unwrap()), tree);
             }
         }
@@ -493,7 +493,7 @@ fn of_a_journal_the_copy_that_is_sealed_counts() {
         let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
         assert_eq!(observe(&volume), tree, "{which}");
         drop(volume);
-        assert_eq!(fs::debug::twins_agree(Box::new(ram.clone())).unwrap(), []);
+        assert_eq!(fs::twins_agree(Box::new(ram.clone())).unwrap(), []);
     }
 }
 
@@ -586,7 +586,7 @@ fn migrations_drains_and_cleaning_keep_the_twins_alike() {
     let tree = observe(&volume);
     drop(volume);
     let open = || Box::new(fs::open_files(&paths).unwrap());
-    assert_eq!(fs::debug::twins_agree(open()).unwrap(), []);
+    assert_eq!(fs::twins_agree(open()).unwrap(), []);
     let volume = mount_whole(open(), options(2)).unwrap();
     assert_eq!(observe(&volume), tree);
     volume.unmount().unwrap();
@@ -595,7 +595,7 @@ fn migrations_drains_and_cleaning_keep_the_twins_alike() {
     let volume = mount_whole(open(), options(1)).unwrap();
     crate::crash::use_and_empty(&volume).unwrap();
     drop(volume);
-    assert_eq!(fs::debug::twins_agree(open()).unwrap(), []);
+    assert_eq!(fs::twins_agree(open()).unwrap(), []);
 }
 
 /// A log page for each inode: what finds none fails as on a full volume, data goes on, and what is
