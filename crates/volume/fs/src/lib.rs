@@ -24,7 +24,6 @@
 //! numbers, blocks go where the calling thread runs, and every operation is on the medium when it
 //! returns. The package is `homenode-fs`, in `crates/volume/fs` of homenode's sources (it is in no
 //! registry): `fs = { package = "homenode-fs", path = "…/crates/volume/fs" }`.
-//! `examples/records.rs` is a program of threads.
 //!
 //! ```
 //! use std::fs::File;
@@ -134,7 +133,7 @@ pub use ops::{
 };
 pub use placement::Placement;
 pub use recent::Recent;
+pub use scrub::{Fault, ScrubPlace, Scrubbed};
 #[doc(hidden)]
 pub use twins::twins_agree;
-pub use scrub::{Fault, ScrubPlace, Scrubbed};
 pub use volume::{Options, Visit, Volume};
