@@ -21,7 +21,7 @@ use memory_model::Profile;
 use memory_model::figures::PORT_BW;
 use placement::{Policy, dragonfly, nthread};
 use rustc_hash::FxHashSet;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::host::Kernel;
 use crate::loads::programs::{Programs, on_machine};
@@ -394,7 +394,7 @@ pub struct Case {
     pub series: usize,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// What the figure measures.
     pub value: f64,
@@ -580,14 +580,6 @@ impl Experiment {
         }
     }
 
-    /// The recordings that its loads are of.
-    pub fn recordings(&self) -> impl Iterator<Item = &std::path::Path> {
-        self.point.iter().flat_map(Point::all).filter_map(|load| match load {
-            Load::Recorded(recorded) => Some(recorded.path.as_path()),
-            _ => None,
-        })
-    }
-
     /// The bars of these series (none: all but extra ones), group by group.
     pub fn cases(&self, only: &[String]) -> Vec<Case> {
         let runs = |series: &Series| match only.is_empty() {
@@ -602,8 +594,6 @@ impl Experiment {
 
     pub(crate) fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
         let MachineSpec { nodes, cores, memory, link_bw, crowding, directory, bandwidth, modules, remote_read, .. } =
-            crowding: crowding.unwrap_or(known.crowding),
-            directory: directory.unwrap_or(known.directory),
             &self.machine;
         let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
         let mut profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
@@ -612,6 +602,8 @@ impl Experiment {
             read_bw: bandwidth.unwrap_or(known.read_bw),
             write_bw: bandwidth.unwrap_or(known.write_bw),
             remote_read: remote_read.unwrap_or(known.remote_read),
+            crowding: crowding.unwrap_or(known.crowding),
+            directory: directory.unwrap_or(known.directory),
             ..known
         };
         let topology = profile.topology(&(0..nodes * cores).collect(), *nodes, bytes);

@@ -46,7 +46,7 @@ pub enum Locks {
 }
 
 /// What all threads have done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Operations, as the load counts them.
     pub operations: u64,

@@ -1,8 +1,7 @@
 //! What the command line changes in an experiment: other numbers of nodes, and points by turns.
 //!
 //! **Approach.** A change is made in the text of the experiment, so each number that a load
-//! names can be swept, and what is kept of earlier runs ([`crate::kept`]) knows it. The effects go:
-//! the papers state them for their own loads and machines.
+//! names can be swept. The effects go: the papers state them for their own loads and machines.
 
 use std::str::FromStr;
 

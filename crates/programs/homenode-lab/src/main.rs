@@ -2,7 +2,6 @@
 
 mod bars;
 mod changes;
-mod kept;
 mod page;
 mod regret;
 mod run;

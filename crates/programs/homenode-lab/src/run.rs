@@ -2,7 +2,7 @@
 //!
 //! **Approach.** The bars of a figure know nothing of each other: as many threads as there are
 //! CPUs take them in turn. The tables go to stdout, and with `--out` also to files, beside a
-//! picture and the runs themselves ([`kept`]).
+//! picture.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -20,7 +20,6 @@ use session::external::{ANSWER, External, Patience};
 
 use crate::bars;
 use crate::changes::{Sweep, changed};
-use crate::kept::Kept;
 
 /// `homenode-lab run`.
 #[derive(Debug, Args)]
@@ -51,8 +50,7 @@ pub struct RunArgs {
     /// How many times as short all times are, in place of the figure's own
     #[arg(long, value_name = "N")]
     factor: Option<f64>,
-    /// Also write FIGURE.csv, FIGURE.md and FIGURE.png there; what FIGURE.runs has of the same
-    /// experiment is not run again
+    /// Also write FIGURE.csv, FIGURE.md and FIGURE.png there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -83,22 +81,17 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
         // Figures have points in their names.
         let stem = Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or(name);
         let stem = stem.strip_suffix(".toml").unwrap_or(stem);
-        let file = |out: &Path, kind: &str| out.join(format!("{stem}.{kind}"));
-        let mut kept = None;
         if let Some(out) = &args.out {
             fs::create_dir_all(out).map_err(|error| Failure::io("make", out, &error))?;
-            let path = file(out, "runs");
-            let opened = Kept::open(&path, &text, &experiment);
-            kept = Some((opened.map_err(|error| Failure::io("open", &path, &error))?, path));
         }
-        let results = all(global, args, &experiment, &mut kept, name)?;
+        let results = all(global, args, &experiment, name)?;
         let (csv, markdown) = (results.csv(&experiment), results.markdown(&experiment));
         output::print(&markdown)?;
         if let Some(out) = &args.out {
             let cannot = |error| Failure::from_error(Exit::Partly, format!("{name}: its picture"), &error);
             let picture = bars::draw(&experiment, &results).map_err(cannot)?;
             for (kind, bytes) in [("csv", csv.as_bytes()), ("md", markdown.as_bytes()), ("png", &picture)] {
-                let path = file(out, kind);
+                let path = out.join(format!("{stem}.{kind}"));
                 fs::write(&path, bytes).map_err(|error| Failure::io("write", &path, &error))?;
             }
         }
@@ -152,29 +145,16 @@ fn experiment(args: &RunArgs, name: &str, text: &str) -> Result<Experiment, Fail
 }
 
 /// All bars of a figure.
-fn all(
-    global: &Global,
-    args: &RunArgs,
-    experiment: &Experiment,
-    kept: &mut Option<(Kept, PathBuf)>,
-    name: &str,
-) -> Result<Results, Failure> {
+fn all(global: &Global, args: &RunArgs, experiment: &Experiment, name: &str) -> Result<Results, Failure> {
     let mut only = args.series.clone();
     if !only.is_empty() {
         only.extend(experiment.series.iter().rev().take(args.policy.len()).map(|series| series.name.clone()));
     }
-    let mut results = Results::default();
-    let mut cases = Vec::new();
-    for seed in args.seed..args.seed.saturating_add(args.seeds) {
-        for case in experiment.cases(&only) {
-            match kept.as_ref().and_then(|(kept, _)| kept.find(experiment, case, seed)) {
-                Some(outcome) => results.add(case, seed, outcome.clone()),
-                None => cases.push((case, seed)),
-            }
-        }
-    }
+    let seeds = args.seed..args.seed.saturating_add(args.seeds);
+    let of_seed = |seed| experiment.cases(&only).into_iter().map(move |case| (case, seed));
+    let cases: Vec<_> = seeds.flat_map(of_seed).collect();
     let bar = progress::bar(global.json, cases.len() as u64, "{wide_bar} {pos} of {len} runs  {elapsed}  {msg:20}");
-    let (next, done) = (Mutex::new(cases.iter()), Mutex::new((Ok(results), kept)));
+    let (next, done) = (Mutex::new(cases.iter()), Mutex::new(Ok(Results::default())));
     let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     std::thread::scope(|scope| {
         for _ in 0..workers.min(cases.len()) {
@@ -184,27 +164,18 @@ fn all(
                     let outcome = experiment.run(*case, *seed);
                     bar.inc(1);
                     let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-                    let (results, kept) = &mut *done;
-                    let Ok(all) = results else { return };
-                    let outcome = outcome.map_err(|error| {
-                        let exit = if matches!(error, Error::Ended(_)) { Exit::Partly } else { Exit::Usage };
-                        Failure::from_error(exit, name, &error)
-                    });
-                    let keep = outcome.and_then(|outcome| {
-                        if let Some((kept, path)) = kept {
-                            let written = kept.add(experiment, *case, *seed, &outcome);
-                            written.map_err(|error| Failure::io("write", path, &error))?;
+                    let Ok(all) = &mut *done else { return };
+                    match outcome {
+                        Ok(outcome) => all.add(*case, *seed, outcome),
+                        Err(error) => {
+                            let exit = if matches!(error, Error::Ended(_)) { Exit::Partly } else { Exit::Usage };
+                            *done = Err(Failure::from_error(exit, name, &error));
                         }
-                        all.add(*case, *seed, outcome);
-                        Ok(())
-                    });
-                    if let Err(error) = keep {
-                        *results = Err(error);
                     }
                 }
             });
         }
     });
     bar.finish_and_clear();
-    done.into_inner().unwrap_or_else(PoisonError::into_inner).0
+    done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

@@ -136,6 +136,12 @@ fn an_experiment_gives_the_same_tables_each_time_and_writes_them() {
     assert_eq!(fs::read_to_string(format!("{out}/small.md")).unwrap(), first.1);
     let (_, one, _) = ends(&[file, "--series", "NOVA"]);
     assert!(one.contains("| not run |"), "{one}");
+    let picture = format!("{out}/small.png");
+    assert!(fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
+    fs::remove_file(&picture).unwrap();
+    fs::create_dir(&picture).unwrap();
+    let (code, _, err) = ends(&args);
+    assert!(code == 5 && err.contains("small.png"), "{code} {err}");
 }
 
 /// The figures 6.1 and 6.2 overwrote each other, and a comma in a name made one field two.
@@ -151,7 +157,7 @@ fn each_figure_has_its_own_files_and_each_field_its_column() {
     let first = |name: &str| fs::read_to_string(out.join(name)).unwrap().lines().nth(1).unwrap().to_owned();
     assert!(first("a.1.csv").starts_with("\"1\",\"x, y\",\"NOVA\",1,"), "{}", first("a.1.csv"));
     assert!(first("a.2.csv").starts_with("\"1\",\"\"\"z\"\"\",\"NOVA\",1,"), "{}", first("a.2.csv"));
-    for kind in ["runs", "md", "png"] {
+    for kind in ["md", "png"] {
         assert!(["a.1", "a.2"].iter().all(|name| out.join(format!("{name}.{kind}")).exists()), "{kind}");
     }
 }
@@ -222,39 +228,6 @@ fn points_are_swept_and_the_machine_has_other_nodes() {
         let (code, _, err) = ends(&[file, "--sweep", sweep]);
         assert!(code == 2 && err.contains(why), "{code} {err}");
     }
-}
-
-#[test]
-fn an_interrupted_figure_goes_on() {
-    let dir = tempfile::tempdir().unwrap();
-    let (file, out) = (dir.path().join("small.toml"), dir.path().join("out"));
-    fs::write(&file, SMALL).unwrap();
-    let args = [file.to_str().unwrap(), "--seeds", "3", "--out", out.to_str().unwrap()];
-    let runs = out.join("small.runs");
-    let first = ends(&args);
-    assert_eq!(first.0, 0, "{}", first.2);
-    let whole = fs::read_to_string(&runs).unwrap();
-    assert_eq!(whole.lines().count(), 1 + 2 * 3);
-    assert!(fs::read(out.join("small.png")).unwrap().starts_with(b"\x89PNG"));
-    // Half a line at its end, as a killed program leaves it; a run that is known again by its
-    // count.
-    let count = whole.split_once("\"operations\":").unwrap().1.split_once(',').unwrap().0;
-    let marked = whole.replacen(&format!("\"operations\":{count}"), "\"operations\":12345678", 1);
-    fs::write(&runs, &marked[..marked.len() - 9]).unwrap();
-    assert_eq!(ends(&args), first);
-    assert_eq!(fs::read_to_string(&runs).unwrap().lines().count(), 1 + 2 * 3);
-    let csv = fs::read_to_string(out.join("small.csv")).unwrap();
-    assert_eq!(csv.matches(",12345678,").count(), 1, "{csv}");
-    // Another experiment of the same name is run anew.
-    fs::write(&file, SMALL.replace("threads = 2", "threads = 1")).unwrap();
-    assert_eq!(ends(&args).0, 0);
-    let other = fs::read_to_string(&runs).unwrap();
-    assert!(other.lines().count() == 1 + 2 * 3 && other.contains("threads = 1"), "{other}");
-    // What cannot be kept is an error.
-    fs::remove_file(&runs).unwrap();
-    fs::create_dir(&runs).unwrap();
-    let (code, _, err) = ends(&args);
-    assert!(code == 5 && err.contains("small.runs"), "{code} {err}");
 }
 
 #[test]
