@@ -6,14 +6,13 @@
 //! ```
 
 mod mount;
-mod move_;
 mod observe;
 mod ratios;
 mod systems;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -22,7 +21,6 @@ fn main() -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.split_first() {
         Some((&"mount", args)) => mount::main(args),
-        Some((&"move", args)) => move_::main(args),
         Some((&"observe", args)) => observe::main(args),
         Some((&"ratios", args)) => ratios::main(args),
         _ => Err("usage: homenode-bench NAME [ARGUMENT]...".into()),
@@ -50,11 +48,6 @@ impl Part {
             BufReader::new(out).read_line(&mut part.said)?;
         }
         Ok(part)
-    }
-
-    /// Closes its standard input, and waits until it has ended.
-    fn end(mut self) -> std::io::Result<ExitStatus> {
-        self.child.wait()
     }
 }
 

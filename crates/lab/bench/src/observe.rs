@@ -1,23 +1,20 @@
 //! The cost of observing: `homenode-bench observe DIRECTORY RESULT.json [ROUNDS]`.
 //!
-//! Five questions. How many interrupts do CPUs send each other because hooks are attached and
-//! detached? How much longer does a 4 KiB `pread` of cached data take under an observer? One
+//! Four questions. How much longer does a 4 KiB `pread` of cached data take under an observer? One
 //! thread, pinned, reads for a quarter of a second of CPU time at a time; without, sampled and
 //! exact take turns, each ratio is of neighbours in time. The same for bursts of 0.2, 1 and 10 s
 //! after a pause, from the first read on, also with a hook that stays attached (`--steady`). What
 //! does an observed read take more where ranges of files are counted, as for policy `promote`
 //! (alone: `observe --ranges DIRECTORY ROUNDS`)? And what is used while 1,000 and 10,000 threads
-//! read a little in every window, by the observer alone, by a whole `homenode run` (the program in
-//! `HOMENODE`), and by its peers: a reader of `/proc/*/task/*/{stat,io}`, which learns who reads
-//! how much but not from where, and numad, which learns neither?
+//! read a little in every window, by the observer alone and by a whole `homenode run` (the program
+//! in `HOMENODE`)?
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use observe::{Observer, Settings};
@@ -32,7 +29,6 @@ const FILES: usize = 1000;
 
 pub fn main(args: &[&str]) -> Result<()> {
     let (directory, result, rounds) = match *args {
-        ["--interrupts", directory, rounds] => return interrupts(Path::new(directory), rounds.parse()?).map(drop),
         ["--bursts", directory, rounds] => return bursts(Path::new(directory), &lengths(rounds.parse()?)).map(drop),
         ["--bursts", directory, rounds, seconds] => {
             return bursts(Path::new(directory), &[(seconds.parse()?, rounds.parse()?)]).map(drop);
@@ -44,137 +40,15 @@ pub fn main(args: &[&str]) -> Result<()> {
         _ => return Err("usage: observe DIRECTORY RESULT.json [ROUNDS]".into()),
     };
     std::fs::create_dir_all(directory)?;
-    let interrupts = interrupts(directory, rounds)?;
     let bursts = bursts(directory, &lengths(rounds))?;
     let overhead = overhead(directory, rounds)?;
     let ranges = ranges(directory, rounds)?;
     let capacity: Vec<Value> = [1000, 10_000].into_iter().map(|n| capacity(directory, n)).collect::<Result<_, _>>()?;
     let kernel = observe::Capabilities::probe().kernel;
-    let json = json!({ "kernel": kernel, "interrupts": interrupts, "bursts": bursts, "overhead": overhead, "ranges": ranges, "capacity": capacity });
+    let json =
+        json!({ "kernel": kernel, "bursts": bursts, "overhead": overhead, "ranges": ranges, "capacity": capacity });
     std::fs::write(result, serde_json::to_string_pretty(&json)? + "\n")?;
     Ok(())
-}
-
-/// How an observer is set, by name; `None` for no observer.
-type Way = (&'static str, Option<Settings>);
-
-/// Interrupts that CPUs send each other, per second and CPU, while a thread reads as fast as it
-/// can; and those of them that the observer's threads sent, by the function that was called.
-fn interrupts(directory: &Path, rounds: usize) -> Result<Value> {
-    let file = cached_file(directory)?;
-    let topology = topology::sysfs::read(Path::new("/sys"))?;
-    let ways: [Way; 3] = [
-        ("not observed", None),
-        ("observed", Some(Settings::default())),
-        ("observed, --steady", Some(Settings { steady: true, ..Settings::default() })),
-    ];
-    let mut results = vec![Vec::new(); ways.len()];
-    let mut senders: Vec<BTreeMap<String, f64>> = vec![BTreeMap::new(); ways.len()];
-    let mut sliced = 0;
-    let (done, reader) = (AtomicBool::new(false), AtomicU32::new(0));
-    let sent = Sent::new();
-    std::thread::scope(|scope| -> Result<()> {
-        scope.spawn(|| -> std::io::Result<()> {
-            reader.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
-            while !done.load(Ordering::Relaxed) {
-                pread_ns(&file)?;
-            }
-            Ok(())
-        });
-        let all = (|| {
-            for _ in 0..rounds {
-                for (((_, settings), result), senders) in ways.iter().zip(&mut results).zip(&mut senders) {
-                    let mut observer = settings.as_ref().map(|s| Observer::open(s, &topology)).transpose()?;
-                    // The first windows tell the observer how much there is to see.
-                    for measured in [false, true] {
-                        if let Ok(sent) = &sent {
-                            sent.begin(reader.load(Ordering::Relaxed))?;
-                        }
-                        let (before, start) = (sent_between_cpus()?, std::time::Instant::now());
-                        for _ in 0..2 {
-                            match &mut observer {
-                                Some(observer) => {
-                                    let notes = observer.window(WINDOW)?.notes;
-                                    sliced += usize::from(
-                                        notes.iter().any(|n| n.starts_with("reads: the hook was attached for")),
-                                    );
-                                }
-                                None => std::thread::sleep(WINDOW),
-                            }
-                        }
-                        let per_s = (sent_between_cpus()? - before) / start.elapsed().as_secs_f64();
-                        if measured {
-                            result.push(per_s / topology.cpus().len() as f64);
-                            let share = start.elapsed().as_secs_f64() * (rounds * topology.cpus().len()) as f64;
-                            for function in sent.as_ref().map_or(Ok(Vec::new()), Sent::end)? {
-                                *senders.entry(function).or_default() += 1.0 / share;
-                            }
-                        }
-                    }
-                }
-            }
-            Ok(())
-        })();
-        done.store(true, Ordering::Relaxed);
-        all
-    })?;
-    println!("function-call interrupts, a second and CPU   median   quartiles ({sliced} windows sliced)");
-    let mut rows = serde_json::Map::new();
-    for (((name, _), result), senders) in ways.iter().zip(results).zip(&senders) {
-        let [low, median, high] = quartiles(result);
-        println!("  {name:<42} {median:>7.0}   {low:.0} to {high:.0}");
-        let by: Vec<_> = senders.iter().map(|(function, n)| format!("{function} {n:.1}")).collect();
-        println!("    sent by the observer: {}", if by.is_empty() { "none".to_owned() } else { by.join(", ") });
-        rows.insert((*name).to_owned(), json!({"all": [low, median, high], "sent_by_the_observer": senders}));
-    }
-    if let Err(error) = &sent {
-        println!("  who sent them is not known: {error}");
-    }
-    Ok(rows.into())
-}
-
-/// Who sends function-call interrupts: the kernel's trace event `csd_queue_cpu` (since 6.4) in a
-/// trace buffer of our own.
-struct Sent(PathBuf);
-
-impl Sent {
-    fn new() -> std::io::Result<Self> {
-        let dir = PathBuf::from(format!("/sys/kernel/tracing/instances/homenode-{}", std::process::id()));
-        std::fs::create_dir(&dir)?;
-        let sent = Self(dir);
-        std::fs::write(sent.0.join("events/csd/csd_queue_cpu/enable"), "1")?;
-        Ok(sent)
-    }
-
-    /// From now on: those of the threads of this process but one.
-    fn begin(&self, but: u32) -> std::io::Result<()> {
-        let tasks =
-            std::fs::read_dir("/proc/self/task")?.map(|task| Ok(task?.file_name().to_string_lossy().into_owned()));
-        let tids: Vec<String> = tasks.collect::<std::io::Result<_>>()?;
-        let tids: Vec<_> = tids.into_iter().filter(|tid| *tid != but.to_string()).collect();
-        std::fs::write(self.0.join("set_event_pid"), tids.join(" "))?;
-        std::fs::write(self.0.join("trace"), "")
-    }
-
-    /// The functions of all since then.
-    fn end(&self) -> std::io::Result<Vec<String>> {
-        let text = std::fs::read_to_string(self.0.join("trace"))?;
-        let function = |line: &str| Some(line.split_once(" func=")?.1.split([' ', '+']).next()?.to_owned());
-        Ok(text.lines().filter_map(function).collect())
-    }
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
-/// Function-call interrupts of all CPUs so far: the row `CAL` of /proc/interrupts.
-fn sent_between_cpus() -> std::io::Result<f64> {
-    let text = std::fs::read_to_string("/proc/interrupts")?;
-    let row = text.lines().find_map(|line| line.trim_start().strip_prefix("CAL:")).unwrap_or_default();
-    Ok(row.split_whitespace().map_while(|n| n.parse::<f64>().ok()).sum())
 }
 
 /// A new file of 16 MiB to read.
@@ -391,7 +265,7 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value> {
             .push(observed.threads.iter().filter(|t| t.thread.pid == pid && t.thread.file_bytes() > 0).count() as f64);
     }
     drop(observer);
-    let peers = peers()?;
+    let agent = agent();
     drop(load);
     let (cpu, reported) = (quartiles(cpu), quartiles(reported));
     println!(
@@ -403,24 +277,19 @@ fn capacity(directory: &Path, threads: usize) -> Result<Value> {
         kernel as f64 / 1e6,
         reported[1],
     );
-    for (name, peer) in &peers {
-        match peer {
-            Ok(Used { cpu, rss_bytes }) => {
-                println!("  {name}: {:.2} % of a CPU, {:.1} MB resident", cpu * 100.0, *rss_bytes as f64 / 1e6)
-            }
-            Err(why) => println!("  {name}: {why}"),
+    let agent = match agent {
+        Ok(Used { cpu, rss_bytes }) => {
+            println!("  homenode run: {:.2} % of a CPU, {:.1} MB resident", cpu * 100.0, rss_bytes as f64 / 1e6);
+            json!({ "cpu_share": cpu, "rss_bytes": rss_bytes })
         }
-    }
-    let peers: Value = peers
-        .into_iter()
-        .map(|(name, peer)| match peer {
-            Ok(Used { cpu, rss_bytes }) => (name.to_owned(), json!({ "cpu_share": cpu, "rss_bytes": rss_bytes })),
-            Err(why) => (name.to_owned(), json!({ "not_measured": why })),
-        })
-        .collect();
+        Err(why) => {
+            println!("  homenode run: {why}");
+            json!({ "not_measured": why })
+        }
+    };
     Ok(json!({
         "threads": threads, "cpu_share": cpu, "rss_bytes": rss, "kernel_bytes": kernel, "reported": reported,
-        "beside": peers,
+        "homenode_run": agent,
     }))
 }
 
@@ -430,27 +299,14 @@ struct Used {
     rss_bytes: u64,
 }
 
-/// Programs by name, with their use, or why it was not measured.
-type Peers = Vec<(&'static str, Result<Used, String>)>;
-
-/// The use of homenode as a whole and of its peers under the present load.
-fn peers() -> Result<Peers> {
-    let own = |name: &str| format!("not measured: {name} could not be started");
-    let homenode = match std::env::var_os("HOMENODE") {
-        Some(program) => {
-            let state = tempfile::tempdir()?;
-            let mut command = Command::new(program);
-            command.arg("--json").arg("--state-dir").arg(state.path()).args(["run", "--dry-run"]);
-            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(|_| own("homenode")).map(used_by)
-        }
-        None => Err("not measured: HOMENODE names no program".to_owned()),
-    };
-    let numad = numad();
-    Ok(vec![
-        ("homenode run --dry-run", homenode.and_then(|used| used)),
-        ("a reader of /proc/*/task/*/{stat,io}", procfs_reader().map_err(|e| e.to_string())),
-        ("numad, a look every second", numad),
-    ])
+/// The use of a whole `homenode run`, the program in `HOMENODE`, under the present load.
+fn agent() -> Result<Used, String> {
+    let program = std::env::var_os("HOMENODE").ok_or("not measured: HOMENODE names no program")?;
+    let state = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let mut command = Command::new(program);
+    command.arg("--json").arg("--state-dir").arg(state.path()).args(["run", "--dry-run"]);
+    let daemon = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    used_by(daemon.map_err(|e| format!("not measured: homenode could not be started: {e}"))?)
 }
 
 /// The use of a daemon that we started. Ends the daemon.
@@ -463,27 +319,6 @@ fn used_by(mut daemon: Child) -> Result<Used, String> {
         Some(status) => Err(format!("not measured: it ended by itself ({status})")),
         None => used,
     }
-}
-
-/// numad puts itself into the background, writes a pid file and ends on request. With `-H 0` it
-/// does not change the machine's huge-page setting.
-fn numad() -> Result<Used, String> {
-    let numad = |args: &[&str]| {
-        let status = Command::new("numad").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
-        status.map_err(|e| format!("not measured: numad could not be started: {e}"))
-    };
-    if Path::new("/run/numad.pid").exists() {
-        return Err("not measured: another numad is running".to_owned());
-    }
-    numad(&["-i", "1:1", "-H", "0"])?;
-    std::thread::sleep(Duration::from_millis(500));
-    let pid = std::fs::read_to_string("/run/numad.pid").ok().and_then(|pid| pid.trim().parse().ok());
-    let used = match pid {
-        Some(pid) => used_in_ten_seconds(pid),
-        None => Err("not measured: it did not stay".to_owned()),
-    };
-    numad(&["-i", "0"])?;
-    used
 }
 
 /// After two seconds to settle.
@@ -500,28 +335,6 @@ fn used_in_ten_seconds(pid: u32) -> Result<Used, String> {
         Ok(Used { cpu: (after - before) as f64 / procfs::ticks_per_second() as f64 / 10.0, rss_bytes })
     };
     measure().map_err(|e| format!("not measured: {e}"))
-}
-
-/// One pass a second over every thread's CPU time and bytes read, five times.
-fn procfs_reader() -> Result<Used> {
-    let mut shares = Vec::new();
-    for _ in 0..5 {
-        let before = clock::s(ClockId::ThreadCPUTime);
-        let mut seen = 0u64;
-        for process in procfs::process::all_processes()?.flatten() {
-            for task in process.tasks().into_iter().flatten().flatten() {
-                // Skips threads that end meanwhile.
-                if let (Ok(stat), Ok(io)) = (task.stat(), task.io()) {
-                    seen = seen.wrapping_add(stat.utime + stat.stime).wrapping_add(io.rchar);
-                }
-            }
-        }
-        std::hint::black_box(seen);
-        shares.push(clock::s(ClockId::ThreadCPUTime) - before);
-        std::thread::sleep(WINDOW);
-    }
-    let rss_bytes = procfs::process::Process::myself()?.stat()?.rss * procfs::page_size();
-    Ok(Used { cpu: quartiles(shares)[1], rss_bytes })
 }
 
 /// Threads that each read 64 KiB of a small file about three times a second, until standard input
