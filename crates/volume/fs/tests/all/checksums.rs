@@ -26,8 +26,7 @@ fn example(data_checksums: bool) -> (Image, Ino, usize) {
 #[test]
 fn a_flipped_byte_of_data_is_found_by_reads_migrations_and_fsck() {
     let (mut image, file, second) = example(true);
-    let report = fs::fsck::check(Box::new(Ram::new(image.clone()))).unwrap();
-    assert!(report.damage.is_empty(), "{report:?}");
+    crate::sound(Box::new(Ram::new(image.clone())));
     image[1][second + 7] ^= 1;
     let report = fs::fsck::check(Box::new(Ram::new(image.clone()))).unwrap();
     let [Damage::Data { block, path: Some(path) }] = &report.damage[..] else { panic!("{report:?}") };

@@ -6,16 +6,12 @@ use fs::{Error, Ino, Migration, NewFile, Rename, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, blank};
-use crate::{format, fresh, options};
+use crate::{create, create_in, format, fresh, options};
 
 fn volume() -> (Ram, Volume) {
     let ram = Ram::new(blank(&[700, 900]));
     format(Box::new(ram.clone()), 2);
     (ram.clone(), Volume::mount(Box::new(ram), options(2)).unwrap())
-}
-
-fn new_file(volume: &Volume, dir: Ino, name: &str) -> fs::Result<Ino> {
-    volume.create(dir, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
 }
 
 /// Four writers each own a quarter of a file and check what they wrote last, while it moves to and
@@ -24,7 +20,7 @@ fn new_file(volume: &Volume, dir: Ino, name: &str) -> fs::Result<Ino> {
 fn a_migration_loses_no_concurrent_write() {
     const QUARTER: u64 = 40 * 4096;
     let (ram, volume) = volume();
-    let file = new_file(&volume, Ino::ROOT, "file").unwrap();
+    let file = create(&volume, "file").unwrap();
     volume.write(file, 0, &vec![0; 4 * QUARTER as usize]).unwrap();
     let stop = AtomicBool::new(false);
     let overtaken = std::thread::scope(|scope| {
@@ -55,15 +51,14 @@ fn a_migration_loses_no_concurrent_write() {
     });
     println!("20 migrations, writers won {overtaken} steps");
     drop(volume);
-    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-    assert!(report.damage.is_empty(), "{report:?}");
+    crate::sound(Box::new(ram.clone()));
     use_and_empty(&Volume::mount(Box::new(ram), options(2)).unwrap()).unwrap();
 }
 
 #[test]
 fn a_migration_stops_when_asked_and_only_one_runs() {
     let (_, volume) = volume();
-    let file = new_file(&volume, Ino::ROOT, "file").unwrap();
+    let file = create(&volume, "file").unwrap();
     let data: Vec<u8> = (0..500_000).map(|i| (i / 100) as u8).collect();
     volume.write(file, 0, &data).unwrap();
     let migrated = volume
@@ -86,7 +81,7 @@ fn a_migration_in_parts_looks_at_each_run_once() {
     const RUNS: u64 = 300;
     let (_, volume) = fresh(&[500, 500]);
     let file = |name: &str| {
-        let file = new_file(&volume, Ino::ROOT, name).unwrap();
+        let file = create(&volume, name).unwrap();
         for run in 0..RUNS {
             volume.write_to(file, run * 8192, &[run as u8; 4096], fs::Placement::Node(0)).unwrap(); // no two join
         }
@@ -136,7 +131,7 @@ fn threads_that_change_the_same_directories() {
                     let name = |i: usize| format!("n{}", i % 5);
                     let (a, b) = (dirs[round % 3], dirs[(round + thread) % 3]);
                     let results = [
-                        new_file(volume, a, &name(round)).map(|_| ()),
+                        create_in(volume, a, &name(round)).map(|_| ()),
                         volume.rename((a, name(round).as_bytes()), (b, name(round + 1).as_bytes()), Rename::Replace),
                         volume
                             .lookup(b, name(round).as_bytes())
@@ -164,8 +159,7 @@ fn threads_that_change_the_same_directories() {
     });
     let tree = crate::model::observe(&volume);
     drop(volume);
-    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-    assert!(report.damage.is_empty(), "{report:?}");
+    crate::sound(Box::new(ram.clone()));
     let volume = Volume::mount(Box::new(ram), options(2)).unwrap();
     assert!(crate::model::observe(&volume) == tree);
     use_and_empty(&volume).unwrap();

@@ -224,7 +224,6 @@ fn check_recovery(image: Image, tree: u64) -> Result<(), String> {
 
 /// Writes and makes something, then deletes everything: each block must come back.
 pub fn use_and_empty(volume: &Volume) -> Result<(), String> {
-    let free = |volume: &Volume| volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum::<u64>();
     let say = |what: &'static str| move |e: fs::Error| format!("{what} after recovery: {e}");
     let file = volume.create(Ino::ROOT, b"zz", NewFile { mode: 0o100_600, ..NewFile::default() });
     if let Ok(file) = file {
@@ -235,7 +234,7 @@ pub fn use_and_empty(volume: &Volume) -> Result<(), String> {
     }
     empty(volume, Ino::ROOT).map_err(say("delete"))?;
     volume.clean(Ino::ROOT).map_err(say("clean"))?;
-    if free(volume) == 1 { Ok(()) } else { Err(format!("{} blocks are lost", free(volume) - 1)) }
+    if crate::used(volume) == 1 { Ok(()) } else { Err(format!("{} blocks are lost", crate::used(volume) - 1)) }
 }
 
 fn empty(volume: &Volume, dir: Ino) -> fs::Result<()> {

@@ -20,7 +20,7 @@ use rand::{RngExt, SeedableRng};
 use crate::medium::{Image, Ram, blank};
 use crate::model::{Model, Tree, try_observe};
 use crate::operations::Op;
-use crate::{REGIONS, TWICE, create, format_twice, format_with, fresh, options};
+use crate::{REGIONS, TWICE, create, format_with, fresh, log_pages, options, settled, sound};
 
 /// A volume with some of everything, unmounted or not.
 fn example(unmounted: bool) -> (Image, Tree) {
@@ -35,9 +35,7 @@ fn example_with(unmounted: bool, data_checksums: bool) -> (Image, Tree) {
 
 /// The same with logs twice.
 fn example_twice(unmounted: bool) -> (Image, Tree) {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let (mut image, tree) = example_on(ram, unmounted);
+    let (mut image, tree) = example_on(crate::twice().0, unmounted);
     // Which journal was used is a matter of the processor.
     let superblock = fs::superblock_of(&Ram::new(image.clone()), 0).unwrap();
     for journal in (0..2).flat_map(|region| superblock.journals_of(region)) {
@@ -137,8 +135,7 @@ fn examine(image: Image, change: bool) -> Option<Tree> {
         let unmounted = volume.unmount();
         assert!(!whole || unmounted.is_ok(), "fsck found nothing: {unmounted:?}");
         if whole {
-            let report = fs::fsck::check(Box::new(ram)).unwrap();
-            assert!(report.damage.is_empty() && report.clean, "{report:?}");
+            settled(Box::new(ram));
         }
     }
     (!damaged).then_some(tree)
@@ -389,10 +386,8 @@ fn impossible_values_with_right_checksums_are_errors() {
 
 /// Where the line of a slot is in the first page of a log: region and offset.
 fn line_of(image: &Image, ino: Ino, slot: usize) -> (usize, usize) {
-    let of_inode = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
-    let page = |bytes: &Vec<u8>| bytes.chunks(4096).position(of_inode);
-    let (region, page) = image.iter().enumerate().find_map(|(r, bytes)| Some((r, page(bytes)?))).unwrap();
-    (region, page * 4096 + slot * 64)
+    let (_, region, page) = log_pages(image, ino)[0];
+    (region, page + slot * 64)
 }
 
 /// Whether some of a log is lost for this reason.
@@ -508,18 +503,9 @@ fn a_log_that_leads_in_a_circle_is_left_at_once() {
     (0..70).for_each(|i| Op::SetXattr(s("/a"), format!("user.{i}"), 100).on_volume(&volume).unwrap());
     let file = volume.resolve(b"a").unwrap();
     let mut image = ram.image();
-    let get = |bytes: &[u8], at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let mut pages: Vec<(u32, usize, usize)> = Vec::new();
-    for (region, bytes) in image.iter().enumerate() {
-        let of_file = |block: &[u8]| block[4..8] == *b"HLOG" && get(block, 8) == file.raw();
-        let own = bytes.chunks(4096).enumerate().filter(|(_, block)| of_file(block));
-        pages.extend(own.map(|(index, block)| (get(block, 20) as u32, region, index)));
-    }
-    pages.sort_unstable();
-    let [(sequence, region, first), (_, other, second), ..] = pages[..] else { panic!("{pages:?}") };
-    let at = second * 4096;
+    let [(sequence, region, first), (_, other, at), ..] = log_pages(&image, file)[..] else { panic!("one page") };
     image[other][at + 20..][..4].copy_from_slice(&sequence.wrapping_add(1 << 31).to_le_bytes());
-    image[other][at + 32..][..8].copy_from_slice(&Block::new(region, first as u64).raw().to_le_bytes());
+    image[other][at + 32..][..8].copy_from_slice(&Block::new(region, first as u64 / 4096).raw().to_le_bytes());
     reseal(&mut image);
     let report = fs::fsck::check(Box::new(Ram::new(image))).unwrap();
     assert!(report.damage.iter().any(|damage| damage.to_string().contains("out of order")), "{report:?}");
@@ -617,10 +603,10 @@ fn repair_writes_a_wrong_checkpoint_anew() {
     let sum = crc32c::crc32c(&block[4..]);
     block[..4].copy_from_slice(&sum.to_le_bytes());
     let ram = Ram::new(image);
-    let damage = |ram: &Ram| fs::fsck::check(Box::new(ram.clone())).unwrap().damage;
-    assert_eq!(damage(&ram), [fs::Damage::Checkpoint("has other free blocks than the logs")]);
+    let damage = fs::fsck::check(Box::new(ram.clone())).unwrap().damage;
+    assert_eq!(damage, [fs::Damage::Checkpoint("has other free blocks than the logs")]);
     fs::fsck::repair(Arc::new(ram.clone())).unwrap();
-    assert_eq!(damage(&ram), []);
+    sound(Box::new(ram.clone()));
     let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
     let g = create(&volume, "g").unwrap();
     volume.write(g, 0, &[9; 199_000]).unwrap();
@@ -647,7 +633,7 @@ fn a_damaged_free_inode_is_passed_over_and_repaired() {
     }
     volume.unmount().unwrap();
     fs::fsck::repair(Arc::new(ram.clone())).unwrap();
-    assert_eq!(fs::fsck::check(Box::new(ram)).unwrap().damage, []);
+    sound(Box::new(ram));
 }
 
 /// After a clean unmount, removing a name that says "file" freed the directory that it stood for.

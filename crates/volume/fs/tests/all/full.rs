@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::crash::use_and_empty;
 use crate::medium::{Ram, Sparse, blank};
-use crate::{REGIONS, create, formatted, fresh, layout, options};
+use crate::{REGIONS, create, formatted, fresh, layout, options, used};
 
 fn volume() -> Volume {
     Volume::mount(Box::new(formatted(&REGIONS)), options(2)).unwrap()
@@ -99,10 +99,6 @@ fn more_files_than_fit_are_refused_and_give_everything_back() {
         volume.clean(Ino::ROOT).unwrap();
         assert_eq!(free(&volume), before);
     }
-}
-
-fn used(volume: &Volume) -> u64 {
-    volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum()
 }
 
 fn change_mode(volume: &Volume, ino: Ino, times: u32) {
@@ -413,8 +409,7 @@ fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
     fill(&volume, filler);
     volume.write(file, 100, &[7; 4000]).unwrap();
     drop(volume);
-    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    crate::sound(Box::new(ram.clone()));
     let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
     let mut all = [0; 5000];
     assert_eq!(volume.read(file, 0, &mut all).unwrap(), 4100);

@@ -6,7 +6,7 @@ use fs::{Background, Error, Ino, Volume};
 
 use crate::crash::use_and_empty;
 use crate::model::observe;
-use crate::{create, fresh, mount_whole, options};
+use crate::{create, free, fresh, mount_whole, options};
 
 /// A file of so many extents of a block, with holes between them.
 fn scattered(volume: &Volume, extents: u64) -> Ino {
@@ -14,10 +14,6 @@ fn scattered(volume: &Volume, extents: u64) -> Ino {
     (0..extents).for_each(|i| volume.write(file, i * 2 * 4096, &[i as u8; 4096]).unwrap());
     assert_eq!(volume.extents(file).unwrap() as u64, extents);
     file
-}
-
-fn free(volume: &Volume) -> u64 {
-    volume.usage().regions.iter().map(|region| region.free_blocks).sum()
 }
 
 /// Removing or cutting off a file of 180,000 extents took 82 ms, in one request.

@@ -79,7 +79,7 @@ struct Progress {
 }
 
 /// What a crash leaves: some of the lines in flight, or some of their words.
-fn some(point: &CrashPoint<'_>, rng: &mut StdRng) -> Image {
+pub fn some(point: &CrashPoint<'_>, rng: &mut StdRng) -> Image {
     let mut image = point.durable.clone();
     let (share, torn) = (rng.random_range(0..=4), rng.random::<bool>());
     for ((region, line), state) in point.in_flight {

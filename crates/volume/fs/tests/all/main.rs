@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use fs::medium::Medium;
 use fs::{Ino, Layout, NewFile, Options, Placement, Volume};
 
-use crate::medium::{Ram, blank};
+use crate::medium::{Image, Ram, blank};
 
 /// Sizes of the regions of a test volume, in blocks: unequal.
 pub const REGIONS: [u64; 2] = [40, 52];
@@ -72,7 +72,56 @@ pub fn fresh(blocks: &[u64]) -> (Ram, Volume) {
 
 /// Makes a file in the root directory.
 pub fn create(volume: &Volume, name: &str) -> fs::Result<Ino> {
-    volume.create(Ino::ROOT, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
+    create_in(volume, Ino::ROOT, name)
+}
+
+pub fn create_in(volume: &Volume, dir: Ino, name: &str) -> fs::Result<Ino> {
+    volume.create(dir, name.as_bytes(), NewFile { mode: 0o644, ..NewFile::default() }).map(|stat| stat.ino)
+}
+
+/// Blocks that are free in all regions.
+pub fn free(volume: &Volume) -> u64 {
+    volume.usage().regions.iter().map(|region| region.free_blocks).sum()
+}
+
+/// Blocks that are not.
+pub fn used(volume: &Volume) -> u64 {
+    volume.usage().regions.iter().map(|region| region.blocks).sum::<u64>() - free(volume)
+}
+
+/// What a check says of a volume in which it finds nothing wrong.
+#[track_caller]
+pub fn sound(medium: Box<dyn Medium>) -> fs::fsck::Report {
+    let report = fs::fsck::check(medium).unwrap();
+    assert_eq!(report.damage, [], "{report:?}");
+    report
+}
+
+/// The same, and it was unmounted and has no inode without a name.
+#[track_caller]
+pub fn settled(medium: Box<dyn Medium>) {
+    let report = sound(medium);
+    assert!(report.clean && report.orphans.is_empty(), "{report:?}");
+}
+
+/// The pages of an inode's log: sequence, region and offset.
+pub fn log_pages(image: &Image, ino: Ino) -> Vec<(u32, usize, usize)> {
+    let mut found = Vec::new();
+    for (region, bytes) in image.iter().enumerate() {
+        let own = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
+        let pages = bytes.chunks(4096).enumerate().filter(|(_, block)| own(block));
+        let sequence = |block: &[u8]| u32::from_le_bytes(block[20..24].try_into().unwrap());
+        found.extend(pages.map(|(at, block)| (sequence(block), region, at * 4096)));
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Seals a superblock that was changed.
+pub fn seal(block: &mut [u8]) {
+    block[12..16].fill(0);
+    let crc = crc32c::crc32c(block);
+    block[12..16].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// What is alike in the volumes of these tests.
@@ -87,6 +136,13 @@ pub const TWICE: [u64; 2] = [84, 96];
 pub fn format_twice(medium: Box<dyn Medium>, data_checksums: bool) {
     let nodes = vec![Some(0), Some(1)];
     fs::mkfs(medium, &Layout { nodes, data_checksums, logs_twice: true, ..layout() }).unwrap();
+}
+
+/// A volume on such regions, and its memory.
+pub fn twice() -> (Ram, Volume) {
+    let ram = Ram::new(blank(&TWICE));
+    format_twice(Box::new(ram.clone()), false);
+    (ram.clone(), mount_whole(Box::new(ram), options(1)).unwrap())
 }
 
 /// Makes a volume on a medium: node 0 and node 1.

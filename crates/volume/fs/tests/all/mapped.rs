@@ -10,7 +10,7 @@ use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Error, Ino, Layout, NewFile, Options, Volume};
 use rustix::fs::MemfdFlags;
 
-use crate::{format, format_twice, layout, options};
+use crate::{format, format_twice, layout, log_pages, options, settled};
 
 fn memfd(len: u64) -> File {
     let file = File::from(rustix::fs::memfd_create("homenode", MemfdFlags::CLOEXEC).unwrap());
@@ -63,8 +63,7 @@ fn a_volume_on_two_memfds() {
     assert!(read(&volume) == data);
     volume.unmount().unwrap();
 
-    let report = fs::fsck::check(map(&files)).unwrap();
-    assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{report:?}");
+    settled(map(&files));
     assert!(read(&Volume::mount(map(&files), options(2)).unwrap()) == data);
 }
 
@@ -232,6 +231,20 @@ fn memory_that_cannot_be_read_is_an_error_of_its_file_alone() {
     assert_eq!((volume.read(good, 0, &mut out).unwrap(), out), (4096, [7; 4096]));
 }
 
+/// The first page of an inode's log.
+#[cfg(target_arch = "x86_64")]
+fn log(files: &[File], ino: Ino) -> fs::Block {
+    let bytes = |file: &File| {
+        let mut bytes = vec![0; 4 << 20];
+        std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).unwrap();
+        bytes
+    };
+    let pages = log_pages(&files.iter().map(bytes).collect(), ino);
+    // The other copy is elsewhere.
+    let (_, region, at) = *pages.iter().find(|page| page.1 == ino.region()).unwrap();
+    fs::Block::new(region, at as u64 / 4096)
+}
+
 /// From now on this page of a mapped region fails as memory does: an access is a SIGBUS.
 #[cfg(target_arch = "x86_64")]
 fn fail(region: &File, page: u64) {
@@ -310,16 +323,7 @@ fn memory_that_fails_is_an_error_for_who_uses_it_and_nobody_gets_it_again() {
         assert_eq!(volume.failed_count(), 1 + errors);
 
         // The page where a log goes on: the next change has another one.
-        let log = |ino: Ino| {
-            let page = |page: &[u8]| page[4..8] == *b"HLOG" && page[8..16] == ino.raw().to_le_bytes();
-            let find = |(region, file): (usize, &File)| {
-                let mut bytes = vec![0; 4 << 20];
-                std::os::unix::fs::FileExt::read_exact_at(file, &mut bytes, 0).unwrap();
-                Some(fs::Block::new(region, bytes.chunks(4096).position(page)? as u64))
-            };
-            files.iter().enumerate().find_map(find).unwrap()
-        };
-        fail(log(other));
+        fail(log(&files, other));
         eio(volume.write(other, 0, &[6; 4096]));
         volume.write(other, 0, &[7; 4096]).unwrap();
 
@@ -335,8 +339,7 @@ fn memory_that_fails_is_an_error_for_who_uses_it_and_nobody_gets_it_again() {
         volume.write(other, 0, &[7; 4096]).unwrap();
 
         volume.unmount().unwrap();
-        let report = fs::fsck::check(map(&files)).unwrap();
-        assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{report:?}");
+        settled(map(&files));
         let volume = Volume::mount(map(&files), options(1)).unwrap();
         for (ino, len, bytes) in [(data, 40, [1, 3]), (other, 1, [7, 7]), (new, 200, [5, 5])] {
             let mut out = vec![0; len * 4096 + 1];
@@ -396,12 +399,7 @@ fn memory_that_fails_in_one_copy_is_an_error_and_ends_no_server() {
         let first = match what {
             "table" => superblock.inode_at(file).unwrap().0,
             "other table" => superblock.inode_at(other).unwrap().0,
-            "log" => {
-                let mut bytes = vec![0; 4 << 20];
-                std::os::unix::fs::FileExt::read_exact_at(&files[1], &mut bytes, 0).unwrap();
-                let page = |page: &[u8]| page[4..8] == *b"HLOG" && page[8..16] == other.raw().to_le_bytes();
-                fs::Block::new(1, bytes.chunks(4096).position(page).unwrap() as u64)
-            }
+            "log" => log(&files, other),
             "journal" => superblock.journals_of(0).next().unwrap(),
             _ => superblock.journals_of(1).next().unwrap(),
         };

@@ -221,6 +221,22 @@ impl<M: Medium> Medium for Watched<M> {
     }
 }
 
+/// Memory of which an access is an error if this says so, which can ask whether it hits a line.
+pub fn unreadable(ram: &Ram, is_bad: impl Fn(&dyn Fn(At) -> bool) -> bool + Send + Sync + 'static) -> Watched<Ram> {
+    let check = move |access: Access| {
+        let (at, len) = match access {
+            Access::Read(at, len) | Access::Write(at, len) => (at, len as u64),
+            Access::Load(at) => (at, 8),
+            Access::Flush(_) | Access::Fence => return Ok(()),
+        };
+        let hits = |line: At| {
+            line.region == at.region && at.offset < line.offset + LINE as u64 && line.offset < at.offset + len
+        };
+        if is_bad(&hits) { Err(std::io::Error::from_raw_os_error(libc::EIO).into()) } else { Ok(()) }
+    };
+    Watched(ram.clone(), Box::new(check))
+}
+
 /// Counts the bytes that are read.
 pub fn counting<M: Medium>(medium: M, bytes: &Arc<AtomicU64>) -> Watched<M> {
     let bytes = Arc::clone(bytes);

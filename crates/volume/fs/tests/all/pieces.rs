@@ -77,8 +77,7 @@ fn a_first_use_of_many_extents_reads_what_it_asks_for() {
     volume.leave_logs(None);
     let free = volume.usage().regions[0].free_blocks;
     volume.unmount().unwrap();
-    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-    assert_eq!((report.clean, report.damage, report.orphans), (true, vec![], vec![]));
+    crate::settled(Box::new(ram.clone()));
     assert_eq!(free, mount_whole(Box::new(ram), options(1)).unwrap().usage().regions[0].free_blocks);
 }
 
@@ -99,8 +98,7 @@ fn a_file_of_many_extents_that_nobody_read_is_emptied_and_removed_after_a_crash_
         assert_eq!(volume.stat(file).unwrap().blocks, 0);
         volume.unlink(Ino::ROOT, b"f").unwrap();
         volume.unmount().unwrap();
-        let report = fs::fsck::check(Box::new(ram)).unwrap();
-        assert_eq!((report.clean, report.damage, report.orphans), (true, vec![], vec![]), "{crash}");
+        crate::settled(Box::new(ram));
     }
 }
 
@@ -164,8 +162,7 @@ fn damage_in_a_piece_is_an_error_where_it_is_used() {
     let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
     assert!(volume.usage().regions[0].free_blocks > 1000, "{:?}", volume.usage());
     volume.unmount().unwrap();
-    let report = fs::fsck::check(Box::new(ram)).unwrap();
-    assert_eq!((report.damage, report.orphans), (vec![], vec![]));
+    crate::settled(Box::new(ram));
 }
 
 /// What the file should have: a byte for each block, 0 for zeros.
@@ -266,8 +263,7 @@ fn any_use_of_a_file_that_is_read_in_part_does_what_a_table_of_blocks_does() {
                 // Without an unmount half of the time.
                 if rng.random() {
                     volume.unmount().unwrap();
-                    let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-                    assert_eq!((report.damage, report.orphans), (vec![], vec![]), "{why}");
+                    crate::settled(Box::new(ram.clone()));
                 } else {
                     drop(volume);
                 }
@@ -289,9 +285,7 @@ fn any_use_of_a_file_that_is_read_in_part_does_what_a_table_of_blocks_does() {
     volume.unlink(Ino::ROOT, b"f").unwrap();
     volume.unmount().unwrap();
     let volume = mount(&ram);
-    let free: u64 = volume.usage().regions.iter().map(|region| region.free_blocks).sum();
-    let all: u64 = volume.usage().regions.iter().map(|region| region.blocks).sum();
-    assert_eq!(all - free, 1, "the root's log");
+    assert_eq!(crate::used(&volume), 1, "the root's log");
     println!("{uses} uses, {forgotten} times forgotten, {parts} looks at more than 300 extents");
     assert!(parts > 0);
 }
@@ -309,8 +303,7 @@ fn a_crash_in_a_use_of_a_file_that_is_read_in_part_leaves_the_old_or_the_new() {
         let map = file.map(|file| (volume.stat(file).unwrap().size, volume.map(file).unwrap()));
         // What was unread at the crash is read again, and the same.
         volume.unmount().unwrap();
-        let report = fs::fsck::check(Box::new(ram)).unwrap();
-        assert_eq!((report.damage, report.orphans), (vec![], vec![]));
+        crate::settled(Box::new(ram));
         map
     };
     type Use = fn(&Volume, Ino);

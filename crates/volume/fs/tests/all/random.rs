@@ -15,7 +15,8 @@ use fs::{Ino, Kind, Rename, Volume};
 use rand::rngs::ChaCha8Rng as StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::medium::{CrashPoint, Image, LINE, Ram, Recorder, blank};
+use crate::lives::some;
+use crate::medium::{Image, LINE, Ram, Recorder, blank};
 use crate::model::{DIR, Model, Tree, observe};
 use crate::operations::Op;
 use crate::{format, mount_whole, options};
@@ -90,19 +91,6 @@ pub fn any_op(rng: &mut StdRng) -> Op {
     }
 }
 
-/// Some of what is in flight.
-fn some_crash(point: &CrashPoint<'_>, rng: &mut StdRng) -> Image {
-    let mut image = point.durable.clone();
-    let share = rng.random_range(0..=4);
-    for ((region, line), state) in point.in_flight {
-        if rng.random_range(0..4) < share {
-            let version = rng.random_range(0..state.versions.len());
-            image[*region][*line as usize * LINE..][..LINE].copy_from_slice(&state.versions[version]);
-        }
-    }
-    image
-}
-
 /// The memory of one life of the volume.
 enum Memory {
     Plain(Ram),
@@ -140,7 +128,7 @@ impl Memory {
             Self::Plain(ram) => ram.image(),
             Self::Recorded(recorder) => {
                 let mut image = Image::new();
-                recorder.look(|point| image = some_crash(point, rng));
+                recorder.look(|point| image = some(point, rng));
                 image
             }
         }
@@ -153,7 +141,7 @@ impl Memory {
             let catch = Arc::clone(&caught);
             recorder.on_fence(Some(Box::new(move |point| {
                 if rng.random_range(0..10) == 0 {
-                    catch.lock().unwrap().push(some_crash(point, &mut rng));
+                    catch.lock().unwrap().push(some(point, &mut rng));
                 }
             })));
         }

@@ -8,7 +8,7 @@ use fs::{Damage, Error, Ino, Kind, NewFile, Volume};
 
 use crate::crash::{states, with};
 use crate::medium::{CrashPoint, Image, Ram, Recorder};
-use crate::{REGIONS, formatted, fresh, options};
+use crate::{REGIONS, formatted, free, fresh, log_pages, options};
 
 /// Directories and files that a test needs: `/important/data`, `/junk/j`, `/junk/sub/deep`, and
 /// `/both`, which is `/junk/both` too.
@@ -58,10 +58,8 @@ fn read(volume: &Volume, path: &str) -> fs::Result<Vec<u8>> {
 
 /// Where the log of an inode begins: region and offset.
 fn log_of(image: &Image, ino: Ino) -> (usize, usize) {
-    let page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
-    let places = image.iter().enumerate();
-    let mut found = places.filter_map(|(region, bytes)| Some((region, bytes.chunks(4096).position(page)? * 4096)));
-    found.next_back().unwrap()
+    let (_, region, at) = log_pages(image, ino)[0];
+    (region, at)
 }
 
 /// Nothing of an inode's log can be read any more.
@@ -127,7 +125,7 @@ fn a_damaged_directory_keeps_nobody_from_the_rest() {
     for round in 0..2 {
         let volume = mount(&ram).unwrap();
         assert!(!volume.damage().is_empty());
-        assert_eq!(volume.usage().regions.iter().map(|region| region.free_blocks).sum::<u64>(), 0);
+        assert_eq!(free(&volume), 0);
         let data = ino(&volume, "/important/data");
         assert_eq!(volume.stat(data).unwrap().attributes.mode & 0o777, if round == 0 { 0o644 } else { 0o600 });
         volume.set_attributes(data, fs::SetAttributes { mode: Some(0o600), ..Default::default() }).unwrap();
@@ -540,7 +538,6 @@ fn a_repair_survives_a_crash_at_every_fence() {
 /// An unmount wrote a checkpoint without the blocks of what had been removed: they never came back.
 #[test]
 fn what_a_removed_damaged_file_or_directory_held_is_free_at_the_next_mount() {
-    let free = |volume: &Volume| volume.usage().regions.iter().map(|region| region.free_blocks).sum::<u64>();
     for (path, dir, name, held) in [("/junk/j", "/junk", "j", 3), ("/junk/sub", "/junk", "sub", 4)] {
         let ram = example();
         let volume = mount(&ram).unwrap();

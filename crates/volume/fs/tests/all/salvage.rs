@@ -9,7 +9,7 @@ use fs::{Damage, Ino, NewFile, Volume};
 
 use crate::medium::{Image, Ram};
 use crate::model::{Seen, Tree, observe};
-use crate::{fresh, options};
+use crate::{fresh, log_pages, options};
 
 /// Files of one block in `/dir`: 70 names are two pages of a log.
 const SMALL: u8 = 70;
@@ -225,18 +225,6 @@ fn walk(volume: &Volume, dir: Ino, path: &str, tree: &mut Tree) {
         }
         tree.insert(below, Seen { mode: 0, links: 0, data, xattrs: BTreeMap::new(), accessed: None });
     }
-}
-
-fn log_pages(image: &Image, ino: Ino) -> Vec<(u32, usize, usize)> {
-    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
-    let mut found = Vec::new();
-    for (region, bytes) in image.iter().enumerate() {
-        let own = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == ino.raw().to_le_bytes();
-        let pages = bytes.chunks(4096).enumerate().filter(|(_, block)| own(block));
-        found.extend(pages.map(|(at, block)| (number(&block[20..24]), region, at * 4096)));
-    }
-    found.sort_unstable();
-    found
 }
 
 /// The header of the only page of a log: slots behind its tail, of an earlier life of the block,

@@ -101,7 +101,7 @@ fn what_has_a_second_copy_is_mended_while_the_volume_is_used() {
         }
         assert_eq!(scrub(&volume, ScrubPlace::default()).0, [], "region {region}, byte {at}: once is enough");
         volume.unmount().unwrap();
-        assert_eq!(fs::fsck::check(Box::new(ram)).unwrap().damage, [], "region {region}, byte {at}");
+        crate::sound(Box::new(ram));
     }
     assert!(mended > 60, "{mended}");
 }
@@ -155,7 +155,7 @@ fn a_scrub_beside_writers_reports_nothing_false() {
     });
     assert!(scrubbed > 40 * 40 * BLOCK as u64, "{scrubbed}");
     drop(volume);
-    assert_eq!(fs::fsck::check(Box::new(ram)).unwrap().damage, []);
+    crate::sound(Box::new(ram));
 }
 
 /// It goes on where it was stopped: in the middle of a file, and after another mount with the file.

@@ -11,10 +11,10 @@ use fs::format::{Block, Ino};
 use fs::medium::{At, Mapped, Medium, RegionFile};
 use fs::{Damage, Error, Fault, Layout, NewFile, Placement, Result, ScrubPlace, SetXattr, Volume, Word};
 
-use crate::medium::{Access, Image, Ram, Watched, blank};
+use crate::medium::{Image, Ram, blank, unreadable};
 use crate::model::{Tree, observe};
 use crate::operations::Op;
-use crate::{TWICE, create, format_twice, layout, mount_whole, options};
+use crate::{TWICE, create, format_twice, layout, log_pages, mount_whole, options, seal, settled, twice};
 
 const BLOCK: usize = 4096;
 const LINE: usize = 64;
@@ -95,9 +95,7 @@ pub fn on_files_twice(place: &std::path::Path) -> (Vec<PathBuf>, Volume) {
 /// A volume of a few files with logs of one page and of several, links and attributes, and what it
 /// says.
 fn example(unmounted: bool) -> (Image, Tree) {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = twice();
     let dir = NewFile { mode: libc::S_IFDIR | 0o755, ..NewFile::default() };
     let dir = volume.create(Ino::ROOT, b"d", dir).unwrap().ino;
     let a = create(&volume, "a").unwrap();
@@ -253,9 +251,7 @@ fn a_scrub_without_a_region_finds_no_fault_in_its_superblock() {
 /// Where data had no room, logs were cleaned, which gave back no block for data.
 #[test]
 fn no_log_is_read_or_cleaned_for_want_of_data_blocks() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = twice();
     let (history, large) = (create(&volume, "history").unwrap(), create(&volume, "large").unwrap());
     for i in 0..80 {
         volume.write(history, 0, &[i; 4096]).unwrap();
@@ -272,9 +268,7 @@ fn no_log_is_read_or_cleaned_for_want_of_data_blocks() {
 /// log was cleaned for it.
 #[test]
 fn a_file_that_grows_gets_a_page_that_cleaning_gives() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram), options(1)).unwrap();
+    let (_, volume) = twice();
     let (history, grows) = (create(&volume, "history").unwrap(), create(&volume, "grows").unwrap());
     for (file, times) in [(history, 100), (grows, 55)] {
         (0..times).for_each(|i| volume.write(file, 0, &[i; 4096]).unwrap());
@@ -293,23 +287,8 @@ fn a_file_that_grows_gets_a_page_that_cleaning_gives() {
 /// Memory of which a line fails as long as that is said: what it held stays there.
 fn failing(ram: &Ram, (region, line): (usize, usize), is_bad: &Arc<AtomicBool>) -> Box<dyn Medium> {
     let is_bad = Arc::clone(is_bad);
-    let check = move |access: Access| match access {
-        Access::Read(at, len) | Access::Write(at, len) => {
-            let hit = at.region == region && (at.offset as usize) < line + LINE && line < at.offset as usize + len;
-            match hit && is_bad.load(Ordering::Relaxed) {
-                true => Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
-                false => Ok(()),
-            }
-        }
-        Access::Load(at) if at.region == region && at.offset as usize / LINE == line / LINE => {
-            match is_bad.load(Ordering::Relaxed) {
-                true => Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
-                false => Ok(()),
-            }
-        }
-        _ => Ok(()),
-    };
-    Box::new(Watched(ram.clone(), Box::new(check)))
+    let line = At { region, offset: line as u64 };
+    Box::new(unreadable(ram, move |hits| is_bad.load(Ordering::Relaxed) && hits(line)))
 }
 
 /// Does what changes lines of all kinds: how much of it was an error. A line that fails makes that
@@ -414,8 +393,7 @@ fn a_copy_that_missed_stores_is_never_believed() {
             let again = || Ram::new(ram.image());
             let look = Volume::look(Box::new(again()), options(1)).unwrap();
             assert!(look.damage().is_empty() && observe(&look) == tree, "{line:?}: {:?}", look.damage());
-            let report = fs::fsck::check(Box::new(again())).unwrap();
-            assert!(report.damage.is_empty(), "{line:?}: {report:?}");
+            crate::sound(Box::new(again()));
             let repaired = again();
             let done = fs::fsck::repair(Arc::new(repaired.clone())).unwrap();
             assert_eq!(done, fs::fsck::Repaired::default(), "{line:?}");
@@ -427,8 +405,7 @@ fn a_copy_that_missed_stores_is_never_believed() {
                 let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
                 assert_eq!(observe(&volume).len(), 1);
                 volume.unmount().unwrap();
-                let report = fs::fsck::check(Box::new(ram)).unwrap();
-                assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{line:?}: {report:?}");
+                settled(Box::new(ram));
             }
         }
     }
@@ -439,9 +416,7 @@ fn a_copy_that_missed_stores_is_never_believed() {
 /// empty where that was the first one: half of the operation was there.
 #[test]
 fn of_a_journal_the_copy_that_is_sealed_counts() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = twice();
     let file = create(&volume, "one").unwrap();
     let superblock = fs::superblock_of(&ram, 0).unwrap();
     let tail = |ino: Ino| {
@@ -501,9 +476,7 @@ fn of_a_journal_the_copy_that_is_sealed_counts() {
 /// it happens as a whole or not at all, and never again.
 #[test]
 fn a_committed_journal_of_which_a_line_fails_happens_once_or_not() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = twice();
     let file = create(&volume, "one").unwrap();
     let superblock = fs::superblock_of(&ram, 0).unwrap();
     let line = |ino: Ino| {
@@ -590,8 +563,7 @@ fn migrations_drains_and_cleaning_keep_the_twins_alike() {
     let volume = mount_whole(open(), options(2)).unwrap();
     assert_eq!(observe(&volume), tree);
     volume.unmount().unwrap();
-    let report = fs::fsck::check(open()).unwrap();
-    assert!(report.clean && report.damage.is_empty(), "{report:?}");
+    settled(open());
     let volume = mount_whole(open(), options(1)).unwrap();
     crate::crash::use_and_empty(&volume).unwrap();
     drop(volume);
@@ -602,9 +574,7 @@ fn migrations_drains_and_cleaning_keep_the_twins_alike() {
 /// removed makes room.
 #[test]
 fn a_full_area_for_logs_is_a_full_volume_for_new_files_only() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = twice();
     let large = create(&volume, "large").unwrap();
     let mut made = 0;
     let full = loop {
@@ -630,8 +600,7 @@ fn a_full_area_for_logs_is_a_full_volume_for_new_files_only() {
     create(&volume, "again").unwrap();
     crate::crash::use_and_empty(&volume).unwrap();
     volume.unmount().unwrap();
-    let report = fs::fsck::check(Box::new(ram)).unwrap();
-    assert!(report.damage.is_empty() && report.clean, "{report:?}");
+    settled(Box::new(ram));
 }
 
 #[test]
@@ -649,26 +618,12 @@ fn one_region_has_no_twin_and_a_feature_nobody_knows_is_refused_in_one_line() {
             let at = fs::format::superblock::copies(blocks)[copy] as usize * BLOCK;
             let block = &mut image[region][at..at + BLOCK];
             block[32..40].copy_from_slice(&(LOGS_TWICE | feature).to_le_bytes());
-            block[12..16].fill(0);
-            let crc = crc32c::crc32c(block);
-            block[12..16].copy_from_slice(&crc.to_le_bytes());
+            seal(block);
         }
         let said = Volume::mount(Box::new(Ram::new(image.clone())), options(1)).map(drop).unwrap_err().to_string();
         assert!(said.contains("later version") && said.lines().count() == 1, "{said}");
         assert!(Volume::look(Box::new(Ram::new(image)), options(1)).is_err());
     }
-}
-
-/// The pages of an inode's log, both copies of each: region and place.
-fn pages_of(ram: &Ram, ino: Ino) -> Vec<(usize, usize)> {
-    let owner = ino.raw().to_le_bytes();
-    let mut pages = Vec::new();
-    for (region, bytes) in ram.image().iter().enumerate() {
-        let is_page = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == owner;
-        let found = bytes.chunks(BLOCK).enumerate().filter(|(_, block)| is_page(block));
-        pages.extend(found.map(|(at, _)| (region, at * BLOCK)));
-    }
-    pages
 }
 
 /// The link past a page of history was stored in one copy, and left the volume in doubt.
@@ -685,7 +640,8 @@ fn a_page_of_history_stays_where_the_link_past_it_cannot_be_stored() {
     let (ram, volume, file) = make((0, 0), &Arc::default());
     assert_eq!(volume.drop_history(file).unwrap(), 1);
     let (mut dropped, mut stayed) = (0, 0);
-    for line in pages_of(&ram, file) {
+    for (_, region, at) in log_pages(&ram.image(), file) {
+        let line = (region, at);
         let is_bad = Arc::default();
         let (_, volume, file) = make(line, &is_bad);
         let tree = observe(&volume);
@@ -770,9 +726,7 @@ fn an_unmount_vouches_for_nothing_that_one_copy_may_say_otherwise() {
 /// said that it is under way: nobody could mount the volume any more.
 #[test]
 fn a_repair_leaves_alone_what_one_of_two_copies_refuses() {
-    let ram = Ram::new(blank(&TWICE));
-    format_twice(Box::new(ram.clone()), false);
-    let volume = mount_whole(Box::new(ram.clone()), options(1)).unwrap();
+    let (ram, volume) = twice();
     create(&volume, "whole").unwrap();
     let tree = observe(&volume);
     let file = create(&volume, "file").unwrap();
@@ -790,7 +744,7 @@ fn a_repair_leaves_alone_what_one_of_two_copies_refuses() {
     for (what, damage) in damages {
         for copy in both(&superblock, block).map(|at| at.plus(line)) {
             let (damaged, is_bad) = (Ram::new(ram.image()), Arc::new(AtomicBool::new(true)));
-            for (region, at) in pages_of(&damaged, file) {
+            for (_, region, at) in log_pages(&damaged.image(), file) {
                 damage(&mut damaged.0.lock().unwrap()[region][at..at + BLOCK]);
             }
             let medium = || failing(&damaged, (copy.region, copy.offset as usize), &is_bad);
@@ -811,8 +765,7 @@ fn a_repair_leaves_alone_what_one_of_two_copies_refuses() {
             let done = fs::fsck::repair(Arc::from(medium())).unwrap();
             assert_eq!(done.kept + done.mended, usize::from(what != "all"), "{case}");
             mount_whole(medium(), options(1)).unwrap().unmount().unwrap();
-            let report = fs::fsck::check(medium()).unwrap();
-            assert!(report.clean && report.damage.is_empty() && report.orphans.is_empty(), "{case}: {report:?}");
+            settled(medium());
         }
     }
 }

@@ -8,8 +8,8 @@ use fs::format::word::Field;
 use fs::medium::{At, Medium};
 use fs::{Damage, Error, Ino, NewFile, Result, Volume};
 
-use crate::medium::{Access, Ram, Watched, blank};
-use crate::{create, format_with, options};
+use crate::medium::{Ram, Watched, blank, unreadable};
+use crate::{create, format_with, log_pages, options};
 
 /// Memory of which some lines fail. A store to one ends a process that has it mapped: here it is an
 /// error that no test expects.
@@ -42,22 +42,10 @@ impl Holed {
     fn medium(&self) -> Watched<Ram> {
         let bad = Arc::clone(&self.bad);
         let accesses = AtomicU64::new(0);
-        let check = move |access: Access| {
+        unreadable(&self.ram, move |hits| {
             assert!(accesses.fetch_add(1, Ordering::Relaxed) < 1_000_000, "somebody reads for ever");
-            let (at, len) = match access {
-                Access::Read(at, len) | Access::Write(at, len) => (at, len),
-                Access::Load(at) => (at, 8),
-                Access::Flush(_) | Access::Fence => return Ok(()),
-            };
-            let hit = |bad: &At| {
-                bad.region == at.region && at.offset < bad.offset + 64 && bad.offset < at.offset + len as u64
-            };
-            match bad.lock().unwrap().iter().any(hit) {
-                true => Err(std::io::Error::from_raw_os_error(libc::EIO).into()),
-                false => Ok(()),
-            }
-        };
-        Watched(self.ram.clone(), Box::new(check))
+            bad.lock().unwrap().iter().any(|line| hits(*line))
+        })
     }
 
     fn mount(&self) -> Result<Volume> {
@@ -276,17 +264,12 @@ fn a_log_with_a_line_that_cannot_be_read_is_read_once() {
                 volume.append(file, &[1 + block; 4096]).unwrap();
             }
             drop(volume);
-            let (mut pages, owner) = (Vec::new(), file.raw().to_le_bytes());
-            for (region, bytes) in holed.ram.image().iter().enumerate() {
-                let own = |block: &[u8]| block[4..8] == *b"HLOG" && block[8..16] == owner;
-                let found = bytes.chunks(4096).enumerate().filter(|(_, block)| own(block));
-                pages.extend(found.map(|(at, block)| (block[20], region, at as u64, entries(block))));
-            }
-            pages.sort_unstable();
+            let image = holed.ram.image();
+            let pages = log_pages(&image, file);
             assert_eq!(pages.len(), if blocks > 60 { 2 } else { 1 });
-            let page = if tail_page { pages[1] } else { pages[0] };
-            assert!(page.3 > lost);
-            holed.fail(page.1, page.2 * 4096 + 64 * lost as u64);
+            let (_, region, at) = pages[usize::from(tail_page)];
+            assert!(entries(&image[region][at..at + 4096]) > lost);
+            holed.fail(region, (at + 64 * lost) as u64);
             let what = format!("{blocks} blocks, the second page: {tail_page}, slot {lost}");
             let has = |volume: &Volume, medium: &str| {
                 volume.take_doubtful();
