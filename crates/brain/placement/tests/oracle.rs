@@ -252,7 +252,7 @@ proptest! {
 
     #[test]
     fn a_plan_equals_the_fixed_point_of_the_rules(
-        case in case(Size { nodes: 3, threads: 5, odd_nodes: true }),
+        case in case(Size { nodes: 4, threads: 5, odd_nodes: true }),
         name in prop::sample::select(&VARIANTS),
     ) {
         let plan = decide_with(name, &Settings::default(), &case.topology, &case.snapshot);
@@ -261,7 +261,7 @@ proptest! {
 
     #[test]
     fn a_plan_equals_the_fixed_point_of_the_rules_on_ordinary_machines(
-        case in case(Size { nodes: 3, threads: 5, odd_nodes: false }),
+        case in case(Size { nodes: 4, threads: 5, odd_nodes: false }),
     ) {
         let plan = decide_with("nthread-nm", &Settings::default(), &case.topology, &case.snapshot);
         prop_assert_eq!(moves(&plan), settle("nthread-nm", &case));

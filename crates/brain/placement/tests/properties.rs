@@ -5,9 +5,9 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Case, Size, VARIANTS, case, decide_with, memory_of, moves, moves_for, next_window};
+use common::{Case, Size, VARIANTS, case, decide_with, moves_for, next_window};
 use placement::nthread::Settings;
-use placement::{NodeBytes, Plan, Reason, Snapshot};
+use placement::{NodeBytes, Plan, Reason};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -19,74 +19,12 @@ fn plan(name: &str, case: &Case) -> Plan {
     decide_with(name, &Settings::default(), &case.topology, &case.snapshot)
 }
 
-/// The controller load of each node with memory in the window after the plan, counted from scratch.
-fn controller_loads(topology: &Topology, after: &Snapshot) -> BTreeMap<NodeId, u64> {
-    let mut loads: BTreeMap<_, _> = after.nodes.iter().map(|n| (n.id, n.read_bytes / 3 + n.write_bytes)).collect();
-    // The writes of a movable thread are predicted to land where it runs, wherever they landed in
-    // this window.
-    for t in after.threads.iter().filter(|t| t.pinned.is_none() && t.file_bytes() >= 4 * 1024 * 1024) {
-        t.write_bytes.iter().for_each(|(node, n)| *loads.get_mut(&node).unwrap() -= n);
-        *loads.get_mut(&memory_of(topology, t.node)).unwrap() += t.write_bytes.total();
-    }
-    loads.retain(|id, _| memory_of(topology, *id) == *id);
-    loads
-}
-
 proptest! {
     #![proptest_config(Config { cases: 2000, failure_persistence: None, ..Config::default() })]
 
     #[test]
     fn generated_snapshots_are_valid(case in case(ANY)) {
         prop_assert!(case.snapshot.validate().is_ok(), "{:?}", case.snapshot.validate());
-    }
-
-    #[test]
-    fn a_plan_never_names_a_node_a_thread_may_not_run_on(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
-        for (tid, to, reason) in moves(&plan(name, &case)) {
-            let thread = case.snapshot.threads.iter().find(|t| t.tid == tid).unwrap();
-            let to = NodeId(to);
-            prop_assert!(thread.allowed_nodes.contains(&to), "{tid} may not run on {to}");
-            prop_assert!(!case.topology.node(to).unwrap().cpus.is_empty(), "{tid}: node {to} has no CPUs");
-            prop_assert!(thread.node != to, "{tid} is on node {to} already");
-            prop_assert!(thread.pinned.is_none(), "{tid} is pinned");
-            prop_assert!(thread.file_bytes() >= 4 * 1024 * 1024, "{tid} is idle");
-            prop_assert!(reason != Reason::ControllerContention || name.ends_with("nm") || name == "nthread");
-            prop_assert!(reason != Reason::CpuContention || name != "nthread-rl");
-        }
-    }
-
-    #[test]
-    fn step_3_never_lifts_a_node_above_the_average(case in case(ANY), name in prop::sample::select(&["nthread-nm", "nthread"])) {
-        let plan = plan(name, &case);
-        // Step 4 uses no average. It may also assign a thread to its current node, which is no
-        // move.
-        prop_assume!(moves_for(&plan, Reason::CpuContention).is_empty());
-        prop_assume!(plan.declined.iter().all(|d| d.reason != "cpu_contention"));
-        let loads = controller_loads(&case.topology, &next_window(&case.topology, &case.snapshot, &plan));
-        let (total, nodes) = (loads.values().sum::<u64>(), loads.len() as u64);
-        for (tid, to) in moves_for(&plan, Reason::ControllerContention) {
-            prop_assert!(loads[&NodeId(to)] * nodes <= total, "{tid} lifts node {to} to {} of {total}/{nodes}", loads[&NodeId(to)]);
-        }
-    }
-
-    #[test]
-    fn step_4_never_lifts_a_node_above_the_limit(case in case(ANY), name in prop::sample::select(&VARIANTS)) {
-        let plan = plan(name, &case);
-        let after = next_window(&case.topology, &case.snapshot, &plan);
-        for (tid, to) in moves_for(&plan, Reason::CpuContention) {
-            let node = after.nodes.iter().find(|n| n.id.0 == to).unwrap();
-            let listed: f64 = after.threads.iter().filter(|t| t.node == node.id).map(|t| t.cpu_s).sum();
-            let used = node.cpu_s.unwrap_or(0.0).max(listed) / (after.window_s * node.cpus.len() as f64);
-            prop_assert!(used <= 0.9 + 1e-9, "{tid} lifts node {to} to {used}");
-        }
-    }
-
-    #[test]
-    fn sharers_are_never_moved_by_steps_3_and_4(case in case(ANY)) {
-        for (tid, _, reason) in moves(&plan("nthread", &case)) {
-            let thread = case.snapshot.threads.iter().find(|t| t.tid == tid).unwrap();
-            prop_assert!(!thread.shares_file || reason == Reason::ReadLocality, "{tid} shares a file: {reason:?}");
-        }
     }
 
     #[test]

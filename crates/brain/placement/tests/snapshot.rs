@@ -253,12 +253,6 @@ proptest! {
     }
 
     #[test]
-    fn a_replayed_snapshot_gives_the_plan_it_gave(case in case(Size { nodes: 4, threads: 6, odd_nodes: false })) {
-        let read = Snapshot::from_json(&case.snapshot.to_json().unwrap()).unwrap();
-        prop_assert_eq!(decide("nthread", &read), decide("nthread", &case.snapshot));
-    }
-
-    #[test]
     fn damaged_text_is_refused_without_a_panic(at in 0..DESIGN.len(), with in any::<u8>(), cut in any::<bool>()) {
         let mut text = DESIGN.as_bytes().to_vec();
         text[at] = with;
