@@ -7,7 +7,6 @@ use fs::{Damage, Error, Ino, Volume};
 use crate::crash::{prelude, states, use_and_empty, with};
 use crate::medium::{Image, Ram, Recorder, Sabotage};
 use crate::model::{Tree, observe};
-use crate::operations::Op;
 use crate::{REGIONS, formatted, log_pages, mount_whole, options, seal, settled};
 
 /// A volume with a bit of everything, and what is in it.
@@ -109,36 +108,6 @@ fn repair_copies_a_superblock_as_it_is_and_leaves_later_versions_alone() {
 }
 
 #[test]
-fn mounts_unmounts_and_uses_in_turn_keep_everything() {
-    let (image, mut tree) = example();
-    let ram = Ram::new(image);
-    for round in 0..6 {
-        let volume = Volume::mount(Box::new(ram.clone()), options(1 + round % 3)).unwrap();
-        let ops = [
-            Op::Create(format!("/d/{round}")),
-            Op::Write(format!("/d/{round}"), 0, 3000, round as u8),
-            Op::Rename(["/d", "/n"][round % 2].into(), ["/n", "/d"][round % 2].into(), fs::Rename::Replace),
-            Op::Rename("/b".into(), "/e/b".into(), fs::Rename::Replace),
-        ];
-        // Some inodes are read in this round, others are not.
-        if round == 3 {
-            tree = observe(&volume);
-        } else {
-            let _ = ops.iter().map(|op| op.on_volume(&volume)).collect::<Vec<_>>();
-            if round % 2 == 0 {
-                Op::Rename("/n".into(), "/d".into(), fs::Rename::Replace).on_volume(&volume).unwrap();
-            }
-            tree = if round % 2 == 0 { observe(&volume) } else { tree };
-        }
-        volume.unmount().unwrap();
-        let report = fs::fsck::check(Box::new(ram.clone())).unwrap();
-        assert!(report.clean && report.damage.is_empty(), "{round}: {report:?}");
-    }
-    assert!(tree.len() > 8);
-    use_and_empty(&Volume::mount(Box::new(ram), options(1)).unwrap()).unwrap();
-}
-
-#[test]
 fn a_check_tells_how_far_it_is_and_stops_when_asked() {
     let (image, _) = example();
     let told = Mutex::new(Vec::new());
@@ -150,21 +119,6 @@ fn a_check_tells_how_far_it_is_and_stops_when_asked() {
     assert_eq!(*told.lock().unwrap(), [(0, 2), (1, 2)], "one step for the table of each region");
     let stopped = fs::fsck::check_with(Box::new(Ram::new(image)), &|_, _| false);
     assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
-}
-
-/// A file without a name that is open at the unmount is gone afterwards.
-#[test]
-fn an_unmount_with_an_open_orphan_leaves_it_to_recovery() {
-    let (image, _) = example();
-    let ram = Ram::new(image);
-    let volume = Volume::mount(Box::new(ram.clone()), options(1)).unwrap();
-    let file = volume.resolve(b"/b").unwrap();
-    volume.open(file).unwrap();
-    volume.unlink(Ino::ROOT, b"b").unwrap();
-    volume.unmount().unwrap();
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
-    assert!(matches!(volume.stat(file), Err(Error::NotFound)));
-    use_and_empty(&volume).unwrap();
 }
 
 /// Crashes at every fence of an unmount, of the mount after it, and of a change after that.

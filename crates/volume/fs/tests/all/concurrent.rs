@@ -1,7 +1,5 @@
 //! Threads that use one volume together.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use fs::{Error, Ino, Migration, NewFile, Rename, Volume};
 
 use crate::crash::use_and_empty;
@@ -12,47 +10,6 @@ fn volume() -> (Ram, Volume) {
     let ram = Ram::new(blank(&[700, 900]));
     format(Box::new(ram.clone()), 2);
     (ram.clone(), Volume::mount(Box::new(ram), options(2)).unwrap())
-}
-
-/// Four writers each own a quarter of a file and check what they wrote last, while it moves to and
-/// fro.
-#[test]
-fn a_migration_loses_no_concurrent_write() {
-    const QUARTER: u64 = 40 * 4096;
-    let (ram, volume) = volume();
-    let file = create(&volume, "file").unwrap();
-    volume.write(file, 0, &vec![0; 4 * QUARTER as usize]).unwrap();
-    let stop = AtomicBool::new(false);
-    let overtaken = std::thread::scope(|scope| {
-        for quarter in 0..4 {
-            let (volume, stop) = (&volume, &stop);
-            scope.spawn(move || {
-                let mut last = vec![0_u8; QUARTER as usize];
-                for round in 0_u64.. {
-                    if stop.load(Ordering::Relaxed) && round > 200 {
-                        break;
-                    }
-                    let at = round * 1237 % (QUARTER - 3000);
-                    last[at as usize..at as usize + 3000].fill(round as u8);
-                    volume.write(file, quarter * QUARTER + at, &last[at as usize..at as usize + 3000]).unwrap();
-                    let mut now = vec![0; QUARTER as usize];
-                    volume.read(file, quarter * QUARTER, &mut now).unwrap();
-                    assert!(now == last, "quarter {quarter}, round {round}");
-                }
-            });
-        }
-        let mut overtaken = 0;
-        for round in 0..20 {
-            let migrated = volume.migrate_file(file, round % 2, None, |_| true).unwrap();
-            overtaken += migrated.overtaken;
-        }
-        stop.store(true, Ordering::Relaxed);
-        overtaken
-    });
-    println!("20 migrations, writers won {overtaken} steps");
-    drop(volume);
-    crate::sound(Box::new(ram.clone()));
-    use_and_empty(&Volume::mount(Box::new(ram), options(2)).unwrap()).unwrap();
 }
 
 #[test]

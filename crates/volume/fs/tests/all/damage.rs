@@ -538,31 +538,15 @@ fn a_directory_runs_out_of_cookies_with_an_error() {
 }
 
 #[test]
-fn regions_that_do_not_belong_together_are_refused() {
-    let (image, _) = example(true);
-    let mount = |image: Image| match Volume::mount(Box::new(Ram::new(image)), options(1)) {
-        Ok(_) => panic!("mounted"),
-        Err(e) => e.to_string(),
-    };
-    assert_eq!(mount(vec![image[0].clone()]), "not a volume: 1 of its 2 regions were given");
-    assert_eq!(mount(vec![image[1].clone(), image[0].clone()]), "not a volume: region 1 was given as region 0");
-    let mut other = image.clone();
-    crate::format(Box::new(Ram::new(blank(&REGIONS))), 1);
-    other[1] = vec![0; other[1].len()];
-    assert_eq!(mount(other), "not a volume: region 1: not a homenode region");
-    let mut short = image.clone();
-    short[1].truncate(100_000);
-    assert_eq!(mount(short), "not a volume: region 1 has 100000 of 212992 bytes");
-    // One damaged copy of a superblock is no hindrance.
-    let mut half = image;
+fn one_damaged_copy_of_a_superblock_is_no_hindrance() {
+    let (mut half, _) = example(true);
     half[0][..4096].fill(0);
     Volume::mount(Box::new(Ram::new(half.clone())), options(1)).unwrap();
     let report = fs::fsck::check(Box::new(Ram::new(half.clone()))).unwrap();
     assert_eq!(report.damage.len(), 1, "{report:?}");
     let ram = Ram::new(half);
     fs::fsck::repair(Arc::new(ram.clone())).unwrap();
-    let report = fs::fsck::check(Box::new(ram)).unwrap();
-    assert!(report.damage.is_empty() && report.clean, "{report:?}");
+    settled(Box::new(ram));
 }
 
 /// An inode that is read when it is first used may turn out to be damaged. Removing and renaming

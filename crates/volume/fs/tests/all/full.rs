@@ -56,17 +56,6 @@ fn a_full_volume_refuses_growth_keeps_its_data_and_can_be_emptied() {
     use_and_empty(&volume).unwrap();
 }
 
-#[test]
-fn all_inodes_in_use() {
-    let volume = volume();
-    let free: u64 = volume.usage().regions.iter().map(|r| r.free_inodes).sum();
-    let made = (0..).map_while(|i| create(&volume, &i.to_string()).ok()).count() as u64;
-    assert_eq!(made, free);
-    volume.unlink(Ino::ROOT, b"0").unwrap();
-    create(&volume, "again").unwrap();
-    use_and_empty(&volume).unwrap();
-}
-
 /// HOMENODE_FS_FILES files on a volume that has room for half of them: those that fit are made, the
 /// rest are refused, and when all are deleted each block and each inode is free again.
 #[test]
@@ -396,24 +385,6 @@ fn blocks_that_were_allocated_are_written_also_when_the_volume_is_full() {
         volume.unlink(Ino::ROOT, b"filler").unwrap();
         use_and_empty(&volume).unwrap();
     }
-}
-
-/// The first write into preallocated blocks marked all of them as written, also those beyond the
-/// size: recovery took that for damage, and a repair emptied the file.
-#[test]
-fn a_write_into_preallocated_blocks_leaves_what_is_beyond_the_size_unwritten() {
-    let (ram, volume) = fresh(&[2000]);
-    let file = create(&volume, "file").unwrap();
-    volume.allocate(file, 0, 256 * 4096, true).unwrap();
-    let filler = create(&volume, "filler").unwrap();
-    fill(&volume, filler);
-    volume.write(file, 100, &[7; 4000]).unwrap();
-    drop(volume);
-    crate::sound(Box::new(ram.clone()));
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
-    let mut all = [0; 5000];
-    assert_eq!(volume.read(file, 0, &mut all).unwrap(), 4100);
-    assert!(all[..100].iter().all(|byte| *byte == 0) && all[100..4100].iter().all(|byte| *byte == 7));
 }
 
 /// Changes that take nothing for long have room: they failed when the page of a log was full.

@@ -114,6 +114,7 @@ fn a_region_that_is_missing_or_belongs_elsewhere_gives_a_clear_error() {
     assert_eq!(swap(0, &other[0]), "not a volume: region 1 belongs to another volume than region 0");
     assert_eq!(swap(1, &image[2]), "not a volume: region 2 was given as region 1");
     assert_eq!(swap(2, &vec![0; image[2].len()]), "not a volume: region 2: not a homenode region");
+    assert_eq!(swap(1, &image[1][..100_000].to_vec()), "not a volume: region 1 has 100000 of 192512 bytes");
     let mut more = image.clone();
     more.push(image[2].clone());
     assert_eq!(refusal(more), "not a volume: region 2 was given as region 3");

@@ -6,7 +6,7 @@ use fs::{Error, Ino, NewFile, SetAttributes, SetXattr, Volume};
 
 use crate::crash::use_and_empty;
 use crate::medium::Ram;
-use crate::{REGIONS, formatted, free, fresh, options, used};
+use crate::{REGIONS, formatted, fresh, options, used};
 
 fn volume() -> (Ram, Volume) {
     fresh(&[300, 300])
@@ -306,22 +306,6 @@ fn operations_flush_and_fence_as_few_times_as_the_order_needs() {
     assert_eq!([append, overwrite, create, unlink, read], [(3, 2), (3, 2), (4, 2), (3, 2), (0, 0)]);
 }
 
-/// Fast cleaning takes one page out of the chain and writes nothing anew.
-#[test]
-fn a_page_of_a_log_that_is_only_history_is_dropped() {
-    let (ram, volume) = fresh(&REGIONS);
-    for op in crate::crash::history() {
-        op.on_volume(&volume).unwrap();
-    }
-    let (before, tree) = (free(&volume), crate::model::observe(&volume));
-    let file = volume.resolve(b"/h").unwrap();
-    assert_eq!(volume.drop_history(file).unwrap(), 1);
-    assert_eq!(free(&volume), before + 1);
-    drop(volume);
-    let volume = Volume::mount(Box::new(ram), options(1)).unwrap();
-    assert_eq!((free(&volume), crate::model::observe(&volume)), (before + 1, tree));
-}
-
 /// Looking for dead pages took half of the time of an overwrite, and found none.
 #[test]
 fn overwrites_clean_their_log_without_reading_it() {
@@ -336,18 +320,6 @@ fn overwrites_clean_their_log_without_reading_it() {
     }
     assert_eq!(read.load(std::sync::atomic::Ordering::Relaxed), before);
     assert!(used(&volume) < 100 + 10, "{} blocks for 100 blocks of data", used(&volume));
-}
-
-#[test]
-fn a_log_that_is_mostly_history_is_cleaned() {
-    let (_, volume) = volume();
-    let file = create(&volume, b"file");
-    for i in 0..5000_u64 {
-        volume.write(file, i % 3 * 4096, &[i as u8; 100]).unwrap();
-    }
-    let used: u64 = volume.usage().regions.iter().map(|r| r.blocks - r.free_blocks).sum();
-    assert!(used < 10, "{used} blocks for three blocks of data");
-    use_and_empty(&volume).unwrap();
 }
 
 /// The operation that found half of a log to be history wrote all of it anew: with 200,000 extents

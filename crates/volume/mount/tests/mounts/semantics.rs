@@ -10,7 +10,7 @@ use std::thread;
 
 use mount::Cache;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid,
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps, Uid,
     XattrFlags, fallocate, renameat_with, utimensat,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -34,7 +34,6 @@ pub const CASES: &[Case] = cases![[mounting()]
     a_full_volume_takes_writes_into_preallocated_space,
     a_write_of_one_request_is_whole_for_readers_past_the_cache,
     locks_wait_and_end_with_their_process,
-    groups_of_set_group_id_directories,
     writing_and_owners_take_privileges,
     a_program_that_was_written_runs_without_its_owners_rights,
     usage_is_told,
@@ -505,20 +504,6 @@ fn locks_wait_and_end_with_their_process() {
     let ended = Command::new("python3").args(["-c", python]).current_dir(mount.dir()).status().unwrap();
     assert_eq!(ended.code(), Some(7), "another process has the record");
     drop(file);
-    mount.end();
-}
-
-fn groups_of_set_group_id_directories() {
-    let mount = Mount::new(Cache::Kernel, 8);
-    let dir = mount.path("d");
-    fs::create_dir(&dir).unwrap();
-    rustix::fs::chown(&dir, None, Some(Gid::from_raw(USER))).unwrap();
-    fs::set_permissions(&dir, fs::Permissions::from_mode(0o2775)).unwrap();
-    fs::create_dir(dir.join("e")).unwrap();
-    File::create(dir.join("e/f")).unwrap();
-    let (e, f) = (fs::metadata(dir.join("e")).unwrap(), fs::metadata(dir.join("e/f")).unwrap());
-    assert_eq!((e.gid(), e.mode() & 0o2000), (USER, 0o2000));
-    assert_eq!((f.gid(), f.mode() & 0o7000), (USER, 0));
     mount.end();
 }
 
