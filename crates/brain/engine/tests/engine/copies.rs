@@ -8,8 +8,8 @@ use placement::{Move, OutcomeState, Snapshot};
 
 use std::sync::{Arc, Mutex};
 
-use crate::Shown;
 use crate::fake::{Fake, all_cpus, file, file_of, mv, node_cpus, process, restless, script};
+use crate::{Shown, kept};
 
 /// Makes these moves in the given windows, and keeps what the policy is told in each.
 type Told = Arc<Mutex<Vec<Vec<OutcomeState>>>>;
@@ -40,11 +40,9 @@ fn copying(bytes: u64, step: u64, tasks: impl IntoIterator<Item = (u32, u32, u32
 
 #[test]
 fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = copying(1_000, 300, [(1, 0, 1)]);
     let (policy, told) = at(vec![(1, vec![file(1, 1, 0)])]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
     let report = engine.step().unwrap();
     assert_eq!(report.outcomes[0].result, MoveEvent::Started);
     let done: Vec<Vec<u64>> =
@@ -81,12 +79,10 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
 #[test]
 fn data_goes_back_at_the_end_if_the_plane_remembers_where_it_was() {
     for (moves_back, stop_at, home) in [(true, usize::MAX, [1, 1]), (true, 1, [1, 0]), (false, usize::MAX, [2, 0])] {
-        let tmp = tempfile::tempdir().unwrap();
         let plane = copying(1_000, 500, [(1, 0, 1), (2, 1, 1)]);
         (plane.world().moves_back, plane.world().remembers) = (moves_back, moves_back);
         let (policy, _) = at(vec![(1, vec![file(2, 1, 0)]), (5, vec![file(1, 1, 2)])]);
-        let state = StateDir::open(tmp.path()).unwrap();
-        let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+        let (tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
         for _ in 0..10 {
             engine.step().unwrap();
         }
@@ -145,12 +141,10 @@ fn a_few_run_at_once_and_the_rest_waits_its_turn() {
 /// recorded by the other, so that its undo was given up as somebody else's value.
 #[test]
 fn a_process_asked_for_twice_while_it_waits_goes_once_to_where_it_was_asked_for_last() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = copying(1_000, 500, (1..=5).map(|tid| (tid, 0, 1)));
     let first = (1..=5).map(|pid| process(pid, 0, 1)).collect();
     let (policy, told) = at(vec![(1, first), (2, vec![process(5, 1, 2)])]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let (_tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
     let queued: Vec<usize> = (0..9).map(|_| engine.step().unwrap().queued).collect();
     assert_eq!(queued, [3, 3, 1, 1, 0, 0, 0, 0, 0]);
     assert_eq!(plane.world().started.iter().filter(|s| s.1 == "process 5").count(), 1);
@@ -181,12 +175,10 @@ fn parts_of_a_file_on_several_nodes_are_copied_one_after_the_other() {
 /// its process.
 #[test]
 fn a_thread_that_a_move_of_its_process_does_not_bind_keeps_the_record_of_its_earlier_move() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = copying(1_000, 500, [(1, 0, 1)]);
     plane.world().unbindable = vec![1];
     let (policy, _) = at(vec![(1, vec![mv(1, None, 0, 1)]), (2, vec![process(1, 1, 2)])]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
     for _ in 0..4 {
         engine.step().unwrap();
     }
@@ -262,12 +254,10 @@ fn what_waited_too_long_is_dropped() {
 
 #[test]
 fn bytes_per_day_stop_copies_and_hold_back_more() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = copying(1_000, 100, [(1, 0, 1), (2, 0, 1)]);
     let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (8, vec![file(2, 1, 0)]), (9 + 24 * 3600, vec![])]);
-    let state = StateDir::open(tmp.path()).unwrap();
     let settings = limits(Moves { bytes_per_day: 350.0, ..Moves::default() });
-    let mut engine = Engine::new(plane.clone(), policy, settings, Some(state)).unwrap();
+    let (_tmp, mut engine) = kept(plane.clone(), policy, settings);
     let reports: Vec<_> = (0..8).map(|_| engine.step().unwrap()).collect();
     assert!(plane.world().copies.is_empty());
     // 100 a window: the fourth is the first beyond 350, and the next poll finds the copy stopped.
@@ -313,13 +303,11 @@ fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
     let refused = JobState::Refused { reason: "dax", why: why.into() };
     let (refused_as, gone_as) = (OutcomeState::Refused { reason: "dax".into(), why: why.into() }, OutcomeState::Gone);
     for (state, told_as) in [(refused, refused_as), (JobState::Gone, gone_as)] {
-        let tmp = tempfile::tempdir().unwrap();
         let plane = copying(1_000, 0, [(1, 0, 1)]);
         plane.world().copies_refused = Some(state);
         let again = if told_as == OutcomeState::Gone { vec![] } else { vec![file(1, 1, 0)] };
         let (policy, told) = at(vec![(1, vec![file(1, 1, 0)]), (2, again)]);
-        let dir = StateDir::open(tmp.path()).unwrap();
-        let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(dir)).unwrap();
+        let (tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
         assert_eq!(engine.step().unwrap().outcomes[0].result, MoveEvent::Started);
         let again = engine.step().unwrap().outcomes;
         assert_eq!(told.lock().unwrap()[1], [told_as]);
@@ -334,11 +322,9 @@ fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
 
 #[test]
 fn copies_are_stopped_on_exit_and_affinities_restored() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = copying(1_000, 100, [(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
     let (policy, _) = at(vec![(1, vec![process(1, 0, 1), file(2, 1, 0), file(3, 1, 0)])]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), policy, limits(Moves::default()), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), policy, limits(Moves::default()));
     engine.step().unwrap();
     let report = engine.step().unwrap();
     assert_eq!((report.jobs.len(), report.queued, report.owned_threads), (2, 1, 1));

@@ -3,19 +3,18 @@
 use std::time::UNIX_EPOCH;
 
 use engine::journal::{Counts, Decided, Event, Filter, history, read};
-use engine::{Engine, Rail, Settings, StateDir};
+use engine::{Rail, Settings};
 
 use placement::{Move, Reason, Subject};
 use topology::NodeId;
 
 use crate::fake::{Fake, file_of, go_home, mv, restless, script};
+use crate::kept;
 
 #[test]
 fn a_move_is_told_with_reason_figures_and_what_it_brought() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1), (2, 1, 1)]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane, go_home(), Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane, go_home(), Settings::default());
     let now = || UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
     let before = now();
     for _ in 0..5 {
@@ -41,11 +40,9 @@ fn a_move_is_told_with_reason_figures_and_what_it_brought() {
 
 #[test]
 fn a_move_that_is_held_back_every_window_is_told_once() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1)]);
-    let state = StateDir::open(tmp.path()).unwrap();
     let flutter = script(|s| vec![mv(1, None, s.threads[0].node.0, 1 - s.threads[0].node.0)]);
-    let mut engine = Engine::new(plane.clone(), flutter, restless(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), flutter, restless());
     for _ in 0..500 {
         engine.step().unwrap();
     }
@@ -64,12 +61,10 @@ fn a_move_that_is_held_back_every_window_is_told_once() {
 
 #[test]
 fn refusals_and_ends_are_told() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1), (2, 0, 1)]);
     plane.world().taskset(1, "0");
     plane.world().die_before_apply.push(2);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), go_home(), Settings::default());
     engine.step().unwrap();
     let events: Vec<Event> = read(tmp.path(), &Filter::default()).unwrap().into_iter().map(|e| e.event).collect();
     assert!(matches!(&events[1], Event::Refused { reason, .. } if reason == "own_affinity"), "{events:?}");
@@ -78,11 +73,9 @@ fn refusals_and_ends_are_told() {
 
 #[test]
 fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
-    let tmp = tempfile::tempdir().unwrap();
     // Each thread is a process of its own, reads a file of its own, and runs on another node than
     // the file.
     let plane = Fake::new([(1, 0, 1), (2, 0, 1), (3, 0, 1)]);
-    let state = StateDir::open(tmp.path()).unwrap();
     let (reason, why) = (Reason::CacheAffinity, || "read from there".into());
     let file = move |tid| {
         let subject = Subject::File(file_of(tid));
@@ -92,7 +85,7 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     let process = Move { subject, pid: 3, from: NodeId(0), to: NodeId(1), reason, why: why(), ranges: Vec::new() };
     let mut moves = vec![file(1), file(2), process];
     let once = script(move |_| std::mem::take(&mut moves));
-    let mut engine = Engine::new(plane.clone(), once, Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), once, Settings::default());
     engine.step().unwrap();
     // The first file is carried off again: the audit of one file must not speak for the other.
     plane.world().tasks.get_mut(&1).unwrap().home = 2;

@@ -13,10 +13,17 @@ mod undo;
 
 use std::time::Duration;
 
-use engine::{Copies, Plane, PlaneError, Started, Undo, Undone, Write};
+use engine::{Copies, Engine, Plane, PlaneError, Settings, Started, StateDir, Undo, Undone, Write};
 use fake::Fake;
-use placement::{Move, Snapshot};
+use placement::{Move, Policy, Snapshot};
 use topology::Topology;
+
+/// An engine that keeps its state in a directory, and that.
+fn kept<P: Plane>(plane: P, policy: Box<dyn Policy>, settings: Settings) -> (tempfile::TempDir, Engine<P>) {
+    let tmp = tempfile::tempdir().unwrap();
+    let state = StateDir::open(tmp.path()).unwrap();
+    (tmp, Engine::new(plane, policy, settings, Some(state)).unwrap())
+}
 
 /// A machine whose snapshots are changed.
 struct Shown<F>(Fake, F);

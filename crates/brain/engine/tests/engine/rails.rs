@@ -9,8 +9,8 @@ use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Sub
 use placement::{Move, OutcomeState, Pace, Snapshot};
 use proptest::prelude::*;
 
-use crate::Shown;
 use crate::fake::{Fake, NODES, all_cpus, file_of, go_home, mv, node_cpus, process, restless, script, set};
+use crate::{Shown, kept};
 
 fn results(engine: &mut Engine<Fake>) -> Vec<MoveEvent> {
     engine.step().unwrap().outcomes.into_iter().map(|o| o.result).collect()
@@ -176,13 +176,11 @@ fn a_thread_is_in_one_move_of_a_window() {
     let thread = Move { pid: 1, ..mv(100, None, 0, 2) };
     for plan in [vec![process(1, 0, 1), thread.clone()], vec![thread, process(1, 0, 1)]] {
         let name = format!("{plan:?}");
-        let tmp = tempfile::tempdir().unwrap();
         let plane = Fake::new([(1, 0, 1)]);
         plane.world().spawn_thread(1, 100);
         let mut plan = Some(plan);
-        let state = StateDir::open(tmp.path()).unwrap();
         let policy = script(move |_| plan.take().unwrap_or_default());
-        let mut engine = Engine::new(plane.clone(), policy, restless(), Some(state)).unwrap();
+        let (tmp, mut engine) = kept(plane.clone(), policy, restless());
         let report = engine.step().unwrap();
         let held = |verdict: &MoveEvent| matches!(verdict, MoveEvent::HeldBack { rail: Rail::Dwell, why } if why.contains("another move"));
         assert_eq!(report.outcomes.iter().map(|o| held(&o.result)).collect::<Vec<_>>(), [false, true], "{name}");
@@ -307,14 +305,12 @@ proptest! {
         let settings = Settings {
             dwell_s: dwell.into(), cooldown_s: 3.0, moves_per_s: rate.into(), burst, ..Settings::default()
         };
-        let tmp = tempfile::tempdir().unwrap();
-        let state = StateDir::open(tmp.path()).unwrap();
         let mut plans = windows.clone().into_iter();
         let policy = script(move |s| {
             let node = |tid| s.threads.iter().find(|t| t.tid == tid).map_or(0, |t| t.node.0);
             plans.next().unwrap_or_default().iter().map(|(tid, to, _)| mv(*tid, None, node(*tid), *to)).collect()
         });
-        let mut engine = Engine::new(plane.clone(), policy, settings, Some(state)).unwrap();
+        let (_tmp, mut engine) = kept(plane.clone(), policy, settings);
         let mut foreign = std::collections::BTreeMap::new();
         for moves in &windows {
             engine.step().unwrap();
@@ -364,10 +360,8 @@ fn a_service_whose_reads_fall_after_a_move_is_put_back_at_once_and_left_alone() 
         tell.lock().unwrap().extend(s.outcomes.iter().map(|o| o.result.clone()));
         s.threads.iter().filter(|t| t.node.0 == 0 && s.time_s >= 12.0).map(|t| mv(t.tid, t.start_ns, 0, 1)).collect()
     });
-    let state = tempfile::tempdir().unwrap();
-    let dir = StateDir::open(state.path()).unwrap();
     let settings = Settings { guardrail: Guardrail::default(), moves: Moves::default(), ..restless() };
-    let mut engine = Engine::new(Shown(plane.clone(), crowded), policy, settings, Some(dir)).unwrap();
+    let (state, mut engine) = kept(Shown(plane.clone(), crowded), policy, settings);
     let masks = || [1, 2, 3].map(|tid| plane.world().mask(tid));
     let mut notes = Vec::new();
     (0..14).for_each(|_| notes.extend(engine.step().unwrap().notes));

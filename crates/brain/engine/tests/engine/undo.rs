@@ -3,6 +3,7 @@
 use engine::{Engine, Settings, StateDir, recover};
 
 use crate::fake::{Fake, LATE, go_home, mv, process, script, set};
+use crate::kept;
 
 #[test]
 fn masks_that_hold_our_value_are_as_before_and_others_untouched() {
@@ -42,9 +43,7 @@ fn a_second_move_is_undone_to_what_was_before_the_first() {
         1 => vec![mv(1, None, 1, 2)],
         _ => vec![],
     });
-    let tmp = tempfile::tempdir().unwrap();
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), plan, Settings::default(), Some(state)).unwrap();
+    let (_tmp, mut engine) = kept(plane.clone(), plan, Settings::default());
     for _ in 0..15 {
         engine.step().unwrap();
     }
@@ -76,13 +75,11 @@ fn children_are_put_back_every_window_and_at_the_end_until_none_is_left() {
 /// has a record.
 #[test]
 fn threads_that_a_moved_process_starts_have_records() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1)]);
     plane.world().adopts = true;
     let mut plan = Some(vec![process(1, 0, 1)]);
-    let state = StateDir::open(tmp.path()).unwrap();
     let policy = script(move |_| plan.take().unwrap_or_default());
-    let mut engine = Engine::new(plane.clone(), policy, Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), policy, Settings::default());
     engine.step().unwrap();
     plane.world().spawn_thread(1, 100);
     plane.world().fork(1, 101);
@@ -114,15 +111,6 @@ fn threads_that_a_moved_process_starts_have_records() {
 }
 
 #[test]
-fn an_engine_that_is_dropped_puts_everything_back() {
-    let plane = Fake::new([(1, 0, 1)]);
-    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
-    engine.step().unwrap();
-    drop(engine);
-    assert_eq!(plane.world().mask(1), set("0-5"));
-}
-
-#[test]
 fn what_could_not_be_undone_stays_on_disk_for_the_next_start() {
     let tmp = tempfile::tempdir().unwrap();
     let open = || StateDir::open(tmp.path()).unwrap();
@@ -145,11 +133,9 @@ fn what_could_not_be_undone_stays_on_disk_for_the_next_start() {
 
 #[test]
 fn records_of_another_boot_are_void() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1)]);
     plane.world().epoch = Some("boot 1".into());
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), go_home(), Settings::default());
     engine.step().unwrap();
     let copy = tempfile::tempdir().unwrap();
     std::fs::copy(tmp.path().join("state.jsonl"), copy.path().join("state.jsonl")).unwrap();
@@ -161,10 +147,8 @@ fn records_of_another_boot_are_void() {
 
 #[test]
 fn records_of_ended_threads_do_not_pile_up() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), go_home(), Settings::default());
     let mut most = 0;
     for round in 0..400 {
         for i in 0..20 {
@@ -181,10 +165,8 @@ fn records_of_ended_threads_do_not_pile_up() {
 
 #[test]
 fn a_second_daemon_is_refused_and_the_first_one_is_named() {
-    let tmp = tempfile::tempdir().unwrap();
     let plane = Fake::new([(1, 0, 1)]);
-    let state = StateDir::open(tmp.path()).unwrap();
-    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), Some(state)).unwrap();
+    let (tmp, mut engine) = kept(plane.clone(), go_home(), Settings::default());
     engine.step().unwrap();
     let error = StateDir::open(tmp.path()).unwrap_err().to_string();
     assert!(error.contains(&format!("in use by homenode (pid {})", std::process::id())), "{error}");
