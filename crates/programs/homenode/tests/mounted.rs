@@ -263,7 +263,8 @@ fn top_and_explain_show_a_volume_beside_the_host() {
     assert_eq!(volumes(), [Value::Null; 0], "an unmounted volume is not shown");
 }
 
-fn a_killed_server_leaves_nothing_bound_after_restore() {
+/// What puts a thread back that a killed server has moved.
+fn a_kill_is_undone_by(restore: impl FnOnce(&Place, Server)) -> Place {
     let (place, all) = (Place::new(), mask(0));
     let mut server = place.mount(&["--policy", "nthread-rl"]);
     beside_a_reader(&place.path("mount/file0"), |tid| {
@@ -271,26 +272,28 @@ fn a_killed_server_leaves_nothing_bound_after_restore() {
         server.child.kill().unwrap();
         server.child.wait().unwrap();
         assert_eq!(mask(tid), cpus_of(&all, 0), "a killed server cannot put anything back");
+        restore(&place, server);
+        assert_eq!(mask(tid), all);
+    });
+    place
+}
+
+fn a_killed_server_leaves_nothing_bound_after_restore() {
+    a_kill_is_undone_by(|place, _mounted| {
         // The state directories of mounts are in `volumes` of the one that all share.
         std::fs::create_dir_all(place.path("all/volumes")).unwrap();
         std::fs::rename(place.path("state"), place.path("all/volumes/mount")).unwrap();
         let restored = homenode(&["restore", "--state-dir", text(&place.path("all"))]);
         assert!(restored.status.success(), "{restored:?}");
-        assert_eq!(mask(tid), all);
     });
 }
 
 fn the_next_mount_undoes_what_a_killed_server_left() {
-    let (place, all) = (Place::new(), mask(0));
-    let mut server = place.mount(&["--policy", "nthread-rl"]);
-    beside_a_reader(&place.path("mount/file0"), |tid| {
-        wait_for_the_move(&mut server, tid, &all, cpus_of(&all, 0));
+    let place = a_kill_is_undone_by(|place, server| {
         drop(server);
-        assert_eq!(mask(tid), cpus_of(&all, 0), "a killed server cannot put anything back");
         let (state, mount) = (place.path("state"), place.path("mount"));
         let again = volume(&["mount", "--state-dir", text(&state), &place.region(0), text(&mount)]);
         assert!(again.status.success(), "{again:?}");
-        assert_eq!(mask(tid), all);
     });
     assert!(Command::new("umount").arg(place.path("mount")).status().unwrap().success());
 }
