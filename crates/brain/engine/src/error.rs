@@ -8,7 +8,7 @@ use crate::PlaneError;
 /// Why the engine cannot go on, or not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    #[error("{} is in use by homenode{}: stop it first (a service: systemctl stop homenode)", path.display(), pid.map_or(String::new(), |p| format!(" (pid {p})")))]
+    #[error("{} is in use by homenode{}: stop it first (systemctl stop homenode, if it is the service)", path.display(), pid.map_or(String::new(), |p| format!(" (pid {p})")))]
     Busy {
         path: PathBuf,
         /// Process that holds it, where its lock file says so.

@@ -17,6 +17,11 @@ const WINDOWS: f64 = 20.0;
 /// The pause between two signs that undoing goes on.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
+/// Whether a service manager waits for signs: this is a service.
+pub fn is_service() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
 /// Ready to work, in windows of so many seconds. A watchdog that expects a sign more often than
 /// they end gets more patience.
 pub fn ready(window_s: Option<f64>) {

@@ -24,7 +24,7 @@ use crate::exit::Failure;
 use crate::source::Source;
 
 /// What `policy` says of services that are not moved.
-const IGNORE: &str = "ignore";
+pub const IGNORE: &str = "ignore";
 const OBSERVE: &str = "observe";
 
 /// `[delegate]`: what owners of control groups may choose for them.

@@ -247,7 +247,7 @@ pub fn leg() -> Option<String> {
 
 /// Whether `make test-long` runs (`HOMENODE_LONG`): tests are as long as they can be.
 pub fn long() -> bool {
-    std::env::var_os("HOMENODE_LONG").is_some()
+    std::env::var_os("HOMENODE_LONG").is_some_and(|value| !value.is_empty())
 }
 
 /// Needs `make test-long`. Tests of `make test` hold most of what this one does.

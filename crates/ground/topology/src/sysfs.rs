@@ -253,6 +253,7 @@ fn flat_memory(source: &Source<'_>) -> u64 {
     let online = if block > 0 { blocks.filter(|(_, name)| is_online(name)).count() as u64 } else { 0 };
     online.checked_mul(block).unwrap_or(0)
 }
+
 /// A machine that was saved: by `homenode nodes --capture` to a directory, or by
 /// `homenode nodes --measure` to a file.
 ///

@@ -131,6 +131,11 @@ impl Groups {
         self.known.entry(id).or_insert(Known { path: None, gone }).path.clone()
     }
 
+    /// Whether all groups of the machine were listed at the last walk.
+    pub fn shows_all(&self) -> bool {
+        self.mount.as_ref().is_some_and(|(_, base)| base.is_empty()) && self.known.len() < MOST
+    }
+
     /// The groups that were there at the last walk, by path.
     pub fn paths(&self) -> Vec<Arc<str>> {
         let here = self.known.values().filter(|known| known.gone.is_none());

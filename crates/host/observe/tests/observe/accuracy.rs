@@ -26,7 +26,7 @@ pub const CASES: &[Case] = cases![
     // Nothing is sliced where reads are emulated.
     Never: slices_are_scaled, a_burst_pays_the_full_hook_for_moments_only, steady_hooks_are_attached_once;
     // The same programs with every hook, and a thousand threads.
-    Never: the_least_busy_threads_of_a_crowd_count_for_their_service;
+    Long: the_least_busy_threads_of_a_crowd_count_for_their_service;
 ];
 
 /// Bytes are within 5 % (sampled) and 1 % (exact) of fio's report, by each way to read and write.
@@ -47,7 +47,11 @@ fn fio_agrees(hooks: Hooks) -> Tried {
             ("psync", "write", "16k", 64, 24),
         ] {
             // libaio takes the path of io_uring.
-            if (emulated && engine == "libaio") || (way == "write" && !file_system_is_exact(&file)?) {
+            if emulated && engine == "libaio" {
+                continue;
+            }
+            if way == "write" && !file_system_is_exact(&file)? {
+                println!("skipped: writes: the file system of {} has a path of its own", file.display());
                 continue;
             }
             let loops = if exact { 1 } else { loops };

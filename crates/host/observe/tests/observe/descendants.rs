@@ -19,7 +19,8 @@ use crate::{Case, cases};
 pub const CASES: &[Case] = cases![
     WithKernels: children_of_watched_threads;
     // Forks are slow on emulated CPUs, and the programs are the same with every hook.
-    Never: nobody_fills_the_table_of_watched_threads, a_fork_storm_beside;
+    Long: nobody_fills_the_table_of_watched_threads;
+    Never: a_fork_storm_beside;
 ];
 
 /// Living threads that were born of watched ones.

@@ -26,6 +26,9 @@ use testing::{Tried, roles, skip};
 enum Varies {
     /// Nothing, or it needs more than an emulated machine has.
     Never,
+    /// As the next, but emulated CPUs take long for it: `make test-long` runs it in a virtual
+    /// machine.
+    Long,
     /// Function hooks, which this machine may lack. How user space adds their records up is the
     /// same on every kernel.
     WithHooks,
@@ -37,14 +40,16 @@ enum Varies {
 }
 
 impl Varies {
-    /// Whether the test runs in a virtual machine (`HOMENODE_LEG`), with these hooks.
+    /// Whether the test runs in a virtual machine (`HOMENODE_LEG`), with these hooks. `make
+    /// test-long` runs more there, though less of it can differ.
     fn runs_in(self, leg: Option<&str>, hooks: Hooks) -> bool {
-        match (leg, hooks) {
-            (None, _) => true,
-            (_, Hooks::Tracepoints) => self >= Self::WithStructures,
-            (Some("oldest"), _) => self >= Self::WithKernels,
-            (Some(_), _) => self >= Self::WithHooks,
-        }
+        let least = match (leg, hooks) {
+            (None, _) => return true,
+            (_, Hooks::Tracepoints) => [Self::WithStructures, Self::WithKernels],
+            (Some("oldest"), _) => [Self::WithKernels, Self::WithHooks],
+            (Some(_), _) => [Self::WithHooks, Self::Long],
+        };
+        self >= least[usize::from(testing::long())]
     }
 }
 

@@ -27,8 +27,8 @@ enum Command {
     ///
     /// Reads each FILE, and the files of conf.d beside it, as `homenode run` does, and compares it
     /// with this machine. A file of a conf.d is read with the homenode.toml that it belongs to.
-    /// Values that can be and are hardly meant, such as a memory of 6 B/s, are warnings. Changes
-    /// nothing and needs no privileges.
+    /// Values that can be and are hardly meant, such as a memory of 6 B/s, are warnings, and so are
+    /// rules for services that are not there now. Changes nothing and needs no privileges.
     #[command(after_help = "\
 Examples:
   homenode config check

@@ -23,7 +23,6 @@ use crate::exit::{Exit, Failure};
 use crate::machine;
 pub use crate::machine::PROC;
 use crate::options::{ObserveArgs, ScopeArgs};
-use crate::output::{complain, escape};
 
 /// Name of a process; empty if it is gone.
 pub fn name_of(pid: u32) -> String {
@@ -141,10 +140,10 @@ fn chosen(args: &ScopeArgs) -> Result<Option<Rules>, Failure> {
     Ok(Some(rules))
 }
 
-/// Notes on stderr which of these rules name a service that is not there. It may come later.
+/// Says on stderr which of these rules name a service that is not there. It may come later.
 pub fn say_absent(what: &str, rules: &Rules) {
     for absent in absent::told(rules) {
-        complain(&format!("note: {what}{}\n", escape(&absent)));
+        tracing::warn!("{what}{absent}");
     }
 }
 

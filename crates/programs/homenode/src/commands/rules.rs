@@ -81,6 +81,7 @@ impl Reload<'_> {
             engine.plane_mut().rule(config.rules(), self.anew(&config));
             policy.go_on(&engine.policy().spent());
             engine.decide_by(Box::new(policy));
+            plane::say_absent("rule ", &config.rules());
             self.last = config.service;
         }
         out.reloaded(begun_s, &rules, result)

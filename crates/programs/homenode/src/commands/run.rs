@@ -103,10 +103,7 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     output::detach();
     let plane = {
         let scope = match by_rules {
-            true => {
-                plane::say_absent("rule ", &config.rules());
-                Scope::Ruled(config.rules())
-            }
+            true => Scope::Ruled(config.rules()),
             false => plane::scope(&args.observe.scope, child.as_ref().map(Child::pid))?,
         };
         plane::open(&config, &args.observe, scope, policy.traits(), args.move_back)?
@@ -115,6 +112,10 @@ pub fn run(global: &Global, args: &RunArgs) -> Result<Exit, Failure> {
     // Undoes what a crashed run left behind, before anything that could take time.
     let mut engine = Engine::new(plane, policy, settings.clone(), state)
         .map_err(|e| Failure::from_error(Exit::Unsupported, "cannot start", &e))?;
+    // When a machine starts, other services come later.
+    if by_rules && !notify::is_service() {
+        plane::say_absent("rule ", &config.rules());
+    }
     let interference = if stop.requested() { Vec::new() } else { plane::interference(&|| stop.requested()) };
     // Its thread can give up all privileges as long as this one has them.
     let history = (config.history.keep && !settings.dry_run)

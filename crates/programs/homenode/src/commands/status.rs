@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use clap::Args;
 use command::args::Global;
+use command::rules::IGNORE;
 use serde_json::json;
 use session::totals::{self, Found, Told};
 
@@ -67,7 +68,8 @@ fn text(told: &Told, trouble: &[String]) -> String {
         let mut table = Table::new(&["rule", "policy", ">threads", ">moves", "services"]);
         for rule in &status.rules {
             let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
-            if services.is_empty() && told.windows > 0 {
+            if services.is_empty() && rule.policy != IGNORE && rule.threads == 0 && rule.moves == 0 && told.windows > 0
+            {
                 services.push("none that reads or writes files so far".to_owned());
             }
             let (threads, moves) = (rule.threads.to_string(), rule.moves.to_string());
