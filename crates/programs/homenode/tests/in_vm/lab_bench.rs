@@ -149,10 +149,17 @@ impl Bench {
     }
 
     /// Sends each reader to another node than its data's, whose node `home` gives, and lets it free
-    /// again: where a policy has moved it once, the kernel leaves it.
+    /// again: where a policy has moved it once, the kernel leaves it. One that is bound stays: it may
+    /// have been moved a moment ago.
     pub fn send_away(&self, readers: &Readers, home: impl Fn(&Path) -> u32) -> Result<()> {
         let all: Vec<u32> = self.machine.nodes.values().flatten().copied().collect();
-        for thread in &readers.threads {
+        let now = masks(readers.pid());
+        let is_bound = |tid: u32| {
+            now.get(&tid)
+                .and_then(|mask| mask.parse::<topology::CpuSet>().ok())
+                .is_some_and(|cpus| cpus.len() < all.len())
+        };
+        for thread in readers.threads.iter().filter(|thread| !is_bound(thread.tid)) {
             let home = home(&thread.file);
             let away = self.machine.nodes.iter().find(|(node, _)| **node != home).context("a second node")?;
             set_mask(thread.tid, away.1)?;

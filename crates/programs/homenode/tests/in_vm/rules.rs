@@ -15,10 +15,14 @@ pub const CASES: &[Case] = cases![[nodes([2])] nothing_moves_that_no_rule_allows
 
 const NAME: &str = "homenode-test-rules";
 
+/// What readers get on emulated CPUs depends on what else the host does, and a service that reads
+/// less after a move is put back.
+const NO_GUARDRAIL: &str = "[guardrail]\nwindows = 0\n";
+
 fn rule(policy: &str) -> String {
     let settings =
         if policy == "nthread" { "nthread = { min_bytes = \"1 MB\", locality_margin = \"2 MB/s\" }" } else { "" };
-    format!("[[service]]\ngroup = \"/{NAME}\"\npolicy = \"{policy}\"\n{settings}\n")
+    format!("{NO_GUARDRAIL}[[service]]\ngroup = \"/{NAME}\"\npolicy = \"{policy}\"\n{settings}\n")
 }
 
 /// Two processes read away from their data, and one of them is allowed to be moved.
@@ -54,10 +58,9 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
             }
             Ok(!window.moves.is_empty())
         })?;
-        untouched(&seen)?;
-        untouched(&windows(daemon, 2)?)?;
         ensure!(masks(ours.pid()) != before, "a move changed no affinity: {before:?}");
-        Ok(())
+        untouched(&seen)?;
+        untouched(&windows(daemon, 2)?)
     };
     let put_back = |daemon: &mut Daemon, why: &str| -> Outcome {
         // The next window may have begun before.
@@ -99,7 +102,7 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
     group.take(ours.pid())?;
     let delegate =
         "[delegate]\npolicies = [\"nthread\"]\n[nthread]\nmin_bytes = \"1 MB\"\nlocality_margin = \"2 MB/s\"\n";
-    bench.config(delegate)?;
+    bench.config(&format!("{NO_GUARDRAIL}{delegate}"))?;
     ensure!(told("reload")?.status.success());
     group.choose(b"nthread")?;
     moved(&mut daemon)?;
