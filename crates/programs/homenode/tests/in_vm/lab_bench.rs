@@ -149,8 +149,8 @@ impl Bench {
     }
 
     /// Sends each reader to another node than its data's, whose node `home` gives, and lets it free
-    /// again: where a policy has moved it once, the kernel leaves it. One that is bound stays: it may
-    /// have been moved a moment ago.
+    /// again: where a policy has moved it once, the kernel leaves it. One that is bound stays: it
+    /// may have been moved a moment ago.
     pub fn send_away(&self, readers: &Readers, home: impl Fn(&Path) -> u32) -> Result<()> {
         let all: Vec<u32> = self.machine.nodes.values().flatten().copied().collect();
         let now = masks(readers.pid());
