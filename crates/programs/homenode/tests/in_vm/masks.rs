@@ -40,22 +40,8 @@ fn custom_affinities_stay_and_changed_ones_come_back() -> Outcome {
 }
 
 impl Load {
-    /// Sends those that homenode may move, and has not moved, away from their data: the kernel may
-    /// have brought them home.
-    fn send_away(&self) -> Outcome {
-        let now = masks(self.readers.pid());
-        let all: Vec<u32> = self.bench.machine.nodes.values().flatten().copied().collect();
-        for thread in self.readers.threads.iter().filter(|thread| !self.bound.contains(&thread.tid)) {
-            if now.get(&thread.tid) == self.before.get(&thread.tid) {
-                set_mask(thread.tid, cpus(&self.bench.machine, 1 - home_of(&thread.file))?)?;
-                set_mask(thread.tid, &all)?;
-            }
-        }
-        Ok(())
-    }
-
     fn daemon(&self, options: &[&str]) -> Result<Daemon> {
-        self.send_away()?;
+        self.bench.send_away(&self.readers, home_of)?;
         self.bench.daemon_for(&[self.readers.pid()], options)
     }
 
@@ -94,7 +80,7 @@ impl Load {
             ensure!(moved.is_none(), "moved a thread with a custom affinity: {moved:?}");
             changed = self.changed()?.len();
             match changed {
-                0 => self.send_away()?,
+                0 => self.bench.send_away(&self.readers, home_of)?,
                 _ if number >= 8 => break,
                 _ => (),
             }
@@ -112,7 +98,7 @@ impl Load {
         windows_until(&mut daemon, 20, "moves of two readers", |_| {
             let moved = self.changed()?.len() >= 2;
             if !moved {
-                self.send_away()?;
+                self.bench.send_away(&self.readers, home_of)?;
             }
             Ok(moved)
         })?;
