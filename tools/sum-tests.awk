@@ -2,6 +2,9 @@
 # failures, and one closing line. A test that was skipped in one place and ran in another is not a skip. A test that failed and
 # passed when run again counts as passed and as unsteady.
 
+# The last lines of each leg say why it did not run to its end.
+$0 != "" { tail[FILENAME, ++length_of[FILENAME]] = substr($0, 1, 400) }
+
 /^ +Running |^ +Doc-tests / {
     program = $2 == "unittests" ? $NF : $2
     sub(/^tests\//, "", program)
@@ -77,7 +80,9 @@ END {
     legs = split(failed, leg, ",")
     for (i = 1; i <= legs; i++) {
         if (leg[i] in bad) continue
-        printf "failed: %s did not run to the end\n", leg[i]
+        printf "failed: %s did not run to the end; its last lines:\n", leg[i]
+        last = length_of[leg[i]]
+        for (j = last > 12 ? last - 11 : 1; j <= last; j++) printf "    %s\n", tail[leg[i], j]
         count++
     }
     if (passed == 0) { printf "failed: no test ran\n"; count++ }

@@ -39,7 +39,7 @@ pub(crate) fn undo_all<P: Plane>(plane: &mut P, owned: Vec<(Owned, Option<About>
             (owned, about, result)
         })
         .collect();
-    let late = |result: &_| matches!(result, Err(PlaneError::Refused { reason: "unreadable", .. }));
+    let late = |result: &Result<_, _>| result.as_ref().is_err_and(is_late);
     let late = tried.iter_mut().filter(|(_, _, result)| late(result)).map(|(owned, _, result)| (&*owned, result));
     undo_again(plane, late.collect());
     for (owned, about, result) in tried {
@@ -91,6 +91,11 @@ fn undo_again<P: Plane>(plane: &mut P, late: Vec<(&Owned, &mut Result<Undone, Pl
     }
 }
 
+/// Whether a thread could not be examined, as one that answers late.
+fn is_late(error: &PlaneError) -> bool {
+    matches!(error, PlaneError::Refused { reason: "unreadable", .. })
+}
+
 /// Undoes whichever of these values is in force.
 fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, PlaneError> {
     for undo in candidates.iter().rev() {
@@ -107,6 +112,8 @@ fn undo_one<P: Plane>(plane: &mut P, candidates: &[Undo]) -> Result<Undone, Plan
 /// `None` if some may not have been found.
 fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut Finished) -> Option<Vec<Owned>> {
     let mut given_up: FxHashSet<Subject> = FxHashSet::default();
+    // Those that had one late answer. A second one is given up.
+    let mut late: FxHashSet<Subject> = FxHashSet::default();
     let mut left = Vec::new();
     // By now every parent has its own affinity again, but for children that were being born.
     let mut waited = records.is_empty();
@@ -135,6 +142,13 @@ fn put_back_inherited<P: Plane>(plane: &mut P, records: &[Undo], finished: &mut 
                     finished.inherited += 1;
                 }
                 Ok(_) | Err(PlaneError::Gone { .. }) => {}
+                // The next round finds it again.
+                Err(error) if is_late(&error) && !late.contains(&thread.subject) => {
+                    if late.is_empty() {
+                        std::thread::sleep(AGAIN_AFTER);
+                    }
+                    late.insert(thread.subject);
+                }
                 Err(error) => {
                     finished.failed += 1;
                     finished.note(format!("cannot restore the inherited affinity of {}: {error}", thread.subject));

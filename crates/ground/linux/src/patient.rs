@@ -20,7 +20,7 @@
 //! [`MOST_SILENT_STAT`] are. [`ask_all`] leaves [`MOST_ASKED`] behind at most.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
@@ -187,31 +187,28 @@ pub fn ask_all<T: Send + 'static>(
         let silent = silent();
         answers.len() - silent.iter().filter(|subject| subject.1 == what && answers.contains_key(&subject.0)).count()
     };
-    let over = Arc::new(AtomicBool::new(false));
+    let asking = Arc::new(Mutex::new(Asking::default()));
     // Each once.
     let ids: Vec<u32> = answers.keys().copied().collect();
     let (asked, question) = (Arc::new(Mutex::new(ids.into_iter())), Arc::new(question));
     let (tell, told) = channel();
     let start = || {
-        let (asked, question, tell, over) =
-            (Arc::clone(&asked), Arc::clone(&question), tell.clone(), Arc::clone(&over));
+        let (asked, question, tell, asking) =
+            (Arc::clone(&asked), Arc::clone(&question), tell.clone(), Arc::clone(&asking));
         let thread = std::thread::Builder::new().name("homenode-ask".into()).stack_size(128 << 10);
         let started = thread.spawn(move || {
             ANSWERS.set(true);
-            while !over.load(Ordering::Relaxed) {
+            loop {
                 let Some(id) = asked.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
-                {
-                    let mut silent = silent();
+                let one = match One::begin((id, what), &asking) {
+                    Begun::Asked(one) => one,
                     // Those that did not answer before are not asked again.
-                    if silent.contains(&(id, what)) {
-                        continue;
-                    }
-                    silent.push((id, what));
-                }
-                let asked = End { subject: (id, what), over: Arc::default() };
+                    Begun::Silent => continue,
+                    Begun::Over => break,
+                };
                 let before = own_cpu_ns();
                 let answer = question(id);
-                drop(asked);
+                drop(one);
                 // Nobody listens after the end.
                 let _ = tell.send((id, answer, own_cpu_ns().saturating_sub(before)));
             }
@@ -240,8 +237,66 @@ pub fn ask_all<T: Send + 'static>(
             Err(_) => more = threads.max(4),
         }
     }
-    over.store(true, Ordering::Relaxed);
+    // Silent are those that are asked still. Until now others may ask them too.
+    let mut silent = silent();
+    let mut asking = asking.lock().unwrap_or_else(PoisonError::into_inner);
+    asking.over = true;
+    silent.extend(asking.ids.iter().map(|id| (*id, what)));
+    drop((asking, silent));
     answers
+}
+
+/// Whom the threads of one [`ask_all`] ask now. Its lock is taken while [`SILENT`]'s is held.
+#[derive(Default)]
+struct Asking {
+    ids: HashSet<u32>,
+    /// Nobody waits for answers any more.
+    over: bool,
+}
+
+/// One question of [`ask_all`]; ends however its thread ends.
+struct One {
+    subject: Subject,
+    asking: Arc<Mutex<Asking>>,
+}
+
+enum Begun {
+    Asked(One),
+    Silent,
+    Over,
+}
+
+impl One {
+    fn begin(subject: Subject, asking: &Arc<Mutex<Asking>>) -> Begun {
+        let silent = silent();
+        let mut now = asking.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.over {
+            return Begun::Over;
+        }
+        if silent.contains(&subject) {
+            return Begun::Silent;
+        }
+        now.ids.insert(subject.0);
+        Begun::Asked(Self { subject, asking: Arc::clone(asking) })
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        let mut silent = silent();
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        asking.ids.remove(&self.subject.0);
+        // It counts as silent only since the end.
+        if asking.over {
+            no_longer(&mut silent, self.subject);
+        }
+    }
+}
+
+fn no_longer(silent: &mut Vec<Subject>, subject: Subject) {
+    if let Some(at) = silent.iter().position(|other| *other == subject) {
+        silent.swap_remove(at);
+    }
 }
 
 fn no_answer(id: u32, what: &str) -> io::Error {
@@ -303,9 +358,7 @@ impl Drop for End {
     fn drop(&mut self) {
         let mut silent = silent();
         self.over.store(true, Ordering::Relaxed);
-        if let Some(at) = silent.iter().position(|subject| *subject == self.subject) {
-            silent.swap_remove(at);
-        }
+        no_longer(&mut silent, self.subject);
     }
 }
 
@@ -367,6 +420,50 @@ mod tests {
         assert_eq!(ask(id(0), STAT, || Ok(4)).unwrap(), 4);
         assert_eq!(ask(id(0), "of_another_test", || Ok(5)).unwrap(), 5);
         silent().retain(|subject| subject.1 != OF_TEST);
+    }
+
+    /// Two that undo at a time took each other's threads for silent; so did a single question.
+    #[test]
+    fn who_is_being_asked_is_not_silent() {
+        let id = |n: u32| u32::MAX - 2000 - n;
+        let slow = |n| {
+            std::thread::sleep(Duration::from_millis(30));
+            Ok(n)
+        };
+        let ids: Vec<u32> = (0..16).map(id).collect();
+        let both = || {
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| ask_all(ids.clone(), STAT, slow));
+                let other = scope.spawn(|| ask_all(ids.clone(), STAT, slow));
+                std::thread::sleep(Duration::from_millis(10));
+                let single = ask(id(3), STAT, move || slow(3));
+                (one.join().unwrap(), other.join().unwrap(), single)
+            })
+        };
+        let (one, other, single) = both();
+        for answers in [one, other] {
+            assert!(answers.values().all(Result::is_ok), "{answers:?}");
+        }
+        assert_eq!(single.unwrap(), 3);
+    }
+
+    /// Those that one call left behind are silent for the next, until they answer.
+    #[test]
+    fn who_is_left_behind_is_silent() {
+        let (keep, wait) = channel::<()>();
+        let wait = Mutex::new(wait);
+        let id = u32::MAX - 3000;
+        let mut answers = ask_all(vec![id, id - 1], "of_left", move |asked| match asked == id {
+            true => wait.lock().unwrap().recv().map_err(io::Error::other),
+            false => Ok(()),
+        });
+        answers.remove(&(id - 1)).unwrap().unwrap();
+        answers.remove(&id).unwrap().unwrap_err();
+        assert_eq!(ask(id, "of_left", || Ok(())).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        keep.send(()).unwrap();
+        while ask(id, "of_left", || Ok(())).is_err() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

@@ -35,6 +35,19 @@ fn an_undo_of_a_thread_that_answers_late_is_tried_once_more() {
     assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
 }
 
+/// So did a thread that a moved one had started.
+#[test]
+fn a_child_that_answers_late_is_put_back_too() {
+    let plane = Fake::new([(1, 0, 1)]);
+    let mut engine = Engine::new(plane.clone(), go_home(), Settings::default(), None).unwrap();
+    engine.step().unwrap();
+    plane.world().fork(1, 101);
+    plane.world().tasks.get_mut(&101).unwrap().refuse = Some(LATE);
+    let finished = engine.finish();
+    assert_eq!((finished.restored, finished.inherited, finished.failed), (2, 1, 0), "{:?}", finished.notes);
+    assert!(plane.world().tasks.values().all(|t| t.mask == set("0-5")));
+}
+
 #[test]
 fn a_second_move_is_undone_to_what_was_before_the_first() {
     let plane = Fake::new([(1, 0, 1)]);
