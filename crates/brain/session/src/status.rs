@@ -4,7 +4,7 @@
 //! **Approach.** The daemon adds each window to a [`Status`], which is part of the file that
 //! everybody may read ([`crate::totals`]): it names services and rules, no files and no threads.
 //!
-//! **Limits.** Moves of files count for no rule. Services that a rule ignores are not seen, so
+//! **Limits.** Moves of files count for no rule, so what they win is not shown. Services that a rule ignores are not seen, so
 //! their rule has none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use command::rules::Service;
 use engine::{MoveEvent, WindowReport};
+use placement::flow::Sums;
 use placement::{Subject, Thread};
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,43 @@ pub struct RuleStatus {
     pub services: Vec<String>,
     /// Moves of threads and processes that were made since the daemon began.
     pub moves: u64,
+    /// What its threads read from the daemon's start until the rule's first move.
+    #[serde(default)]
+    pub before: Read,
+    /// What they read in the last window with any, after that move.
+    #[serde(default)]
+    pub now: Read,
+}
+
+/// File bytes read, and those of them from another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Read {
+    pub read_bytes: u64,
+    pub remote_bytes: u64,
+}
+
+impl RuleStatus {
+    /// Adds a window, at whose end so many moves were made.
+    fn add(&mut self, read: Read, moves: u64) {
+        if self.moves == 0 {
+            self.before.add(read);
+        } else if read.read_bytes > 0 {
+            self.now = read;
+        }
+        self.moves += moves;
+    }
+}
+
+impl Read {
+    fn add(&mut self, more: Self) {
+        self.read_bytes = self.read_bytes.saturating_add(more.read_bytes);
+        self.remote_bytes = self.remote_bytes.saturating_add(more.remote_bytes);
+    }
+
+    /// `None` where nothing was read.
+    pub fn remote_share(self) -> Option<f64> {
+        (self.read_bytes > 0).then(|| self.remote_bytes as f64 / self.read_bytes as f64)
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -80,10 +118,10 @@ impl Status {
     /// Takes these rules; a rule that was there keeps what it has moved.
     pub fn rule(&mut self, rules: &[Service]) {
         let before = std::mem::take(&mut self.rules);
-        let moves = |name: &str| before.iter().find(|rule| rule.rule == name).map_or(0, |rule| rule.moves);
         let rule = |service: &Service| {
             let rule = service.name().to_string();
-            RuleStatus { moves: moves(&rule), policy: service.says().to_owned(), rule, ..RuleStatus::default() }
+            let kept = before.iter().find(|kept| kept.rule == rule).cloned().unwrap_or_default();
+            RuleStatus { policy: service.says().to_owned(), rule, threads: 0, services: Vec::new(), ..kept }
         };
         self.rules = rules.iter().map(rule).collect();
     }
@@ -124,8 +162,11 @@ impl Status {
             let of = threads.iter().filter(|thread| thread.rule.as_deref() == Some(&*rule.rule));
             let mut services: BTreeSet<String> = BTreeSet::new();
             rule.threads = 0;
+            let mut read = Read::default();
             for thread in of {
                 rule.threads += 1;
+                let Sums { read_bytes, remote_bytes, .. } = Sums::of_thread(thread);
+                read.add(Read { read_bytes, remote_bytes });
                 if services.len() < NAMED {
                     services.extend(thread.group.as_deref().map(services::name));
                 }
@@ -133,7 +174,24 @@ impl Status {
             if rule.threads > 0 {
                 rule.services = services.into_iter().collect();
             }
-            rule.moves += made.get(&*rule.rule).copied().unwrap_or(0);
+            rule.add(read, made.get(&*rule.rule).copied().unwrap_or(0));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rule_read_before_its_first_move_stands_beside_what_it_reads_now() {
+        let read = |read_bytes, remote_bytes| Read { read_bytes, remote_bytes };
+        let mut rule = RuleStatus::default();
+        rule.add(read(100, 80), 0);
+        rule.add(read(100, 100), 2); // the window after which threads were moved
+        assert_eq!((rule.before, rule.now.remote_share()), (read(200, 180), None));
+        rule.add(read(50, 5), 1);
+        rule.add(read(0, 0), 0);
+        assert_eq!((rule.before, rule.now, rule.moves), (read(200, 180), read(50, 5), 3));
     }
 }

@@ -6,11 +6,12 @@ use clap::Args;
 use command::args::Global;
 use command::rules::IGNORE;
 use serde_json::json;
+use session::status::Read;
 use session::totals::{self, Found, Told};
 
 use crate::exit::{Exit, Failure};
 use crate::output::table::Table;
-use crate::output::units::{count, seconds};
+use crate::output::units::{count, percent, seconds};
 use crate::output::{self, escape};
 
 #[derive(Debug, Args)]
@@ -65,7 +66,7 @@ fn text(told: &Told, trouble: &[String]) -> String {
         text += &format!("last reload: {} ago, {what}\n", ago(reload.unix_s));
     }
     if !status.rules.is_empty() {
-        let mut table = Table::new(&["rule", "policy", ">threads", ">moves", "services"]);
+        let mut table = Table::new(&["rule", "policy", ">threads", ">moves", ">remote before", ">remote now", "services"]);
         for rule in &status.rules {
             let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
             if services.is_empty() && rule.policy != IGNORE && rule.threads == 0 && rule.moves == 0 && told.windows > 0
@@ -73,7 +74,9 @@ fn text(told: &Told, trouble: &[String]) -> String {
                 services.push("none that reads or writes files so far".to_owned());
             }
             let (threads, moves) = (rule.threads.to_string(), rule.moves.to_string());
-            table.row([escape(&rule.rule), rule.policy.clone(), threads, moves, services.join(", ")]);
+            let share = |read: Read| read.remote_share().map_or("-".to_owned(), percent);
+            let (before, now) = (share(rule.before), share(rule.now));
+            table.row([escape(&rule.rule), rule.policy.clone(), threads, moves, before, now, services.join(", ")]);
         }
         text += &format!("\n{}", table.render());
     }

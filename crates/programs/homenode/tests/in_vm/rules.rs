@@ -68,6 +68,12 @@ fn nothing_moves_that_no_rule_allows_and_a_reload_puts_back() -> Outcome {
         untouched(&seen)
     };
     moved(&mut daemon)?;
+    let status: serde_json::Value = serde_json::from_slice(&told("status")?.stdout)?;
+    let share = |when: &str| {
+        let read = &status["status"]["rules"][0][when];
+        Some(read["remote_bytes"].as_f64()? / read["read_bytes"].as_f64().filter(|read| *read > 0.0)?)
+    };
+    ensure!(share("before").is_some_and(|before| before > 0.0) && share("now").is_some(), "{status}");
 
     // A mistake in the file changes nothing, and is named with its line.
     let line =
