@@ -48,6 +48,8 @@ function took(result) {
     }
 }
 
+/^machine stopped: / { sub(/,$/, "", $3); unsteady[++unsteadies] = $3 " (" FILENAME "): the machine stopped" }
+
 /^test .* \.\.\. ?/ {
     name = $0
     sub(/^test +/, "", name)
