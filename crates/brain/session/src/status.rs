@@ -4,8 +4,8 @@
 //! **Approach.** The daemon adds each window to a [`Status`], which is part of the file that
 //! everybody may read ([`crate::totals`]): it names services and rules, no files and no threads.
 //!
-//! **Limits.** Moves of files count for no rule, so what they win is not shown. Services that a rule ignores are not seen, so
-//! their rule has none.
+//! **Limits.** Moves of files count for no rule, so what they win is not shown. Services that a
+//! rule ignores are not seen, so their rule has none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::SystemTime;

@@ -66,7 +66,8 @@ fn text(told: &Told, trouble: &[String]) -> String {
         text += &format!("last reload: {} ago, {what}\n", ago(reload.unix_s));
     }
     if !status.rules.is_empty() {
-        let mut table = Table::new(&["rule", "policy", ">threads", ">moves", ">remote before", ">remote now", "services"]);
+        let mut table =
+            Table::new(&["rule", "policy", ">threads", ">moves", ">remote before", ">remote now", "services"]);
         for rule in &status.rules {
             let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
             if services.is_empty() && rule.policy != IGNORE && rule.threads == 0 && rule.moves == 0 && told.windows > 0
