@@ -21,13 +21,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use topology::{FileId, ProcessId};
 
-use super::Settings;
 use super::data::Groups;
 use super::hardware::{Hardware, Node};
-use super::history::History;
 use super::mapped::{Mapped, mapped_of};
 use crate::processes::{sane, starts};
-use crate::{Snapshot, Subject, Thread, Writes};
+use crate::{Snapshot, Thread, Writes};
 
 /// Where the plane does not say so: a thread that uses less than this share of its memory time on a
 /// CPU does not make its accesses itself, but sleeps while a server makes them. Chosen, not
@@ -120,37 +118,26 @@ pub(super) struct Demands {
 }
 
 impl Demands {
-    pub fn new(
-        hardware: &Hardware,
-        snapshot: &Snapshot,
-        settings: &Settings,
-        history: &History,
-        listed: &[usize],
-        mapped: &FxHashMap<u32, Mapped>,
-    ) -> Self {
+    /// Apart from what only the windows before know: `History::add_to`.
+    pub fn new(hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], mapped: &FxHashMap<u32, Mapped>) -> Self {
         let window_s = sane(snapshot.window_s);
         if window_s <= 0.0 {
             return Self::default();
         }
         let mut demands = Self { groups: Groups::new(hardware, snapshot, listed), ..Self::default() };
-        demands.find_processes(hardware, snapshot, listed, history);
+        demands.find_processes(hardware, snapshot, listed);
         for p in demands.processes.iter_mut().filter(|p| mapped.contains_key(&p.id.pid)) {
             // Mapped pages stay where they are.
             p.writes = Some(Writes::Stay);
         }
         for i in listed.iter().copied() {
-            let mut demand = demands.thread(hardware, snapshot, i, window_s, mapped);
-            let t = &snapshot.threads[i];
-            let process = demands.processes.get(demand.process).map(|p| p.id);
-            let moved = process.is_some_and(|process| history.has_moved(process));
-            demand.pinned = moved || t.pinned.is_some() || !history.may_move(&Subject::thread(t));
+            let demand = demands.thread(hardware, snapshot, i, window_s, mapped);
             demands.threads.push(demand);
         }
-        demands.tell_locks_from_sleep(hardware, settings);
         demands
     }
 
-    fn find_processes(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize], history: &History) {
+    fn find_processes(&mut self, hardware: &Hardware, snapshot: &Snapshot, listed: &[usize]) {
         let (now_s, window_s) = (sane(snapshot.time_s), sane(snapshot.window_s));
         let mut pids: Vec<u32> = listed.iter().map(|i| snapshot.threads[*i].pid).collect();
         pids.sort_unstable();
@@ -168,7 +155,7 @@ impl Demands {
             .map(|(id, began_s)| Process {
                 id,
                 memory: Shares::new(),
-                lock_s: history.lock_s(id),
+                lock_s: 0.0,
                 writes: None,
                 allowed: hardware.nodes.iter().map(|n| n.cpus > 0.0).collect(),
                 age_s: (now_s - began_s).max(window_s),
@@ -232,7 +219,7 @@ impl Demands {
         let files = if bytes.all_in_files { bytes.files.clone() } else { Files::new() };
         let process = self.processes.partition_point(|p| p.id.pid < t.pid);
         let work = bytes.work(t, &hardware.nodes[node], window_s);
-        Demand { thread: index, node, process, work, files, allowed, pinned: false }
+        Demand { thread: index, node, process, work, files, allowed, pinned: t.pinned.is_some() }
     }
 
     /// The index, in [`Self::allowed`], of the nodes with CPUs where a thread may run.

@@ -290,9 +290,16 @@ impl History {
         self.moved_processes.contains(&process)
     }
 
-    /// The longest lock time of a process so far.
-    pub fn lock_s(&self, process: ProcessId) -> f64 {
-        self.locks.get(&process).copied().unwrap_or(0.0)
+    /// Adds what the windows before say: the longest lock time of each process so far, and the
+    /// threads that stay, because they or their process have moved or cannot.
+    pub fn add_to(&self, demands: &mut Demands, snapshot: &Snapshot) {
+        for process in &mut demands.processes {
+            process.lock_s = self.locks.get(&process.id).copied().unwrap_or(0.0);
+        }
+        for demand in &mut demands.threads {
+            let moved = demands.processes.get(demand.process).is_some_and(|process| self.has_moved(process.id));
+            demand.pinned |= moved || !self.may_move(&Subject::thread(&snapshot.threads[demand.thread]));
+        }
     }
 
     fn begin(&mut self) {

@@ -133,7 +133,9 @@ impl Auto {
         let least = self.settings.min_bytes.saturating_mul(u64::from(windows));
         let listed = demand::listed(&hardware, snapshot, least, &mapped);
         let busy = take_others(&mut hardware, snapshot, &listed);
-        let demands = Demands::new(&hardware, snapshot, &self.settings, &self.history, &listed, &mapped);
+        let mut demands = Demands::new(&hardware, snapshot, &listed, &mapped);
+        self.history.add_to(&mut demands, snapshot);
+        demands.tell_locks_from_sleep(&hardware, &self.settings);
         (hardware, demands, busy)
     }
 }
