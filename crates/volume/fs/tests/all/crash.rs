@@ -573,8 +573,8 @@ fn cleaning_a_log_in_steps_survives_a_crash_at_every_fence() {
     assert!(flushes > 8 && fences > 4, "{flushes} {fences}");
 }
 
-/// All pairs of operations, each with one third operation; with HOMENODE_FS_LONG set, with every
-/// third operation.
+/// All pairs of operations, some of them with one operation more; with HOMENODE_FS_LONG set, each
+/// with every operation more.
 #[test]
 fn sequences_of_operations_survive_a_crash_at_every_fence() {
     let checker = Arc::new(Mutex::new(Checker::default()));
