@@ -8,7 +8,7 @@
 //! **Approach.** [`ask`] puts the question on a second thread, which the calling thread keeps for
 //! its next questions, and waits for a limited time. A thread that is late is left behind, and the
 //! next question gets a new one. What did not answer is not asked again before the first question
-//! has returned, so each subject keeps one thread at most. The more subjects are silent about the
+//! has returned, so each subject keeps one thread at most of each that asks. The more subjects are silent about the
 //! same, the less time the next one gets. Silence about memory or descriptors takes nothing from
 //! questions for `stat`. Undo needs those of many at once: [`ask_all`] gives all of them one common
 //! end, so that who is silent takes no time from the others; it comes later while answers come.
@@ -183,10 +183,7 @@ pub fn ask_all<T: Send + 'static>(
     question: impl Fn(u32) -> io::Result<T> + Send + Sync + 'static,
 ) -> HashMap<u32, io::Result<T>> {
     let mut answers: HashMap<_, _> = ids.iter().map(|id| (*id, Err(no_answer(*id, what)))).collect();
-    let mut left = {
-        let silent = silent();
-        answers.len() - silent.iter().filter(|subject| subject.1 == what && answers.contains_key(&subject.0)).count()
-    };
+    let mut left = answers.len();
     let asking = Arc::new(Mutex::new(Asking::default()));
     // Each once.
     let ids: Vec<u32> = answers.keys().copied().collect();
@@ -203,7 +200,10 @@ pub fn ask_all<T: Send + 'static>(
                 let one = match One::begin((id, what), &asking) {
                     Begun::Asked(one) => one,
                     // Those that did not answer before are not asked again.
-                    Begun::Silent => continue,
+                    Begun::Silent => {
+                        let _ = tell.send((id, Err(no_answer(id, what)), 0));
+                        continue;
+                    }
                     Begun::Over => break,
                 };
                 let before = own_cpu_ns();
@@ -425,6 +425,7 @@ mod tests {
     /// Two that undo at a time took each other's threads for silent; so did a single question.
     #[test]
     fn who_is_being_asked_is_not_silent() {
+        const OF_TEST: &str = "of_asked";
         let id = |n: u32| u32::MAX - 2000 - n;
         let slow = |n| {
             std::thread::sleep(Duration::from_millis(30));
@@ -433,10 +434,10 @@ mod tests {
         let ids: Vec<u32> = (0..16).map(id).collect();
         let both = || {
             std::thread::scope(|scope| {
-                let one = scope.spawn(|| ask_all(ids.clone(), STAT, slow));
-                let other = scope.spawn(|| ask_all(ids.clone(), STAT, slow));
+                let one = scope.spawn(|| ask_all(ids.clone(), OF_TEST, slow));
+                let other = scope.spawn(|| ask_all(ids.clone(), OF_TEST, slow));
                 std::thread::sleep(Duration::from_millis(10));
-                let single = ask(id(3), STAT, move || slow(3));
+                let single = ask(id(3), OF_TEST, move || slow(3));
                 (one.join().unwrap(), other.join().unwrap(), single)
             })
         };
@@ -445,6 +446,21 @@ mod tests {
             assert!(answers.values().all(Result::is_ok), "{answers:?}");
         }
         assert_eq!(single.unwrap(), 3);
+    }
+
+    /// One that was silent at first, or silent for two, took the place of another's answer.
+    #[test]
+    fn who_is_silent_takes_nobodys_answer() {
+        const OF_TEST: &str = "of_twice";
+        let id = u32::MAX - 4000;
+        silent().extend([(id, OF_TEST), (id, OF_TEST)]);
+        let answers = ask_all(vec![id, id - 1, id - 2], OF_TEST, |_| {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok(())
+        });
+        assert!(answers[&id].is_err() && answers[&(id - 1)].is_ok() && answers[&(id - 2)].is_ok(), "{answers:?}");
+        assert!(ask_all(vec![id], OF_TEST, |_| Ok(()))[&id].is_err());
+        silent().retain(|subject| subject.1 != OF_TEST);
     }
 
     /// Those that one call left behind are silent for the next, until they answer.
