@@ -71,7 +71,9 @@ fn alike<'a>(units: impl Iterator<Item = &'a str>, names: &BTreeSet<String>) -> 
         found.extend(scored.filter(|(score, _)| *score >= ALIKE));
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
-    found.dedup_by(|a, b| a.1 == b.1);
+    // Two misspelt units may mean one.
+    let mut seen = BTreeSet::new();
+    found.retain(|(_, name)| seen.insert(*name));
     found.into_iter().take(SUGGESTED).map(|(_, name)| name.clone()).collect()
 }
 
@@ -110,6 +112,8 @@ mod tests {
         let list = vec![rule(&["db@16-mian"])];
         let told = among(&Rules { list, rest: Does::Observe }, &instances);
         assert!(told[0].contains("; is db@16-main.service or db@1"), "{told:?}: the most alike first");
+        let told = |units: &[&str]| among(&Rules { list: vec![rule(units)], rest: Does::Observe }, &groups);
+        assert_eq!(told(&["shopdb", "cronn", "shop-bd"]).concat().matches("shop-db.service").count(), 1);
         // Another user's services are not suggested, nor those that share but their manager's name.
         let of_users: Vec<Arc<str>> = ["100.service/app.slice/shopdb.service", "1000.service/app.slice/init.scope"]
             .map(|name| format!("/user.slice/user-1.slice/user@{name}").into())

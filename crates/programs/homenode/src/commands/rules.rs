@@ -81,7 +81,11 @@ impl Reload<'_> {
             engine.plane_mut().rule(config.rules(), self.anew(&config));
             policy.go_on(&engine.policy().spent());
             engine.decide_by(Box::new(policy));
-            plane::say_absent("rule ", &config.rules());
+            // On a thread of its own: no window waits for a walk of all control groups.
+            let rules = config.rules();
+            let _ = std::thread::Builder::new()
+                .name("homenode-absent".into())
+                .spawn(move || plane::say_absent("rule ", &rules));
             self.last = config.service;
         }
         out.reloaded(begun_s, &rules, result)

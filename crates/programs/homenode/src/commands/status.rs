@@ -70,12 +70,15 @@ fn text(told: &Told, trouble: &[String]) -> String {
             Table::new(&["rule", "policy", ">threads", ">moves", ">remote before", ">remote now", "services"]);
         for rule in &status.rules {
             let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
-            if services.is_empty() && rule.policy != IGNORE && rule.threads == 0 && rule.moves == 0 && told.windows > 0
-            {
+            let idle = rule.threads == 0 && rule.moves == 0 && rule.before == Read::default();
+            if services.is_empty() && rule.policy != IGNORE && idle && told.windows > 0 {
                 services.push("none that reads or writes files so far".to_owned());
             }
             let (threads, moves) = (rule.threads.to_string(), rule.moves.to_string());
-            let share = |read: Read| read.remote_share().map_or("-".to_owned(), percent);
+            let share = |read: Read| match read.remote_share() {
+                Some(share) if rule.policy != IGNORE => percent(share),
+                _ => "-".to_owned(),
+            };
             let (before, now) = (share(rule.before), share(rule.now));
             table.row([escape(&rule.rule), rule.policy.clone(), threads, moves, before, now, services.join(", ")]);
         }
