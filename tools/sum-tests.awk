@@ -23,7 +23,7 @@ function took(result) {
     if (name == "") return
     if (again) { again = 0 }
     else if (result ~ /^ok/) { passed++; ran[name] = 1 }
-    else if (result ~ /^FAILED/) { failures[++count] = name " (" FILENAME ")"; ran[name] = bad[FILENAME] = 1 }
+    else if (result ~ /^FAILED/) { failures[++count] = name " (" FILENAME ")"; ran[name] = 1; bad[FILENAME]++ }
     else if (result ~ /^ignored/) { sub(/^ignored[, ]*/, "", result); gsub(/^\(|\)$/, "", result); skips[name] = result }
     else return
     if (match(result, /<[0-9.]+s>$/)) {
@@ -40,15 +40,16 @@ function took(result) {
     sub(/:$/, "", second)
     for (i = 1; i <= count; i++) {
         if (failures[i] == program ": " second " (" FILENAME ")") {
-            unsteady[++unsteadies] = failures[i]
+            unsteady[++unsteadies] = failures[i] ": failed once, passed when run again"
             failures[i] = failures[count--]
+            bad[FILENAME]--
             passed++
             break
         }
     }
 }
 
-/^machine stopped: / { sub(/,$/, "", $3); unsteady[++unsteadies] = $3 " (" FILENAME "): the machine stopped" }
+/^machine stopped: / { sub(/,$/, "", $3); unsteady[++unsteadies] = $3 " (" FILENAME "): the machine stopped and was started again"; again = 0; name = "" }
 
 /^test .* \.\.\. ?/ {
     name = $0
@@ -76,12 +77,12 @@ END {
         skipped++
         printf "skipped: %s: %s\n", name, skips[name] == "" ? "no reason given" : skips[name]
     }
-    for (i = 1; i <= unsteadies; i++) printf "unsteady: %s: failed once, passed when run again\n", unsteady[i]
+    for (i = 1; i <= unsteadies; i++) printf "unsteady: %s\n", unsteady[i]
     for (i = 1; i <= count; i++) printf "failed: %s%s\n", failures[i], why[failures[i]]
     # A leg that failed without a failed test did not run to its end.
     legs = split(failed, leg, ",")
     for (i = 1; i <= legs; i++) {
-        if (leg[i] in bad) continue
+        if (bad[leg[i]] > 0) continue
         printf "failed: %s did not run to the end; its last lines:\n", leg[i]
         last = length_of[leg[i]]
         for (j = last > 12 ? last - 11 : 1; j <= last; j++) printf "    %s\n", tail[leg[i], j]

@@ -113,7 +113,8 @@ impl Load {
         next.window()?;
         self.as_before()?;
         ensure!(next.recovered.as_ref().is_some_and(|r| r.restored > 0), "not reported: {:?}", next.recovered);
-        next.stop(Signal::INT)?;
+        let (_, status) = next.stop(Signal::INT)?;
+        ensure!(status.success(), "{status}");
         self.as_before()
     }
 }
