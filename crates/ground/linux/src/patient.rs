@@ -8,10 +8,11 @@
 //! **Approach.** [`ask`] puts the question on a second thread, which the calling thread keeps for
 //! its next questions, and waits for a limited time. A thread that is late is left behind, and the
 //! next question gets a new one. What did not answer is not asked again before the first question
-//! has returned, so each subject keeps one thread at most of each that asks. The more subjects are silent about the
-//! same, the less time the next one gets. Silence about memory or descriptors takes nothing from
-//! questions for `stat`. Undo needs those of many at once: [`ask_all`] gives all of them one common
-//! end, so that who is silent takes no time from the others; it comes later while answers come.
+//! has returned, so each subject keeps one thread at most of each that asks. The more subjects are
+//! silent about the same, the less time the next one gets. Silence about memory or descriptors
+//! takes nothing from questions for `stat`. Undo needs those of many at once: [`ask_all`] gives all
+//! of them one common end, so that who is silent takes no time from the others; it comes later
+//! while answers come.
 //!
 //! **Limits.** On a machine that is too busy, a process may seem silent; it is asked again once the
 //! late answer came. A thread left behind ends with its wait, or with homenode: the waits are
