@@ -39,7 +39,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
-use crate::mount::{leave_output, leave_terminal, say};
+use crate::background::{leave_output, leave_terminal, say};
 
 /// The server's environment has it: the number of the file by which it says that it works, and
 /// those of [`Held`].

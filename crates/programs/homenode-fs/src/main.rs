@@ -2,6 +2,7 @@
 //! `fsck.homenode` and `mount.homenode` are names of it.
 
 mod args;
+mod background;
 mod content;
 mod drain;
 mod fs_files;

@@ -11,8 +11,7 @@
 //! these go to the system's log.
 
 use std::cell::Cell;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
-use std::os::unix::net::UnixDatagram;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,6 +21,7 @@ use std::thread;
 use crate::args::{CacheArg, HELPER_USAGE, MountArgs, NodesArgs, PlacementArg, VolumeArgs, apart, command_line};
 use ::mount::{Cache, Error, Flags, Options, Unmounted};
 
+use crate::background::{go_to_background, leave_terminal, log_failures, say};
 use crate::fs_volume::{self, map, map_to_look, unmount};
 use crate::hold;
 use crate::volume_policy::{Nodes, Prepared};
@@ -97,9 +97,6 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// Whether the kernel offers requests by io_uring.
 const URING: &str = "/sys/module/fuse/parameters/enable_uring";
-
-/// The system's log.
-const LOG: &str = "/dev/log";
 
 /// Exit code of mount(8) for a mount that failed.
 const HELPER_FAILED: u8 = 32;
@@ -492,69 +489,12 @@ fn own_memory() -> u64 {
     ((machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit)) / 8).max(64 << 20)
 }
 
-/// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
-pub fn say(line: &str) {
-    let line = command::output::escape(line);
-    output::complain(&format!("homenode: {line}\n"));
-    // Facility daemon, severity error (RFC 3164).
-    log(Path::new(LOG), &format!("<27>homenode[{}]: {line}\n", std::process::id()));
-}
-
-/// Hands a line to the system's log. It is lost where that takes no more, such as a stopped one:
-/// who waited for it would neither undo moves nor end the mount.
-fn log(to: &Path, entry: &str) {
-    let logged = UnixDatagram::unbound().and_then(|socket| {
-        socket.set_nonblocking(true)?;
-        socket.send_to(entry.as_bytes(), to)
-    });
-    if logged.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
-        let kernel = std::fs::OpenOptions::new().write(true).open("/dev/kmsg");
-        // Where nobody listens nothing can be said.
-        let _ = kernel.and_then(|mut kernel| kernel.write_all(entry.as_bytes()));
-    }
-}
-
-/// Where memory fails so that the server must end, the system's log says why: in the background
-/// nobody sees stderr.
-fn log_failures() {
-    let socket = UnixDatagram::unbound().and_then(|socket| socket.connect(LOG).map(|()| socket.into()));
-    let kernel = || std::fs::OpenOptions::new().write(true).open("/dev/kmsg").map(Into::into);
-    // Where nobody listens nothing can be said.
-    if let Ok(log) = socket.or_else(|_: std::io::Error| kernel()) {
-        ::fs::medium::log_failures_to(log);
-    }
-}
-
 /// Ends the use of the volume, so that the next mount is quick.
 fn end(volume: Arc<::fs::Volume>) -> Result<(), Failure> {
     match Arc::into_inner(volume) {
         Some(volume) => unmount(volume).map(|_| ()),
         None => Ok(()),
     }
-}
-
-/// Lets go of the caller's terminal and directory.
-pub fn leave_terminal() -> std::io::Result<()> {
-    // It was started as /proc/self/exe.
-    rustix::thread::set_name(c"homenode-fs")?;
-    rustix::process::setsid()?;
-    Ok(rustix::process::chdir("/")?)
-}
-
-/// Says that the mount works, and lets go of the caller's output.
-fn go_to_background() -> std::io::Result<()> {
-    let mut stdout = std::io::stdout();
-    writeln!(stdout, "mounted")?;
-    stdout.flush()?;
-    leave_output()
-}
-
-/// Lets go of the caller's output.
-pub fn leave_output() -> std::io::Result<()> {
-    let null = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    Ok(())
 }
 
 fn failure(error: &Error) -> Failure {
@@ -567,32 +507,5 @@ fn failure(error: &Error) -> Failure {
         }
         Error::NotADirectory(dir) => Failure::new(Exit::Usage, dir.display().to_string(), "not a directory (ENOTDIR)"),
         _ => failed(Exit::Io),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A stopped journald kept a mount whose memory had failed from undoing its moves.
-    #[test]
-    fn a_log_that_takes_no_more_keeps_nobody_waiting() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("log");
-        let reader = UnixDatagram::bind(&path).unwrap();
-        let (told, ended) = std::sync::mpsc::channel();
-        let to = path.clone();
-        // More than net.unix.max_dgram_qlen, which systemd sets to 512.
-        let writer = thread::spawn(move || {
-            (0..1000).for_each(|number| log(&to, &format!("line {number}")));
-            told.send(()).unwrap();
-        });
-        let waited = ended.recv_timeout(std::time::Duration::from_secs(60));
-        let mut line = [0; 16];
-        let len = reader.recv(&mut line).unwrap();
-        drop(reader);
-        std::fs::remove_file(&path).unwrap();
-        writer.join().unwrap();
-        assert_eq!((waited, &line[..len]), (Ok(()), &b"line 0"[..]));
     }
 }

@@ -13,7 +13,7 @@ use placement::rules::{Facts, Of, Rules};
 use placement::services;
 use topology::ProcessId;
 
-use super::plane::PROC;
+use crate::machine::PROC;
 
 /// How alike two names are that one is meant for the other (Jaro and Winkler, 0 to 1).
 const ALIKE: f64 = 0.85;

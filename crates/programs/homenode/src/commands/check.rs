@@ -29,7 +29,7 @@ use serde::Serialize;
 use serde_json::json;
 use session::map::Report as Map;
 use session::services;
-use session::totals::{OTHER, UNKNOWN};
+use session::services::{OTHER, UNKNOWN};
 use topology::NodeId;
 use topology::measured::Measured;
 
