@@ -15,8 +15,8 @@
 
 use std::path::Path;
 
+use super::fact::Fact;
 use super::hooks::Hook;
-use super::probe::Fact;
 
 /// The hooks: either both or none.
 pub(super) const HOOKS: [Hook; 2] = [Hook::ArcCall, Hook::ArcRead];

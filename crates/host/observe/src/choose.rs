@@ -13,8 +13,9 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::arc;
+use super::fact::Fact;
 use super::hooks::{Hook, Kind};
-use super::probe::{Capabilities, Fact};
+use super::probe::Capabilities;
 use super::types::{Hooks, Settings};
 use super::weights::at_least;
 

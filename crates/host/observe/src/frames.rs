@@ -6,20 +6,12 @@ use std::path::Path;
 use topology::Topology;
 
 use super::mapped::kernel::Kernel;
-use super::mapped::places::Places;
+use super::mapped::places::{Frames, Places};
 use super::records::intf;
 use super::types::ObserveError;
 
 /// As many as `bpf/frames.h` has room for.
 const FRAMES_MAX: usize = intf::FRAMES_MAX as usize;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Frames {
-    pub first: u64,
-    /// The first frame beyond them.
-    pub end: u64,
-    pub node: u32,
-}
 
 /// How the programs get from an address to a node.
 #[derive(Clone, Debug, Default)]

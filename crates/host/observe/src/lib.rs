@@ -64,6 +64,7 @@ mod cause;
 pub mod choose;
 mod crowd;
 mod drain;
+mod fact;
 mod frames;
 mod grace;
 pub mod groups;
@@ -74,6 +75,7 @@ mod owners;
 mod page_nodes;
 mod pass;
 pub mod probe;
+mod probe_run;
 mod programs;
 mod records;
 mod scope;
@@ -109,9 +111,10 @@ pub fn decode_any(bytes: &[u8]) {
 }
 
 pub use choose::{Configuration, choose};
+pub use fact::Fact;
 pub use hooks::Hook;
 pub use page_nodes::{NodeBits, NodeSource};
-pub use probe::{Capabilities, Fact};
+pub use probe::Capabilities;
 pub use types::{Cost, FileSeen, Hooks, ObserveError, Observed, ObservedThread, Scope, Settings};
 
 use assemble::{Assembled, Places};

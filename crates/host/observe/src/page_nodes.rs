@@ -27,7 +27,7 @@ use linux::residency::map::{Arena, Toucher};
 use serde::Serialize;
 use topology::{CpuSet, NodeId};
 
-use super::programs::page_flags;
+use super::probe_run::page_flags;
 
 /// Width of the node's number at the top of a page's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

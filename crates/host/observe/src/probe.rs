@@ -10,7 +10,6 @@
 //! blacklisted); that becomes a fact then.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct, Typedef};
@@ -19,56 +18,15 @@ use serde::Serialize;
 use topology::CpuSet;
 
 use super::arc;
+use super::fact::Fact;
 use super::hooks::{Hook, Kind};
 use super::page_nodes::NodeBits;
 #[cfg(test)]
 use super::page_nodes::NodeSource;
-use super::programs::ProbeRuns;
+use super::probe_run::ProbeRuns;
 
 /// Where sysfs is.
 const SYS: &str = "/sys";
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "is")]
-pub enum Fact {
-    Available,
-    Missing {
-        /// Why, with the errno where there is one.
-        cause: String,
-    },
-}
-
-impl Fact {
-    pub fn missing(cause: impl Into<String>) -> Self {
-        Self::Missing { cause: cause.into() }
-    }
-
-    pub fn available(&self) -> bool {
-        *self == Self::Available
-    }
-
-    pub fn cause(&self) -> Option<&str> {
-        match self {
-            Self::Available => None,
-            Self::Missing { cause } => Some(cause),
-        }
-    }
-}
-
-impl fmt::Display for Fact {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.cause().unwrap_or("available"))
-    }
-}
-
-impl<E: fmt::Display> From<Result<(), E>> for Fact {
-    fn from(result: Result<(), E>) -> Self {
-        match result {
-            Ok(()) => Self::Available,
-            Err(error) => Self::missing(error.to_string()),
-        }
-    }
-}
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Capabilities {
@@ -109,7 +67,7 @@ pub struct Capabilities {
 impl Capabilities {
     /// Asks the running kernel: loads and removes a few small programs, and changes nothing else.
     pub fn probe() -> Self {
-        super::programs::silence_libbpf();
+        super::probe_run::silence_libbpf();
         let btf = Btf::from_vmlinux();
         let names = Names { btf: btf.as_ref().ok() };
         let mut hooks: BTreeMap<Hook, Fact> = Hook::ALL.into_iter().map(|hook| (hook, names.fact(hook))).collect();
@@ -170,15 +128,6 @@ impl Capabilities {
             nohz_full: CpuSet::default(),
             zfs: true,
             hooks: Hook::ALL.into_iter().map(|hook| (hook, Fact::Available)).collect(),
-        }
-    }
-}
-
-impl Fact {
-    fn named(self, what: &str) -> Self {
-        match self {
-            Self::Available => self,
-            Self::Missing { cause } => Self::missing(format!("{what}: {cause}")),
         }
     }
 }

@@ -22,7 +22,7 @@ use topology::ThreadId;
 
 use crate::cause;
 use crate::mapped::kernel::pass;
-use crate::programs::silence_libbpf;
+use crate::probe_run::silence_libbpf;
 use crate::records::intf::who;
 use crate::records::{Record, text};
 

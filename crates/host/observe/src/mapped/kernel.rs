@@ -26,7 +26,7 @@ use rustc_hash::FxHashSet;
 
 use super::entry::Piece;
 use crate::pass::{self, Ended, Most};
-use crate::programs::silence_libbpf;
+use crate::probe_run::silence_libbpf;
 use crate::records::Record;
 use crate::records::intf::mapping_record;
 use crate::types::ObserveError;

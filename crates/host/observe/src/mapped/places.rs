@@ -14,7 +14,6 @@ use std::path::Path;
 
 use topology::{NodeId, Topology};
 
-use crate::frames::Frames;
 use crate::types::ObserveError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +24,15 @@ struct Range {
     node: NodeId,
     /// Persistent memory of a region, not a zone.
     region: bool,
+}
+
+/// Frames of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frames {
+    pub first: u64,
+    /// The first frame beyond them.
+    pub end: u64,
+    pub node: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
