@@ -72,7 +72,7 @@ impl Machine {
             Failure::from_error(Exit::Usage, config.place(&key), &e)
         })?;
         if let Some(measured) = &measured {
-            topology::tiers::from_measured(&mut topology.nodes, measured);
+            topology::tiers::from_measured(&mut topology.nodes, |node| measured.latency_s(node));
         }
         Ok(Self { topology, measured, file, unused, configured: config.node.clone() })
     }

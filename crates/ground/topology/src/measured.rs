@@ -179,6 +179,13 @@ impl Measured {
         self.pairs.iter().filter_map(|pair| pair.spread).reduce(f64::max)
     }
 
+    /// What a load from this node's memory takes its nearest CPUs, seconds; `None` if it was not
+    /// measured.
+    pub fn latency_s(&self, memory: NodeId) -> Option<f64> {
+        let own = self.pairs.iter().filter(|pair| pair.memory_node == memory);
+        own.map(|pair| pair.latency_s).reduce(f64::min)
+    }
+
     /// The highest bandwidth of each node's memory, from whichever node reaches it fastest.
     pub fn bandwidths(&self) -> BTreeMap<NodeId, NodeConfig> {
         let mut all: BTreeMap<NodeId, NodeConfig> = BTreeMap::new();

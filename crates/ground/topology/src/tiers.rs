@@ -16,7 +16,6 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::measured::Measured;
 use crate::{MemoryKind, Node, NodeId};
 
 /// Memory is slower than other memory from so many times its latency on. DRAM of one machine
@@ -111,11 +110,11 @@ pub(crate) fn named(nodes: &mut [Node], named: &BTreeMap<NodeId, bool>) {
 }
 
 /// Sets the tiers of these nodes from what was measured, if that has them all.
-pub fn from_measured(nodes: &mut [Node], measured: &Measured) {
-    let nearest = |node: &Node| {
-        let own = measured.pairs.iter().filter(|pair| pair.memory_node == node.id);
-        own.map(|pair| pair.latency_s).reduce(f64::min).map(|latency| (node.id, latency))
-    };
+/// `latency_s` is what the nearest CPUs of a node get ([`Measured::latency_s`]).
+///
+/// [`Measured::latency_s`]: crate::measured::Measured::latency_s
+pub fn from_measured(nodes: &mut [Node], latency_s: impl Fn(NodeId) -> Option<f64>) {
+    let nearest = |node: &Node| latency_s(node.id).map(|latency| (node.id, latency));
     if let Some(latencies) = with_memory(nodes).map(nearest).collect() {
         put(nodes, &ranks(latencies, SLOWER), TierSource::Measured);
     }
