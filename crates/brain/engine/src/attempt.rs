@@ -25,12 +25,10 @@ use serde::Serialize;
 
 use crate::engine::Engine;
 use crate::journal::{About, Decided, Event};
+use crate::plane::NOT_WRITTEN;
 use crate::rails::Rail;
 use crate::state::records::{Job, Record};
 use crate::{JobId, Plane, PlaneError, Progress, Undo};
-
-/// The word for a move that is not made because what undoes it cannot be written down.
-pub(crate) const NOT_WRITTEN: &str = "state_not_written";
 
 /// What became of a move, or how far it is.
 #[derive(Clone, Debug, PartialEq)]

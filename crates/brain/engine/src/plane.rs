@@ -7,8 +7,10 @@ use placement::{Move, Snapshot};
 use serde::{Deserialize, Serialize};
 use topology::{CpuSet, Topology};
 
-use crate::attempt::NOT_WRITTEN;
 use crate::{EngineError, Subject};
+
+/// The word for a move that is not made because what undoes it cannot be written down.
+pub(crate) const NOT_WRITTEN: &str = "state_not_written";
 
 /// Names a job of a plane, for as long as it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -22,7 +22,6 @@ use placement::{NodeBytes, Snapshot};
 use serde::Serialize;
 use topology::{FileId, NodeId};
 
-use crate::history::Summary;
 use crate::services;
 
 /// Rows of each kind that are kept between windows.
@@ -71,13 +70,13 @@ pub struct File {
 
 #[derive(Clone, Debug, Default)]
 pub struct Map {
-    windows: u32,
-    seconds: f64,
-    sum: Flow,
-    unlisted: NodeBytes,
-    services: BTreeMap<String, (Service, BTreeSet<(u32, u64)>)>,
-    processes: BTreeMap<(u32, u64), Process>,
-    files: BTreeMap<FileId, File>,
+    pub(crate) windows: u32,
+    pub(crate) seconds: f64,
+    pub(crate) sum: Flow,
+    pub(crate) unlisted: NodeBytes,
+    pub(crate) services: BTreeMap<String, (Service, BTreeSet<(u32, u64)>)>,
+    pub(crate) processes: BTreeMap<(u32, u64), Process>,
+    pub(crate) files: BTreeMap<FileId, File>,
     /// The last note of each kind: its text without figures.
     notes: BTreeMap<String, String>,
 }
@@ -173,42 +172,10 @@ impl Map {
         self.bound();
     }
 
-    fn bound(&mut self) {
+    pub(crate) fn bound(&mut self) {
         keep_most(&mut self.services, |service| service.0.bytes.total());
         keep_most(&mut self.processes, |process| process.bytes.total());
         keep_most(&mut self.files, |file| file.bytes.total());
-    }
-
-    /// Adds a summary of earlier windows: of processes and files it has those of the busiest
-    /// threads, and the busiest.
-    pub fn add_summary(&mut self, summary: &Summary) {
-        self.windows = self.windows.saturating_add(summary.windows as u32);
-        self.seconds += summary.seconds;
-        summary.nodes.iter().filter(|(_, node)| node.unlisted_read_bytes > 0).for_each(|(id, node)| {
-            self.unlisted.add(*id, node.unlisted_read_bytes);
-        });
-        for (name, of) in &summary.services {
-            self.sum.add(&of.bytes);
-            let (service, _) = self.services.entry(name.clone()).or_default();
-            service.service.clone_from(name);
-            service.processes = service.processes.max(of.processes as usize);
-            service.bytes.add(&of.bytes);
-        }
-        for thread in summary.threads.values() {
-            let process = self.processes.entry((thread.pid, thread.process_start_ns)).or_default();
-            (process.pid, process.service) = (thread.pid, thread.service.clone());
-            process.comm.clone_from(&thread.comm);
-            process.bytes.add(&thread.bytes);
-        }
-        for (id, of) in &summary.files {
-            let file = self.files.entry(*id).or_default();
-            file.bytes.add(&of.bytes);
-            (file.path, file.size) = (of.path.clone().or_else(|| file.path.take()), of.size.or(file.size));
-            if of.nodes.total() > 0 {
-                file.nodes.clone_from(&of.nodes);
-            }
-        }
-        self.bound();
     }
 
     /// What has been added so far, with at most `most` processes and files.

@@ -9,6 +9,13 @@ use std::sync::Arc;
 use linux::pods;
 use placement::services;
 
+/// The row of all services that have none of their own.
+pub const OTHER: &str = "other";
+/// The row of threads whose service is not known.
+pub const UNKNOWN: &str = "unknown";
+/// Rules of a service that are told: its processes may have several.
+pub const RULES: usize = 4;
+
 /// What a control group is called: `postgresql.service`, `docker-3f2a.scope`,
 /// `user@1000.service/app-x.scope`, `shop/cart-0`, `/kubepods/burstable/pod8c/3f2a`.
 pub fn name(cgroup: &str) -> String {

@@ -36,20 +36,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::history::Recorder;
 use crate::published::{self, boot};
-use crate::services::{self, Names};
+use crate::services::{self, Names, OTHER, RULES, UNKNOWN};
 use crate::status::Status;
 
 pub const FILE: &str = "totals.json";
 
 pub const SHOWN: usize = 100;
 pub const KEPT: usize = 4096;
-/// The row of all other services.
-pub const OTHER: &str = "other";
-/// The row of threads whose service is not known.
-pub const UNKNOWN: &str = "unknown";
-
-/// Rules of a service that are told: its processes may have several.
-pub const RULES: usize = 4;
 
 /// Windows after which the bytes that a service has read count half.
 const HALF_LIFE: f64 = 300.0;

@@ -22,6 +22,8 @@ use super::{Busy, Node, Service, Summary};
 use crate::map::File;
 
 pub const MAGIC: &[u8; 8] = b"HNPAST2\n";
+/// Length of a file, seconds.
+pub(super) const HOUR: f64 = 3600.0;
 /// Length and checksum.
 const HEAD: usize = 8;
 /// Longest body, bytes: few of ours come near, and no longer one is written.

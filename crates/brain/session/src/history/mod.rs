@@ -29,8 +29,8 @@ use placement::services::cut;
 use placement::{Plan, Snapshot, Thread};
 use topology::{FileId, NodeId};
 
-use crate::map::{File, keep_most};
-use crate::totals::{OTHER, RULES, UNKNOWN};
+use crate::map::{File, Map, keep_most};
+use crate::services::{OTHER, RULES, UNKNOWN};
 use crate::window::{NodeRow, Rates, ServiceRow, ThreadRow, Window};
 
 pub use form::{decode, decode_any};
@@ -47,6 +47,40 @@ pub const LENGTHS: [f64; 2] = [10.0, 60.0];
 const BETWEEN: f64 = 2.0;
 /// Longest path that is kept, bytes: 20 of the longest that there are would be ten times a summary.
 const PATH: usize = 512;
+
+impl Map {
+    /// Adds a summary of earlier windows: of processes and files it has those of the busiest
+    /// threads, and the busiest.
+    pub fn add_summary(&mut self, summary: &Summary) {
+        self.windows = self.windows.saturating_add(summary.windows as u32);
+        self.seconds += summary.seconds;
+        summary.nodes.iter().filter(|(_, node)| node.unlisted_read_bytes > 0).for_each(|(id, node)| {
+            self.unlisted.add(*id, node.unlisted_read_bytes);
+        });
+        for (name, of) in &summary.services {
+            self.sum.add(&of.bytes);
+            let (service, _) = self.services.entry(name.clone()).or_default();
+            service.service.clone_from(name);
+            service.processes = service.processes.max(of.processes as usize);
+            service.bytes.add(&of.bytes);
+        }
+        for thread in summary.threads.values() {
+            let process = self.processes.entry((thread.pid, thread.process_start_ns)).or_default();
+            (process.pid, process.service) = (thread.pid, thread.service.clone());
+            process.comm.clone_from(&thread.comm);
+            process.bytes.add(&thread.bytes);
+        }
+        for (id, of) in &summary.files {
+            let file = self.files.entry(*id).or_default();
+            file.bytes.add(&of.bytes);
+            (file.path, file.size) = (of.path.clone().or_else(|| file.path.take()), of.size.or(file.size));
+            if of.nodes.total() > 0 {
+                file.nodes.clone_from(&of.nodes);
+            }
+        }
+        self.bound();
+    }
+}
 
 /// Some windows in a row, added up.
 #[derive(Clone, Debug, Default, PartialEq)]

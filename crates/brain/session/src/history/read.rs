@@ -12,8 +12,7 @@ use command::exit::Failure;
 use rustix::fs::OFlags;
 
 use super::Summary;
-use super::form::decode;
-use super::write::HOUR;
+use super::form::{HOUR, decode};
 
 /// More than this is read of no file: it is not ours.
 const LONGEST: u64 = 256 << 20;

@@ -17,7 +17,7 @@ use super::read::segments;
 use super::write::Writer;
 use super::*;
 use crate::map::Map;
-use crate::totals::{Totals, UNKNOWN};
+use crate::totals::Totals;
 
 const EVER: Range = Range { since_s: 0.0, until_s: f64::INFINITY };
 

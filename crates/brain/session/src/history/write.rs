@@ -28,7 +28,7 @@ use placement::{Plan, Snapshot, Thread};
 use rustix::thread::CapabilitySet;
 use topology::NodeId;
 
-use super::form::{MAGIC, Texts, each, encode};
+use super::form::{HOUR, MAGIC, Texts, each, encode};
 use super::read::{Segment, segments};
 use super::{LENGTHS, Summary};
 use crate::status::now_s;
@@ -37,8 +37,7 @@ use crate::status::now_s;
 const WAITING: usize = 6;
 /// How long the end of the daemon waits for the disk.
 const LAST: Duration = Duration::from_millis(500);
-/// Length of a file, of the part with ten seconds each, and of all, seconds.
-pub(super) const HOUR: f64 = 3600.0;
+/// Length of the part with ten seconds each, and of all, seconds.
 const DAY: f64 = 24.0 * HOUR;
 const WEEK: f64 = 7.0 * DAY;
 /// Seconds by which a clock must be set to begin another file. Slewing changes the clock since the
