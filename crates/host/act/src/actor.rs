@@ -145,7 +145,6 @@ impl<B: Births> Actor<B> {
         self.watched.lost = true;
     }
 
-    /// Files and processes that move.
     pub fn moves(&mut self) -> &mut DataMoves {
         &mut self.moves
     }

@@ -31,7 +31,6 @@ impl Machine {
         &self.topology
     }
 
-    /// What has changed since the last call.
     pub fn take_changed(&mut self) -> Option<String> {
         self.changed.take()
     }

@@ -28,7 +28,6 @@ impl Given {
         *alike &= back(first) == back(undo);
     }
 
-    /// Whether a thread was given this value.
     pub fn has(&self, value: &CpuSet) -> bool {
         self.0.contains_key(value)
     }

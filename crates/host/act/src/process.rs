@@ -47,7 +47,6 @@ pub struct ProcessMove {
     pub memory: Option<MemoryMove>,
     /// Threads that keep an affinity of their own, and why.
     left: Vec<(u32, String)>,
-    /// Records of the threads bound so far.
     bound: Vec<Undo>,
     given: Given,
     /// Records of threads that are ready to be bound.

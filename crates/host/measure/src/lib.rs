@@ -44,7 +44,6 @@ pub enum MeasureError {
         /// Least time.
         needed: Duration,
     },
-    /// The time was over before the last pair.
     #[error("the time was over after {done} of {pairs} pairs of nodes: something else had the CPUs or the memory")]
     TimeOver { done: usize, pairs: usize },
     #[error("stopped")]

@@ -34,7 +34,6 @@ use super::probe_run::page_flags;
 pub struct NodeBits {
     /// Bits; 0: every page is on node 0.
     pub bits: u32,
-    /// What told.
     pub source: NodeSource,
 }
 

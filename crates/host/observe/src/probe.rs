@@ -25,7 +25,6 @@ use super::page_nodes::NodeBits;
 use super::page_nodes::NodeSource;
 use super::probe_run::ProbeRuns;
 
-/// Where sysfs is.
 const SYS: &str = "/sys";
 
 #[derive(Clone, Debug, Serialize)]

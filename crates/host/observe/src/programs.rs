@@ -93,7 +93,6 @@ pub(super) struct Programs {
     pass: Link,
     descendant_pass: Link,
     _links: Vec<Link>,
-    /// The hook on the read path.
     reads: Option<Slicer>,
     /// Control groups that come and go; or why they are not seen.
     groups: Result<GroupEvents, String>,
@@ -105,7 +104,6 @@ pub(super) struct Programs {
     drain: drain::Buffer,
 }
 
-/// The events of control groups.
 struct GroupEvents {
     ring: RingBuffer<'static>,
     taken: mpsc::Receiver<groups::Event>,

@@ -32,7 +32,6 @@ impl Filter {
         })
     }
 
-    /// Whether every thread is in it.
     pub fn is_all(&self) -> bool {
         matches!(self, Self::Ruled(ruled) if ruled.rules.list.is_empty() && ruled.rules.rest != Does::Ignore)
     }

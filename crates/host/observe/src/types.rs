@@ -51,7 +51,6 @@ pub struct Settings {
     /// Keep the hook on the read path attached, even where that slows reads: attaching it again
     /// interrupts every CPU. Implied by `exact`, and on machines with `nohz_full` CPUs.
     pub steady: bool,
-    /// Which threads are reported.
     pub scope: Scope,
     pub proc_root: PathBuf,
     /// Number of (thread, file, node) entries that one window can hold, of ranges, and of watched
@@ -62,7 +61,6 @@ pub struct Settings {
     pub ranges: bool,
     /// The length of the windows to come, for this number.
     pub window: Duration,
-    /// Which of the kernel's hooks to use.
     pub hooks: Hooks,
 }
 

@@ -120,11 +120,8 @@ impl<L: ?Sized, G: DerefMut> DerefMut for Guard<'_, L, G> {
     }
 }
 
-/// A mutex that is held.
 pub type MutexGuard<'a, T> = Guard<'a, Mutex<T>, sync::MutexGuard<'a, T>>;
-/// A lock that is held with others.
 pub type RwLockReadGuard<'a, T> = Guard<'a, RwLock<T>, sync::RwLockReadGuard<'a, T>>;
-/// A lock that is held alone.
 pub type RwLockWriteGuard<'a, T> = Guard<'a, RwLock<T>, sync::RwLockWriteGuard<'a, T>>;
 
 #[derive(Debug, Default)]
@@ -148,14 +145,12 @@ impl<T: ?Sized> Mutex<T> {
         Guard { inner, _wakes: Wakes(&self.queue), lock: self }
     }
 
-    /// Waits until it is free, and takes it.
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
         let attempt = || got(self.inner.try_lock());
         let guard = attempt().or_else(|| self.queue.wait(true, attempt)).unwrap_or_else(|| self.inner.lock());
         map(guard, |guard| self.guard(guard))
     }
 
-    /// Takes it if it is free.
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
         match got(self.inner.try_lock()) {
             Some(guard) => Ok(map(guard, |guard| self.guard(guard))?),
@@ -201,7 +196,6 @@ impl<T: ?Sized> RwLock<T> {
         map(guard, |guard| self.guard(guard))
     }
 
-    /// Takes it alone if nobody has it.
     pub fn try_write(&self) -> TryLockResult<RwLockWriteGuard<'_, T>> {
         match got(self.inner.try_write()) {
             Some(guard) => Ok(map(guard, |guard| self.guard(guard))?),
@@ -222,7 +216,6 @@ pub struct Condvar {
 }
 
 impl Condvar {
-    /// One that nobody waits for.
     pub const fn new() -> Self {
         Self { queue: Queue::new(), outside: sync::Condvar::new() }
     }

@@ -105,7 +105,6 @@ pub fn draw(seed: u64, number: u32) -> Scenario {
 }
 
 impl Scenario {
-    /// The same with policies of the caller's making.
     #[must_use]
     pub fn with_policies(self, policies: Policies) -> Self {
         Self { policies, ..self }

@@ -334,7 +334,6 @@ impl Thread {
         })
     }
 
-    /// Closes a file that was opened or made.
     pub fn close(&mut self, file: File) {
         self.call_in(None, |_, volume| _ = volume.close(file.0));
     }

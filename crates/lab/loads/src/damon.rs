@@ -108,7 +108,6 @@ impl Damon {
         Ok(unmapped)
     }
 
-    /// Ends what it does.
     fn off(&self) -> Result<()> {
         if get("state")? == "on" {
             set("state", "off")?;

@@ -49,12 +49,10 @@ impl HotSet {
 pub struct Random(u64);
 
 impl Random {
-    /// Others for each seed.
     pub fn new(seed: u64) -> Self {
         Self(88_172_645_463_325_252 ^ seed)
     }
 
-    /// The next one.
     pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -194,7 +194,6 @@ impl Allocator {
         };
     }
 
-    /// Whether it is [avoided](Self::avoid).
     pub fn avoids(&self, region: usize) -> bool {
         self.avoided.load(Ordering::Relaxed) >> region & 1 == 1
     }

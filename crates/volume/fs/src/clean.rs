@@ -132,7 +132,6 @@ impl Room {
         extents > 1 && lock(&self.left).longer_than.is_some_and(|most| extents > most)
     }
 
-    /// Hands them over.
     fn leave_blocks(&self, extents: Extents, whose: (Ino, u32), pages: Vec<Block>) {
         self.leaving.add(extents, whose, pages);
         lock(&self.left).blocks = true;

@@ -83,7 +83,6 @@ pub struct Use {
 pub struct RangeUse {
     pub ino: Ino,
     pub range: u32,
-    /// The region that they were in.
     pub region: usize,
     /// The node of those who read them, where it is known.
     pub by: Option<u32>,

@@ -29,7 +29,6 @@ pub struct Dir {
     by_cookie: BTreeMap<u64, (Arc<[u8]>, Ino, Kind)>,
     next_cookie: u64,
     subdirs: u32,
-    /// Slots of a log that the names take.
     slots: usize,
     /// The directory that names this one; the root names itself.
     pub parent: Ino,
@@ -73,7 +72,6 @@ impl Dir {
         self.next_cookie
     }
 
-    /// A cookie for a new name.
     pub fn new_cookie(&self) -> Result<u64> {
         if self.next_cookie > LAST_COOKIE { Err(Error::Lacks(u64::MAX)) } else { Ok(self.next_cookie) }
     }

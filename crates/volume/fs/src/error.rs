@@ -20,7 +20,6 @@ pub enum Error {
     /// The operation is not for directories.
     #[error("is a directory")]
     IsDirectory,
-    /// The directory still has names in it.
     #[error("the directory is not empty")]
     NotEmpty,
     /// A directory would become its own descendant, or an argument makes no sense.
@@ -39,7 +38,6 @@ pub enum Error {
     /// which cleaning logs gives none.
     #[error("the volume is full")]
     Lacks(u64),
-    /// The inode has as many names as it can have.
     #[error("too many links")]
     TooManyLinks,
     /// The extended attribute does not exist.
@@ -51,16 +49,13 @@ pub enum Error {
     /// The operation is not permitted on this kind of inode.
     #[error("operation not permitted")]
     NotPermitted,
-    /// Another migration of the same file is under way.
     #[error("the file is being migrated already")]
     Busy,
     /// The caller gave up waiting.
     #[error("interrupted")]
     Interrupted,
-    /// Another process has mapped a region.
     #[error("a region is in use by another process")]
     InUse,
-    /// The volume has no region on this node.
     #[error("no region of the volume is on node {0}")]
     NoRegionOnNode(u32),
     /// The owner or the project of a file has all that its quota allows.
@@ -72,7 +67,6 @@ pub enum Error {
     /// The regions do not make a volume: not formatted, or from another one.
     #[error("not a volume: {0}")]
     NotAVolume(String),
-    /// The contents of the medium are inconsistent.
     #[error("damaged: {0}")]
     Damaged(Damage),
     /// An access outside of a region. Only damaged media or a fault of this crate lead here.
@@ -190,5 +184,4 @@ impl From<Damage> for Error {
     }
 }
 
-/// Result of an operation on a volume.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -415,7 +415,6 @@ impl State {
         self.xattrs.value(store, whose, &self.log, name)
     }
 
-    /// All extended attributes of this inode.
     pub fn all_xattrs(&self, store: &Store, whose: (Ino, u32)) -> Result<Values> {
         self.xattrs.values(store, whose, &self.log)
     }

@@ -12,7 +12,6 @@ const PLACES: usize = 16;
 pub struct Recent<K, V>([Option<(K, V)>; PLACES]);
 
 impl<K: PartialEq, V> Recent<K, V> {
-    /// Nothing yet.
     pub const NOTHING: Self = Self([const { None }; PLACES]);
 
     /// The value of a key; `make` finds it where it is not here. `hash` chooses its place.

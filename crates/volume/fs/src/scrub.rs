@@ -65,7 +65,6 @@ pub struct Scrubbed {
     pub inodes: u64,
     /// Bytes of data read.
     pub bytes: u64,
-    /// It has come to the end.
     pub done: bool,
 }
 

@@ -132,7 +132,6 @@ impl Failed {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Whether this one has.
     pub fn has(&self, block: Block) -> bool {
         self.any() && lock(&self.blocks).contains(&block)
     }
@@ -146,7 +145,6 @@ impl Failed {
         lock(&self.blocks).range(block..).map(offset).take_while(|offset| *offset < count).collect()
     }
 
-    /// How many there are.
     pub fn count(&self) -> usize {
         lock(&self.blocks).len()
     }

@@ -151,7 +151,6 @@ impl Unread {
         known()
     }
 
-    /// All that are not in memory.
     pub fn inodes(&self) -> Vec<Ino> {
         let mut all = Vec::new();
         for (region, words) in self.inodes.iter().enumerate() {

@@ -588,7 +588,6 @@ impl<'a> Locked<'a> {
         Self(sorted.into_iter().map(|inode| (inode, inode.write())).collect())
     }
 
-    /// The state of one of them.
     pub(crate) fn get(&self, ino: Ino) -> Result<&State> {
         self.0.iter().find(|(inode, _)| inode.ino == ino).map(|(_, state)| &**state).ok_or(Error::NotFound)
     }

@@ -110,7 +110,6 @@ impl Xattrs {
         self.project
     }
 
-    /// Whether there is one of this name.
     pub fn has(&self, name: &[u8]) -> bool {
         self.all.contains_key(&hash(name))
     }

@@ -210,7 +210,6 @@ pub fn remount(dir: &Path, flags: Flags) -> Result<(), Error> {
     mount_remount(dir, flags, "").map_err(failed("remount", dir))
 }
 
-/// This process's table of mounts.
 const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The line of the mount with this number in the table of mounts.

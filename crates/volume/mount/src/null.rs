@@ -24,7 +24,6 @@ use crate::{Error, Options};
 
 /// Files in the root directory.
 pub const ENTRIES: usize = 1000;
-/// Size of a file.
 pub const FILE_BYTES: u64 = 64 << 20;
 
 /// The first number of files that are created.

@@ -71,7 +71,6 @@ impl Drop for Trim {
 }
 
 impl Trim {
-    /// Nothing yet, of this volume.
     pub(crate) fn new(volume: Arc<Volume>) -> Self {
         let shared = Arc::new(Shared::default());
         let thread = Arc::clone(&shared);

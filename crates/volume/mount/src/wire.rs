@@ -135,7 +135,6 @@ pub(crate) struct Request<'a> {
     pub gid: u32,
     /// The calling thread; 0 for the kernel itself.
     pub tid: u32,
-    /// Further flags.
     pub args: Args<'a>,
 }
 

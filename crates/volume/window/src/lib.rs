@@ -26,7 +26,6 @@ pub struct Window<'a> {
     pub device: u32,
     /// How the volume places what is written.
     pub placement: Placement,
-    /// How many regions it has.
     pub regions: usize,
 }
 

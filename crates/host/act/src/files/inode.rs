@@ -43,7 +43,6 @@ pub const MOST_READERS: usize = 4;
 pub struct Opened {
     /// Open for reading.
     pub fd: File,
-    /// The mount that it was opened through.
     pub mount: Mount,
 }
 

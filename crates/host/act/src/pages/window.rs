@@ -190,7 +190,6 @@ impl Window {
         self.queue.is_empty()
     }
 
-    /// Outcome of the pages tried so far.
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }

@@ -37,7 +37,6 @@ use skel::{HotnessSkel, HotnessSkelBuilder};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
     pub start: u64,
     /// First address beyond it.
     pub end: u64,

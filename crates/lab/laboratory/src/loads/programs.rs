@@ -306,12 +306,10 @@ impl Thread {
         }
     }
 
-    /// Reads so many bytes of an object.
     pub fn read(&mut self, object: ObjectId, at: u64, len: u64) {
         self.call(object, at, len, Direction::Read);
     }
 
-    /// Writes so many bytes to an object.
     pub fn write(&mut self, object: ObjectId, at: u64, len: u64) {
         self.call(object, at, len, Direction::Write);
     }

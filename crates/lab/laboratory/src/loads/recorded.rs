@@ -27,7 +27,6 @@ use crate::host::Kind;
 /// Bytes of a call where the window does not say.
 const CALL: u64 = 65536;
 
-/// Which window.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {

@@ -15,7 +15,6 @@ impl Block {
     /// Most blocks of a region.
     pub const MAX_IN_REGION: u64 = 1 << BLOCK_BITS;
 
-    /// The block `index` of region `region`.
     pub fn new(region: usize, index: u64) -> Self {
         debug_assert!(region < super::MAX_REGIONS && index < Self::MAX_IN_REGION);
         Self((region as u64) << BLOCK_BITS | index)
@@ -65,7 +64,6 @@ pub struct Ino(u64);
 impl Ino {
     pub const ROOT: Self = Self(1);
 
-    /// The inode in slot `slot` of region `region`.
     pub fn new(region: usize, slot: u32) -> Self {
         Self((region as u64) << 32 | u64::from(slot))
     }

@@ -148,7 +148,6 @@ const UNWRITTEN: u8 = 1;
 const MIGRATED: u8 = 2;
 
 impl<'a> Entry<'a> {
-    /// How many slots the entry takes.
     pub fn slots(&self) -> usize {
         let body = match self {
             Self::Link { name, .. } => 18 + name.len(),

@@ -32,7 +32,6 @@ pub enum Inode {
     },
 }
 
-/// The state word of an inode.
 pub fn state_word(ino: Ino, used: bool, generation: u32) -> u64 {
     word::seal(Owner { id: ino.raw(), generation: 0 }, Field::State, u64::from(used) << 32 | u64::from(generation))
 }

@@ -27,9 +27,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 pub enum Durability {
     /// It keeps what was made durable.
     Durable,
-    /// Nobody can tell.
     Unknown,
-    /// It forgets.
     Volatile,
 }
 
@@ -176,7 +174,6 @@ struct Mount {
     options: BTreeMap<String, OsString>,
 }
 
-/// The mount that a file is on.
 fn mount_of(file: &File) -> io::Result<Option<Mount>> {
     let id = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id.to_string();
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;

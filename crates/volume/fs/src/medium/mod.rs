@@ -40,12 +40,10 @@ use crate::format::{BLOCK_BYTES, Block};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     pub region: usize,
-    /// Offset within it.
     pub offset: u64,
 }
 
 impl At {
-    /// The byte `by` bytes further.
     pub fn plus(self, by: u64) -> Self {
         Self { offset: self.offset + by, ..self }
     }
@@ -71,7 +69,6 @@ pub trait Medium: Send + Sync {
     fn below(&self) -> Option<&dyn Medium> {
         None
     }
-    /// How many regions there are.
     fn regions(&self) -> usize {
         self.below().map_or(0, |below| below.regions())
     }
@@ -92,11 +89,9 @@ pub trait Medium: Send + Sync {
     fn can_store(&self, at: At) -> Result<()> {
         self.read(At { offset: at.offset / 8 * 8, ..at }, &mut [0; 8])
     }
-    /// Copies from the medium.
     fn read(&self, at: At, out: &mut [u8]) -> Result<()> {
         there(self.below())?.read(at, out)
     }
-    /// Copies to the medium.
     fn write(&self, at: At, data: &[u8]) -> Result<()> {
         there(self.below())?.write(at, data)
     }

@@ -33,7 +33,6 @@ pub struct Overlay<M> {
 }
 
 impl<M: Medium> Overlay<M> {
-    /// Nothing was stored yet.
     pub fn new(below: M) -> Self {
         Self { below, lines: RwLock::default(), any: AtomicBool::new(false) }
     }

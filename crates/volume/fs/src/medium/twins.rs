@@ -85,7 +85,6 @@ impl Twins {
         Some(area.twin.plus(at.offset - area.first.start))
     }
 
-    /// Does something with both copies.
     fn both(&self, at: At, act: impl Fn(At) -> Result<()>) -> Result<()> {
         match self.twin(at) {
             Some(twin) if self.strict => act(at).and_then(|()| act(twin)),

@@ -35,7 +35,6 @@ pub struct Stat {
     pub blocks: u64,
 }
 
-/// Attributes to change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttributes {
     pub mode: Option<u32>,

@@ -22,7 +22,6 @@ pub(super) struct Draft<'a> {
     pub entries: SmallVec<[(Ino, Entry<'static>); 2]>,
     /// The size of the file afterwards.
     pub size: u64,
-    /// What its data is for.
     pub purpose: Purpose,
 }
 

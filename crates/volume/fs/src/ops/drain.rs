@@ -58,7 +58,6 @@ pub enum Why {
     Remembered,
     /// It has more names than can change over at once, or some that could not be found.
     Names,
-    /// An operation failed.
     Failed(String),
 }
 

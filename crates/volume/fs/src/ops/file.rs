@@ -68,7 +68,6 @@ impl Volume {
         self.write_to(ino, offset, data, self.options.placement)
     }
 
-    /// Writes with a placement of its own.
     pub fn write_to(&self, ino: Ino, offset: u64, data: &[u8], placement: Placement) -> Result<()> {
         let inode = self.inode_partly(ino)?;
         check_file(&inode)?;

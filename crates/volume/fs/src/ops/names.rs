@@ -447,7 +447,6 @@ impl Volume {
         }
     }
 
-    /// How many times an inode is open.
     pub fn open_count(&self, ino: Ino) -> Result<u32> {
         Ok(self.inode_partly(ino)?.opens.load(Ordering::Acquire))
     }
@@ -587,7 +586,6 @@ impl Volume {
         Ok(names_of(&self.inode(ino)?.read())?.next_cookie())
     }
 
-    /// The target of a symbolic link.
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let inode = self.inode(ino)?;
         if inode.kind != Kind::Symlink {

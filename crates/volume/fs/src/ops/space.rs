@@ -28,7 +28,6 @@ pub struct RegionUsage {
     /// Of these, only for operations that free something, or for logs.
     pub reserved_blocks: u64,
     pub inodes: u64,
-    /// Of these, free.
     pub free_inodes: u64,
     /// Bytes read and written since the volume was mounted.
     pub traffic: Traffic,

@@ -26,7 +26,6 @@ impl Copies {
     }
 }
 
-/// One file on its way.
 pub(super) struct FileCopy {
     volume: Arc<Volume>,
     ino: Ino,

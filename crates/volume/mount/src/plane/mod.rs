@@ -55,7 +55,6 @@ use copy::{Copies, FileCopy};
 const NAMED: usize = 16;
 const NAMES: usize = 10_000;
 
-/// How the plane of a volume works.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Device of the mount, as [`FileId::dev`]. Files are named by it.
