@@ -98,7 +98,6 @@ const SELINUX: &str = "/sys/fs/selinux/enforce";
 /// Whether the kernel offers requests by io_uring.
 const URING: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// The system's log.
 const LOG: &str = "/dev/log";
 
 /// Exit code of mount(8) for a mount that failed.
