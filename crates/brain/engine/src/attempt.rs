@@ -399,7 +399,6 @@ mod tests {
     /// outcomes for the policy.
     type Heard = (Option<Rail>, [usize; 2], [usize; 3], (usize, [usize; 2]), [usize; 2]);
 
-    /// An engine after one event.
     fn published(attempt: &Attempt, event: MoveEvent) -> (tempfile::TempDir, Engine<Nowhere>) {
         let tmp = tempfile::tempdir().unwrap();
         let moves = crate::settings::Moves { rollback: 1, ..Default::default() };

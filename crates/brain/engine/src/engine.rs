@@ -82,7 +82,6 @@ pub struct Engine<P: Plane> {
     recovered: Finished,
     /// How many moves of files, and of processes, have moved data.
     pub(crate) data_moved: (usize, usize),
-    /// What became of all moves.
     pub(crate) tally: Tally,
     pub(crate) disk: Option<Disk>,
     pub(crate) now: f64,

@@ -323,7 +323,6 @@ pub struct Inherited {
 pub struct Masks {
     /// Before our first move of it.
     pub before: CpuSet,
-    /// The affinity that we set.
     pub ours: CpuSet,
     /// It had no affinity of its own before: undoing allows it every CPU again, also those that its
     /// cpuset or the machine has gained since, instead of pinning it to `before`.

@@ -118,7 +118,6 @@ pub struct NetworkDevice {
 }
 
 impl Map {
-    /// Adds a window.
     pub fn add(&mut self, snapshot: &Snapshot) {
         self.windows += 1;
         self.seconds += snapshot.window_s;

@@ -25,7 +25,6 @@ pub struct Lines {
 const NOTES_MAX: usize = 1000;
 
 impl Lines {
-    /// Has printed nothing yet.
     pub fn new(limits: Limits) -> Self {
         Self { limits, said: HashSet::new(), notes: HashSet::new() }
     }

@@ -185,7 +185,6 @@ impl Totals {
         self.history = Some(history);
     }
 
-    /// Its rules and reloads.
     pub fn status(&mut self) -> &mut Status {
         &mut self.told.status
     }

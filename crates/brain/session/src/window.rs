@@ -42,9 +42,7 @@ pub struct Rates {
     pub remote_share: Option<f64>,
     /// Read from another node, bytes/s.
     pub remote_bytes_per_s: f64,
-    /// Read, bytes/s.
     pub read_bytes_per_s: f64,
-    /// Written, bytes/s.
     pub write_bytes_per_s: f64,
 }
 
@@ -119,7 +117,6 @@ pub struct ServiceRow {
     pub cpu: f64,
 }
 
-/// The services of a window.
 pub fn service_rows(snapshot: &Snapshot) -> Vec<ServiceRow> {
     let mut names = Names::default();
     let mut services: BTreeMap<Option<Arc<str>>, Vec<&Thread>> = BTreeMap::new();
@@ -164,7 +161,6 @@ pub struct ProcessRow {
     pub cpu: f64,
 }
 
-/// The processes of these threads.
 pub fn process_rows(threads: &[ThreadRow]) -> Vec<ProcessRow> {
     let mut rows: BTreeMap<u32, (ProcessRow, f64)> = BTreeMap::new();
     for thread in threads {

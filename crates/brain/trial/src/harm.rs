@@ -37,7 +37,6 @@ pub struct Harm {
 }
 
 impl Harm {
-    /// Before the first round.
     pub fn new(settings: &Settings) -> Self {
         let stakes = [1.0 / BOLD.len() as f64; BOLD.len()];
         Self {

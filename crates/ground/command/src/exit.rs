@@ -55,7 +55,6 @@ impl Exit {
 /// Exit code of fsck(8) for incorrect use. Its 2 says that the machine must be started anew.
 pub const FSCK_USAGE: u8 = 16;
 
-/// Why a sub-command failed.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,

@@ -33,7 +33,6 @@ pub fn init(global: &Global) {
     tracing_subscriber::registry().with(layer(global.json, colours, || Log).with_filter(filter)).init();
 }
 
-/// Lines to such a writer.
 fn layer<S, W, M>(json: bool, colours: bool, writer: M) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

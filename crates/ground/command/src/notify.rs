@@ -58,7 +58,6 @@ pub fn stopping() {
 pub struct Undoing(Cell<Option<Instant>>);
 
 impl Undoing {
-    /// It still does.
     pub fn goes_on(&self) {
         if self.0.get().is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
             self.0.set(Some(Instant::now()));

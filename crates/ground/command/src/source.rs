@@ -15,7 +15,6 @@ use toml::de::{DeTable, DeValue};
 
 use crate::exit::{Exit, Failure};
 
-/// A file and its text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Source {
     pub path: PathBuf,

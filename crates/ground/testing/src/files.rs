@@ -20,7 +20,6 @@ pub fn directory() -> Tried<tempfile::TempDir> {
     Ok(tempfile::Builder::new().prefix("homenode-").tempdir_in(crate::disk())?)
 }
 
-/// The machine's topology.
 pub fn topology() -> Tried<Topology> {
     Ok(topology::sysfs::read(Path::new("/sys"))?)
 }

@@ -57,7 +57,6 @@ pub fn need(so: bool, why: impl Into<String>) -> Tried {
     if so { Ok(()) } else { skip(why) }
 }
 
-/// All of these needs.
 pub fn all<const N: usize>(needs: [Tried; N]) -> Tried {
     needs.into_iter().collect()
 }
@@ -162,7 +161,6 @@ macro_rules! roles {
     }};
 }
 
-/// This program in a role.
 pub fn myself(role: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap_or_else(|error| panic!("this program: {error}")));
     command.args(["--role", role]);
@@ -301,7 +299,6 @@ pub fn cpus() -> Tried<CpuSet> {
     Ok(own)
 }
 
-/// Needs [`cpus`].
 pub fn two_cpus() -> Tried {
     cpus().map(drop)
 }

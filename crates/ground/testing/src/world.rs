@@ -15,7 +15,6 @@ pub fn set(cpus: impl IntoIterator<Item = u32>) -> CpuSet {
     cpus.into_iter().collect()
 }
 
-/// The mask of node `n`.
 pub fn node(n: u32) -> CpuSet {
     set([first_two()[n as usize]])
 }

@@ -35,12 +35,10 @@ impl<'a> Source<'a> {
         self.root.join(file)
     }
 
-    /// Everything that was read.
     pub(crate) fn into_seen(self) -> BTreeMap<String, Seen> {
         self.seen.into_inner()
     }
 
-    /// A file's text.
     pub(crate) fn text(&self, file: &str) -> Result<String, TopologyError> {
         let path = self.path(file);
         let mut bytes = Vec::new();

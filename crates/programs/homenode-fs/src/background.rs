@@ -6,7 +6,6 @@ use std::path::Path;
 
 use command::output;
 
-/// The system's log.
 const LOG: &str = "/dev/log";
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.

@@ -72,7 +72,6 @@ impl Server {
         Ok(Some(Self { held: Arc::new(held), works: works.into() }))
     }
 
-    /// The mount works.
     pub fn works(&mut self) {
         if let Err(error) = self.works.write_all(&[1]) {
             tracing::warn!("the holder does not hear that the mount works: {error}");

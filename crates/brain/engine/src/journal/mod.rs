@@ -31,7 +31,6 @@ use crate::state::open_private;
 use crate::{EngineError, Finished, Rail, Undone};
 
 pub const JOURNAL: &str = "journal.jsonl";
-/// Name of the part before.
 pub const OLDER: &str = "journal.1.jsonl";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -229,7 +228,6 @@ pub enum Event {
     UndoFailed {
         why: String,
     },
-    /// Something else worth knowing.
     Note {
         text: String,
     },

@@ -41,7 +41,6 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// A thread's share of it.
     pub fn share(&self, t: &Thread) -> f64 {
         if self.cpu_s > 0.0 { sane(t.cpu_s) / self.cpu_s } else { 1.0 / self.threads }
     }

@@ -29,7 +29,6 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    /// Takes one window in.
     pub fn push(&mut self, snapshot: &Snapshot) {
         if self.before.len() == MOST {
             self.before.pop_front();

@@ -164,7 +164,6 @@ impl External {
         }
     }
 
-    /// Writes it the window.
     fn tell(&mut self, topology: &Topology, snapshot: &Snapshot) -> Result<(), String> {
         let mut lines = String::new();
         if !std::mem::replace(&mut self.greeted, true) {

@@ -124,7 +124,6 @@ pub struct Found {
 }
 
 impl Found {
-    /// This summary alone.
     pub fn of(summary: &Summary) -> Self {
         let between_s = Some((summary.begin_s(), summary.unix_s));
         Self { summaries: 1, between_s, ..Self::default() }

@@ -17,7 +17,6 @@ use crate::machine::PROC;
 
 /// How alike two names are that one is meant for the other (Jaro and Winkler, 0 to 1).
 const ALIKE: f64 = 0.85;
-/// Names that are suggested.
 const SUGGESTED: usize = 3;
 
 /// A sentence for each list of units, control groups or containers in a rule of which none is there

@@ -355,7 +355,6 @@ fn measured(global: &Global, args: &CheckArgs, machine: &Machine) -> Result<Resu
     })
 }
 
-/// What to say of costs.
 fn said_of(known: &Result<Costs, String>) -> String {
     match known {
         Ok(costs) => costs.local_and_remote().map_or_else(String::new, |(call, local, remote)| {

@@ -336,7 +336,6 @@ fn kind(kind: Kind) -> &'static str {
     }
 }
 
-/// The same for people.
 pub fn text(report: &Report) -> String {
     let mut text = format!(
         "kernel {} · {} · homenode {}\n\n",

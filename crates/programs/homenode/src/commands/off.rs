@@ -10,7 +10,6 @@
 use placement::{Plan, Policy, Snapshot};
 use topology::Topology;
 
-/// Moves nothing.
 #[derive(Debug)]
 pub struct Off;
 

@@ -36,7 +36,6 @@ impl Style {
         self.columns
     }
 
-    /// Without colours.
     #[cfg(test)]
     pub fn plain(columns: usize) -> Self {
         Self { columns, colors: false }

@@ -23,7 +23,6 @@ pub struct Choices {
     pub typing: bool,
     /// What a row is.
     pub by: By,
-    /// The display stands still.
     pub paused: bool,
     pub help: bool,
     /// The row that Enter opens.

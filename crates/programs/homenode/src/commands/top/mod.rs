@@ -175,7 +175,6 @@ struct Seen {
     journals: Vec<Arc<[Line]>>,
 }
 
-/// The window with such rows.
 fn with_rows(mut window: Window, snapshot: &Snapshot, by: By) -> Window {
     match by {
         By::Thread => {}

@@ -104,16 +104,20 @@ pub fn filter(window: &mut Window, all: bool, text: &str) {
 /// What a row of the live view is about, whatever its figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// A thread.
-    Thread { tid: u32, start_ns: Option<u64>, comm: String },
-    /// A process.
-    Process { pid: u32, comm: String },
+    Thread {
+        tid: u32,
+        start_ns: Option<u64>,
+        comm: String,
+    },
+    Process {
+        pid: u32,
+        comm: String,
+    },
     /// A service; without a name if it is not known.
     Service(String),
 }
 
 impl Who {
-    /// That of a row.
     pub fn at(window: &Window, by: By, row: usize) -> Option<Self> {
         match by {
             By::Thread => {

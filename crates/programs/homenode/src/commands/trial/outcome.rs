@@ -71,7 +71,6 @@ pub fn guards(outcome: &Outcome, effect: &Effect) -> bool {
 }
 
 impl Outcome {
-    /// The same, with another direction.
     pub fn towards(self, better: Better) -> Self {
         Self { better, ..self }
     }
