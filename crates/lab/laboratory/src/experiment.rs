@@ -29,7 +29,7 @@ use crate::loads::recorded::Recorded;
 use crate::loads::{Begin, filebench, fio, lsm};
 use crate::machine::{Build, Machine, SLICE_S};
 use crate::plane::LabPlane;
-use crate::thread::{Done, Lab, Locks, PROCESS, Program};
+use crate::thread::{Done, Lab, PROCESS, Program};
 
 /// The figures that come with the laboratory, by the name of `homenode-lab run`.
 pub const FIGURES: &[(&str, &str)] = &[
@@ -73,9 +73,6 @@ pub struct Experiment {
     #[serde(default)]
     pub count_from: f64,
     pub machine: MachineSpec,
-    /// Which locks are held over the software of calls.
-    #[serde(default)]
-    pub locks: Locks,
     /// Groups of bars.
     pub point: Vec<Point>,
     /// The bars of a group.
@@ -639,7 +636,7 @@ impl Experiment {
         let own = series.placement == Where::Node0 && !point.loads.is_empty();
         let placement = if own { fs::Placement::Local } else { series.placement.of_writes() };
         let mut lab = Lab::new(Arc::clone(&machine), blocks, placement, seed)?;
-        (lab.factor, lab.locks) = (self.factor, self.locks);
+        lab.factor = self.factor;
         lab.end_ns = (self.seconds / self.factor * 1e9).round() as u64;
         let (seconds, value) = (lab.end_ns as f64 * 1e-9, self.value);
         let lab = Rc::new(lab);

@@ -22,7 +22,6 @@ use rand::{RngExt, SeedableRng};
 use crate::experiment::{Case, Error, Experiment, Load, MachineSpec, Point, Policies, Rails, Series, Value};
 use crate::host::Kind;
 use crate::loads::programs::{FileSpec, Program, Programs, Share};
-use crate::thread::Locks;
 
 /// Seconds of a run, of which the second half counts.
 const SECONDS: f64 = 30.0;
@@ -155,7 +154,6 @@ impl Scenario {
             factor: FACTOR,
             count_from: seconds / 2.0,
             machine: self.machine.clone(),
-            locks: Locks::default(),
             point: vec![Point { name: "random".to_owned(), load: Some(Load::Programs(programs)), loads: Vec::new() }],
             series: vec![series],
             effect: Vec::new(),
