@@ -12,7 +12,7 @@
 //! that data which is rewritten follows its writers, nor what sharers of data save in a common
 //! cache.
 
-use memory_model::queues::{Class, Detail, Lock, Solver, System};
+use memory_model::queues::{Class, Lock, Solver, System};
 use memory_model::{Shares, total};
 use smallvec::SmallVec;
 
@@ -173,7 +173,6 @@ impl<'a> Model<'a> {
 
     fn build(&self, assignment: &Assignment, scratch: &mut Scratch) {
         let Scratch { system, sharers, .. } = scratch;
-        system.detail = Detail::Coarse;
         system.stations = self.hardware.stations() + self.demands.processes.len();
         self.sharers(assignment, sharers);
         system.cpus.clear();
@@ -223,7 +222,6 @@ impl<'a> Model<'a> {
         (class.work.shares && lock_s > 0.0).then(|| Lock {
             station: self.hardware.stations() + class.process,
             hold_s: lock_s * crossed(self.hardware, self.settings, &sharers[class.process], node),
-            media: false,
         })
     }
 

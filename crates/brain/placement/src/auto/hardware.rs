@@ -160,7 +160,7 @@ impl Hardware {
         let mut visit = |station, work, service| match visits.iter_mut().find(|v| v.station == station) {
             _ if work <= 0.0 => {}
             Some(visit) => visit.work += work,
-            None => visits.push(Visit { station, work, service, alone: 0.0 }),
+            None => visits.push(Visit { station, work, service }),
         };
         let n = &self.nodes[node];
         visit(node, read * n.read_work + written * n.write_work, self.service(at, node));
