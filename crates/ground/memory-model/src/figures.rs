@@ -72,15 +72,6 @@ pub const OPTANE_LINE: f64 = 256.0;
 pub const OPTANE_CROWDED: [(f64, f64); 6] =
     [(4.0, 1.0), (6.0, 2.20 / 1.96), (8.0, 2.20 / 1.53), (12.0, 2.20 / 1.12), (16.0, 2.20 / 0.94), (24.0, 2.20 / 0.80)];
 
-/// Bytes of the medium that are written for each byte read, if the read changes the coherence state
-/// of the line: the directory of a machine with several processors is in the line itself, and cores
-/// of different processors that read the same lines have each change written to the medium (Intel,
-/// Optimization Reference Manual, 2.1.31). Four lines of a file that is read follow each other and
-/// are one of the medium's ([`OPTANE_LINE`]), so a byte for a byte; a line alone would be four. No
-/// profile has it: the manual gives no size, and [`REMOTE_LOAD`] was measured on parts that have
-/// the directory.
-pub const OPTANE_DIRECTORY: f64 = 1.0;
-
 /// Reads of shared data that the last-level cache serves when all sharers are on one node: 1 −
 /// 1/1.315. NT III-D.
 pub const CACHE_SHARED: f64 = 1.0 - 1.0 / 1.315;

@@ -59,12 +59,6 @@ pub struct Memory {
     /// [`crowded`](crate::crowded) has it.
     #[serde(default)]
     pub crowding: f64,
-    /// Bytes that are written for each byte read, where that changes whether the coherence
-    /// directory, which is with the data, knows of a reader one hop away
-    /// ([`OPTANE_DIRECTORY`](crate::figures::OPTANE_DIRECTORY)). 0, also in the profiles: not
-    /// modelled.
-    #[serde(default)]
-    pub directory: f64,
 }
 
 fn one() -> f64 {
@@ -131,7 +125,6 @@ impl Memory {
         line: OPTANE_LINE as u64,
         modules: 1.0,
         crowding: 1.0,
-        directory: 0.0,
     };
 
     /// So many of them on a node: data and writers are spread over all, so the node carries that
@@ -168,7 +161,6 @@ impl Memory {
         line: 64,
         modules: 1.0,
         crowding: 0.0,
-        directory: 0.0,
     };
 
     /// A CXL memory expander on each node. The bandwidths are chosen, times per byte and the factor
@@ -201,11 +193,11 @@ impl Memory {
     }
 
     fn check(&self) -> Result<(), String> {
-        let parts = [(1.0, self.modules), (0.0, self.crowding), (0.0, self.directory)];
+        let parts = [(1.0, self.modules), (0.0, self.crowding)];
         if !parts.iter().all(|(least, value)| (*least..=1000.0).contains(value)) {
             return Err(format!(
-                "modules is {}, it must be 1 to 1000; crowding is {} and directory {}, they must be 0 to 1000",
-                self.modules, self.crowding, self.directory
+                "modules is {}, it must be 1 to 1000; crowding is {}, it must be 0 to 1000",
+                self.modules, self.crowding
             ));
         }
         let positive = [("read_bw", self.read_bw), ("write_bw", self.write_bw)];

@@ -134,10 +134,6 @@ pub struct MachineSpec {
     /// Bytes of a node's memory, on a host.
     #[serde(default)]
     pub memory_bytes: Option<f64>,
-    /// Bytes written for each byte read that changes the coherence state, in place of the
-    /// profile's: 0, none.
-    #[serde(default)]
-    pub directory: Option<f64>,
 }
 
 fn port_bw() -> f64 {
@@ -504,18 +500,8 @@ impl Experiment {
     /// [`Error::Range`] names the first one that is not.
     pub fn check(&self) -> Result<(), Error> {
         const GIB: f64 = (1_u64 << 30) as f64;
-        let MachineSpec {
-            nodes,
-            cores,
-            link_bw,
-            crowding,
-            directory,
-            bandwidth,
-            modules,
-            remote_read,
-            memory_bytes,
-            ..
-        } = &self.machine;
+        let MachineSpec { nodes, cores, link_bw, crowding, bandwidth, modules, remote_read, memory_bytes, .. } =
+            &self.machine;
         let mut numbers = vec![
             ("factor", self.factor, 1.0, 1e6),
             ("seconds", self.seconds, 1e-3, 86_400.0),
@@ -529,7 +515,6 @@ impl Experiment {
             ("machine.remote_read", remote_read.unwrap_or(1.0), 1.0, 1000.0),
             ("machine.memory_bytes", memory_bytes.unwrap_or(GIB), 1.0, 1e15),
             ("count_from", self.count_from, 0.0, self.seconds),
-            ("machine.directory", directory.unwrap_or(0.0), 0.0, 1000.0),
         ];
         let node = |what, node| on_machine(what, node, *nodes);
         numbers.extend(self.series.iter().map(|series| node("kernel.start", series.kernel.start)));
@@ -590,7 +575,7 @@ impl Experiment {
     }
 
     pub(crate) fn machine(&self, seed: u64, bytes: u64) -> Result<Machine, Error> {
-        let MachineSpec { nodes, cores, memory, link_bw, crowding, directory, bandwidth, modules, remote_read, .. } =
+        let MachineSpec { nodes, cores, memory, link_bw, crowding, bandwidth, modules, remote_read, .. } =
             &self.machine;
         let unknown = || Error::Unknown { what: "profile of memory", name: memory.clone() };
         let mut profile = Profile { scale: 1.0, ..Profile::named(memory).ok_or_else(unknown)? };
@@ -600,7 +585,6 @@ impl Experiment {
             write_bw: bandwidth.unwrap_or(known.write_bw),
             remote_read: remote_read.unwrap_or(known.remote_read),
             crowding: crowding.unwrap_or(known.crowding),
-            directory: directory.unwrap_or(known.directory),
             ..known
         };
         let topology = profile.topology(&(0..nodes * cores).collect(), *nodes, bytes);

@@ -22,13 +22,9 @@
 //! next fence. An access larger than [`PIECE`] queues piece by piece. A link carries the bytes of
 //! remote accesses, both directions together, at the same time as the controller.
 //!
-//! Where the coherence directory is with the data ([`Memory::directory`]), a page knows whether a
-//! node one hop away or more has read it last. A read that changes this has its bytes written as
-//! well, behind it: nobody waits for that but who comes next. A store sets it right in passing.
-//!
 //! **Limits.** Switching threads and moving them costs nothing. Cores are all alike, and do not
-//! share caches. Memory other than the volume's costs nothing. The kernel does not shuffle a
-//! balanced machine.
+//! share caches. Memory other than the volume's costs nothing. There is no coherence directory. The
+//! kernel does not shuffle a balanced machine.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,8 +39,6 @@ use topology::{NodeId, Topology};
 /// Bytes of an access that queue as one: more would let short accesses wait for long ones as no
 /// controller does.
 pub const PIECE: usize = 16384;
-/// Bytes whose coherence state is noted as one.
-const PAGE: u64 = 4096;
 /// Seconds after which the kernel gives a core to the next thread that waits: the base slice of
 /// Linux on eight or more CPUs (0.75 ms × 4). Divided by the factor of the figure.
 pub const SLICE_S: f64 = 3e-3;
@@ -160,8 +154,6 @@ struct State {
     controllers: Vec<Controller>,
     /// When each pair's link is free, and how long it has worked.
     links: Vec<(u64, u64)>,
-    /// Pages of each node that were read from elsewhere last, by bit.
-    far: Vec<Vec<u64>>,
     pulls: u64,
     rng: ChaCha12Rng,
 }
@@ -187,7 +179,6 @@ impl Machine {
             by_task: Vec::new(),
             controllers: vec![Controller::default(); count],
             links: vec![(0, 0); count * count],
-            far: vec![Vec::new(); count],
             pulls: 0,
             rng: ChaCha12Rng::seed_from_u64(build.seed),
         };
@@ -397,18 +388,12 @@ impl Machine {
 
     /// An access to the memory of a node. A read is waited for, a write at the next fence.
     pub fn access(&self, thread: ThreadId, to: usize, direction: Direction, bytes: usize) {
-        self.access_at(thread, (to, None), direction, bytes);
-    }
-
-    /// The same at an address, whose coherence state counts.
-    pub fn access_at(&self, thread: ThreadId, (to, at): (usize, Option<u64>), direction: Direction, bytes: usize) {
         self.pay(thread);
         let mut left = bytes;
         loop {
             let piece = left.min(PIECE);
-            let at = at.map(|at| at + (bytes - left) as u64);
             left -= piece;
-            self.enter(thread, (to, at), direction, piece);
+            self.enter(thread, to, direction, piece);
             if direction == Direction::Read || left > 0 {
                 self.wait_for_memory(thread);
             }
@@ -418,10 +403,10 @@ impl Machine {
         }
     }
 
-    fn enter(&self, thread: ThreadId, (to, at): (usize, Option<u64>), direction: Direction, bytes: usize) {
+    fn enter(&self, thread: ThreadId, to: usize, direction: Direction, bytes: usize) {
         let now = now_ns();
         let mut state = self.state();
-        let State { workers, controllers, links, far: pages, .. } = &mut *state;
+        let State { workers, controllers, links, .. } = &mut *state;
         let (Some(worker), Some(controller)) = (workers.get_mut(thread), controllers.get_mut(to)) else { return };
         let Some(memory) = self.build.memory.get(to) else { return };
         let from = worker.holds.unwrap_or(worker.node);
@@ -432,15 +417,6 @@ impl Machine {
             Direction::Write => bytes as u64,
         };
         let mut cost = memory.cost(direction, bytes, far, 1.0);
-        let mut behind_ns = 0;
-        if let (Some(pages), Some(at)) = (pages.get_mut(to).filter(|_| memory.directory > 0.0), at) {
-            let changed = note(pages, at, bytes, direction == Direction::Read && from != to);
-            if direction == Direction::Read && changed > 0 {
-                let written = (changed as f64 * memory.directory) as u64;
-                controller.written += written;
-                behind_ns = memory.cost(Direction::Write, written, 0.0, 1.0).service_ns;
-            }
-        }
         match direction {
             Direction::Read => controller.read += bytes,
             Direction::Write => {
@@ -456,8 +432,8 @@ impl Machine {
             controller.last = (Some(thread), controller.free);
         }
         let behind_others = controller.last.1.saturating_sub(now);
-        controller.free = start + cost.service_ns + behind_ns;
-        controller.busy += cost.service_ns + behind_ns;
+        controller.free = start + cost.service_ns;
+        controller.busy += cost.service_ns;
         let mut done = start + cost.alone_ns;
         let mut link_wait = 0;
         if from != to && self.build.link_bw.is_finite() {
@@ -539,26 +515,6 @@ impl Machine {
     pub fn pulls(&self) -> u64 {
         self.state().pulls
     }
-}
-
-/// Notes of an access whether its pages were read from elsewhere last; bytes of those that were not
-/// so noted before.
-fn note(pages: &mut Vec<u64>, at: u64, bytes: u64, far: bool) -> u64 {
-    let (mut from, end, mut changed) = (at, at + bytes, 0);
-    while from < end {
-        let page = from / PAGE;
-        let to = end.min((page + 1) * PAGE);
-        let (word, bit) = ((page / 64) as usize, 1 << (page % 64));
-        if word >= pages.len() && far {
-            pages.resize(word + 1, 0);
-        }
-        if let Some(word) = pages.get_mut(word).filter(|word| (**word & bit != 0) != far) {
-            *word ^= bit;
-            changed += to - from;
-        }
-        from = to;
-    }
-    changed
 }
 
 impl Worker {

@@ -32,12 +32,12 @@ impl Modelled {
         self.on.store(true, Ordering::Relaxed);
     }
 
-    fn charge(&self, direction: Direction, at: At, bytes: usize) {
+    fn charge(&self, direction: Direction, region: usize, bytes: usize) {
         if !self.on.load(Ordering::Relaxed) {
             return;
         }
         if let Some(thread) = self.machine.current() {
-            self.machine.access_at(thread, (at.region, Some(at.offset)), direction, bytes);
+            self.machine.access(thread, region, direction, bytes);
         }
     }
 }
@@ -49,19 +49,19 @@ impl Medium for Modelled {
 
     fn read(&self, at: At, out: &mut [u8]) -> fs::Result<()> {
         self.inner.read(at, out)?;
-        self.charge(Direction::Read, at, out.len());
+        self.charge(Direction::Read, at.region, out.len());
         Ok(())
     }
 
     fn write(&self, at: At, data: &[u8]) -> fs::Result<()> {
         self.inner.write(at, data)?;
-        self.charge(Direction::Write, at, data.len());
+        self.charge(Direction::Write, at.region, data.len());
         Ok(())
     }
 
     fn write_data(&self, at: At, data: &[u8]) -> fs::Result<()> {
         self.inner.write_data(at, data)?;
-        self.charge(Direction::Write, at, data.len());
+        self.charge(Direction::Write, at.region, data.len());
         Ok(())
     }
 

@@ -69,7 +69,6 @@ pub fn draw(seed: u64, number: u32) -> Scenario {
         bandwidth: (!optane).then(|| pick(&[0.0625, 0.125, 0.25]) * DRAM_READ_BW),
         modules: optane.then(|| pick(&[1.0, 2.0, 6.0])),
         crowding: None,
-        directory: None,
         remote_read: None,
         memory_bytes: None,
     };

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use clock::{now_ns, sleep_until};
 use laboratory::machine::{Build, Machine, Wait};
-use memory_model::figures::OPTANE_DIRECTORY;
 use memory_model::{Direction, Memory, Profile};
 use rand::rngs::ChaCha12Rng;
 use rand::{RngExt, SeedableRng};
@@ -208,38 +207,4 @@ fn a_thread_that_is_bound_moves_at_its_next_dispatch_or_while_it_waits() {
         log.borrow_mut().push((thread, machine.node_of(thread), now_ns()));
     });
     assert_eq!(*out.borrow(), [(1, 1, 200), (0, 1, 300)]);
-}
-
-/// A page that the other node reads for the first time is written once; then it is read from there
-/// without that, until its own node reads it.
-#[test]
-fn a_read_that_changes_the_coherence_state_is_written_to_the_medium() {
-    let profile = Profile { scale: 1.0, ..Profile::named("optane").unwrap() };
-    let topology = profile.topology(&(0..2).collect(), 2, 1 << 30);
-    let memory = vec![Memory { directory: OPTANE_DIRECTORY, ..Memory::OPTANE }; 2];
-    let build = Build { topology, memory, link_bw: f64::INFINITY, slice_s: 3e-3, seed: 1 };
-    let machine = Arc::new(Machine::new(build));
-    // The second thread reads from one hop away: each, then each, then a page that was written.
-    run(&machine, &[0, 1], |machine, thread| {
-        machine.take_core(thread);
-        let read = |page: u64| machine.access_at(thread, (0, Some(page * 4096)), Direction::Read, 4096);
-        if thread == 0 {
-            (0..4).for_each(read);
-            sleep_until(1_000_000);
-            // Two go back to their own node.
-            (0..2).for_each(read);
-        } else {
-            sleep_until(100_000);
-            (0..4).chain(0..4).for_each(read);
-            machine.access_at(thread, (0, Some(3 * 4096)), Direction::Write, 4096);
-            machine.fence(thread);
-            read(3);
-        }
-    });
-    let carried = machine.carried()[0];
-    assert_eq!((carried.read, carried.written), (4096 * (4 + 8 + 1 + 2), 4096 * (4 + 1 + 1 + 2)));
-    // 6 local reads and 9 from one hop away at 6 GB/s, 7 writes of the directory and a remote one
-    // at 2 GB/s.
-    let wanted = 4096.0 * ((6.0 + 9.0 / 0.654) / 6e9 + (7.0 + 1.0 / 0.654) / 2e9);
-    assert!((carried.busy_s / wanted - 1.0).abs() < 1e-3, "{} {wanted}", carried.busy_s);
 }

@@ -45,7 +45,6 @@ const MEMORY: Memory = Memory {
     line: 64,
     modules: 1.0,
     crowding: 1.0,
-    directory: 0.0,
 };
 
 pub fn profile(scale: f64) -> Profile {
