@@ -339,7 +339,7 @@ mod tests {
     use topology::ThreadId;
 
     use super::*;
-    use crate::journal::{Filter, read};
+    use crate::journal::read;
     use crate::{JobState, Masks, Settings, Started, StateDir, Subject, Undone, Write};
 
     /// A machine without threads.
@@ -419,7 +419,7 @@ mod tests {
         engine.rails.begin(2.0);
         let rail = engine.rails.check(&mv.subject, mv.from, mv.to).err().map(|held_back| held_back.rail);
         engine.disk.as_mut().unwrap().journal.flush().unwrap();
-        let lines = read(tmp.path(), &Filter::default()).unwrap().len() - 1; // without `started`
+        let lines = read(tmp.path()).unwrap().len() - 1; // without `started`
         let data = engine.data_moved.0 + engine.data_moved.1;
         let said = engine.outcomes.len() + engine.judged.len();
         (

@@ -143,10 +143,9 @@ fn refuse_content(path: &Path, file: &File, (mapped, region): (&Mapped, usize)) 
         false => mapped.read(At { region, offset: at }, out).map_err(io::Error::other),
     };
     let extents = if is_file { content::extents(file) } else { Vec::new() };
-    let Some(found) = content::find(mapped.len(region), &extents, &mut read).map_err(io)? else { return Ok(()) };
-    let what = found.name.map_or_else(|| format!("byte {} is not zero", found.at), |name| format!("it has {name}"));
-    let path = path.display().to_string();
-    Err(Failure::new(Exit::Usage, path, format!("is not empty: {what}")).hint("--force overwrites it"))
+    let Some(at) = content::find(mapped.len(region), &extents, &mut read).map_err(io)? else { return Ok(()) };
+    let why = format!("is not empty: byte {at} is not zero");
+    Err(Failure::new(Exit::Usage, path.display().to_string(), why).hint("--force overwrites it"))
 }
 
 /// The node of a DAX device's memory, as sysfs has it: the one that it is or would be part of, if

@@ -275,10 +275,10 @@ Examples:
     /// Serve what a running homenode counts as metrics, for Prometheus
     ///
     /// Shows file bytes by service and pair of nodes, moves by result, and what homenode itself
-    /// costs, in the text forms of Prometheus and OpenMetrics (docs/metrics.md). Reads the file
-    /// that `homenode run` writes after each window; `run --observe-only` counts and moves nothing.
-    /// A process of its own, which needs no privileges and gives up those it has: the daemon itself
-    /// never listens. Where no daemon runs, `homenode_up` is 0 and the counters are absent.
+    /// costs, in the text form of Prometheus (docs/metrics.md). Reads the file that `homenode run`
+    /// writes after each window; `run --observe-only` counts and moves nothing. A process of its
+    /// own, which needs no privileges and gives up those it has: the daemon itself never listens.
+    /// Where no daemon runs, `homenode_up` is 0 and the counters are absent.
     ///
     /// Listens on a loopback address or a Unix socket only. For other machines, let a proxy that
     /// authenticates its users, or node_exporter (--textfile), pass the metrics on.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use command::config::Config;
-use engine::journal::{self, Filter};
+use engine::journal;
 use engine::state::records;
 use placement::{POLICIES, Snapshot, policy_with};
 use rand::rngs::ChaCha12Rng;
@@ -114,7 +114,7 @@ fn journal(bytes: &[u8]) {
     DIR.with(|dir| {
         let file = dir.path().join("journal");
         fs::write(&file, bytes).unwrap();
-        journal::history(journal::read(&file, &Filter::default()).unwrap());
+        journal::history(journal::read(&file).unwrap());
     });
 }
 

@@ -4,7 +4,7 @@
 //!
 //! **Approach.** `journal.jsonl` in the state directory has one JSON object per line ([`Entry`])
 //! and only grows at its end; `homenode move` adds to it beside the daemon. A move has its reason
-//! and figures, and later its effect ([`Event::Audited`]). [`read()`] filters entries,
+//! and figures, and later its effect ([`Event::Audited`]). [`read()`] reads entries,
 //! [`history()`] joins moves with their effects.
 //!
 //! **Limits.** The size is bounded: at half of the limit the file becomes `journal.1.jsonl` and
@@ -25,7 +25,7 @@ use placement::{Reason, Subject};
 use serde::{Deserialize, Serialize};
 use topology::{FileId, NodeId};
 
-pub use read::{Filter, Line, history, read};
+pub use read::{Line, history, read};
 
 use crate::state::open_private;
 use crate::{EngineError, Finished, Rail, Undone};

@@ -8,35 +8,9 @@ use rustc_hash::FxHashMap;
 use super::{Entry, Event, JOURNAL, Kind, OLDER};
 use crate::EngineError;
 
-/// Which entries to read. Every part that is given must fit.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Filter {
-    pub tid: Option<u32>,
-    pub pid: Option<u32>,
-    /// Part of a thread's name.
-    pub comm: Option<String>,
-    /// Earliest wall-clock time, seconds since 1970-01-01 UTC.
-    pub since: Option<f64>,
-    /// Latest wall-clock time, seconds since 1970-01-01 UTC.
-    pub until: Option<f64>,
-}
-
-impl Filter {
-    /// Whether an entry fits. Entries that are about no thread fit when no thread is asked for.
-    pub fn matches(&self, entry: &Entry) -> bool {
-        let about = entry.thread.as_ref();
-        let fits = |wanted: bool, fit: bool| !wanted || fit;
-        fits(self.tid.is_some(), about.map(|a| a.tid) == self.tid)
-            && fits(self.pid.is_some(), about.map(|a| a.pid) == self.pid)
-            && self.comm.as_ref().is_none_or(|part| about.is_some_and(|a| a.comm.contains(part.as_str())))
-            && self.since.is_none_or(|since| entry.time >= since)
-            && self.until.is_none_or(|until| entry.time <= until)
-    }
-}
-
-/// The entries that fit, oldest first. `path` is a state directory or a journal file. Lines that
-/// are damaged, or that a later build wrote, are left out.
-pub fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, EngineError> {
+/// The entries, oldest first. `path` is a state directory or a journal file. Lines that are
+/// damaged, or that a later build wrote, are left out.
+pub fn read(path: &Path) -> Result<Vec<Entry>, EngineError> {
     let newest = if path.is_dir() { path.join(JOURNAL) } else { path.to_owned() };
     let mut entries = Vec::new();
     for (file, optional) in [(newest.with_file_name(OLDER), true), (newest, false)] {
@@ -45,8 +19,7 @@ pub fn read(path: &Path, filter: &Filter) -> Result<Vec<Entry>, EngineError> {
             Err(error) if optional && error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(EngineError::io("read", &file)(error)),
         };
-        let lines = bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-        entries.extend(lines.filter(|e| filter.matches(e)));
+        entries.extend(bytes.split(|b| *b == b'\n').filter_map(|line| serde_json::from_slice::<Entry>(line).ok()));
     }
     Ok(entries)
 }
@@ -120,8 +93,7 @@ mod tests {
             (0..20).for_each(|_| beside.add(&entry(1.0, tids.next().unwrap(), "fio", Event::Gone)));
             beside.flush().unwrap();
         }
-        let kept: Vec<u32> =
-            read(tmp.path(), &Filter::default()).unwrap().iter().map(|e| e.thread.as_ref().unwrap().tid).collect();
+        let kept: Vec<u32> = read(tmp.path()).unwrap().iter().map(|e| e.thread.as_ref().unwrap().tid).collect();
         // The last ones, without a gap: more than half of the limit.
         let first = tids.next().unwrap() - kept.len() as u32;
         assert!(kept.iter().copied().eq(first..first + kept.len() as u32), "{kept:?}");
@@ -164,19 +136,6 @@ mod tests {
     }
 
     #[test]
-    fn filters_fit_by_thread_process_name_and_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let note = Entry { time: 2.0, thread: None, event: Event::Note { text: "sampling less".into() } };
-        write(dir.path(), &[entry(1.0, 41, "fio", moved()), note, entry(3.0, 42, "db_bench", Event::Gone)]);
-        let times = |filter| read(dir.path(), &filter).unwrap().iter().map(|e| e.time).collect::<Vec<_>>();
-        assert_eq!(times(Filter::default()), [1.0, 2.0, 3.0]);
-        assert_eq!(times(Filter { tid: Some(42), ..Filter::default() }), [3.0]);
-        assert_eq!(times(Filter { pid: Some(4), ..Filter::default() }), [1.0, 3.0]);
-        assert_eq!(times(Filter { pid: Some(4), comm: Some("bench".into()), ..Filter::default() }), [3.0]);
-        assert_eq!(times(Filter { since: Some(1.5), until: Some(2.5), ..Filter::default() }), [2.0]);
-    }
-
-    #[test]
     fn moves_are_joined_with_what_they_brought() {
         let audited = Event::Audited { before: Some(0.98), after: Some(0.01) };
         let lines = history(vec![
@@ -201,7 +160,7 @@ mod tests {
             journal.flush().unwrap();
             assert!(size(JOURNAL) <= 2_000 && size(OLDER) <= 2_000);
         }
-        let times: Vec<f64> = read(dir.path(), &Filter::default()).unwrap().iter().map(|e| e.time).collect();
+        let times: Vec<f64> = read(dir.path()).unwrap().iter().map(|e| e.time).collect();
         assert_eq!(*times.last().unwrap(), 699.0);
         assert!(times.len() >= 2_000 / 200 && times.windows(2).all(|t| t[1] == t[0] + 1.0), "{times:?}");
     }
@@ -213,7 +172,7 @@ mod tests {
         let mut journal = Journal::open(dir.path(), 10_000);
         entries.iter().for_each(|e| journal.add(e));
         journal.flush().unwrap();
-        let read = read(dir.path(), &Filter::default()).unwrap();
+        let read = read(dir.path()).unwrap();
         assert_eq!(read, entries[1000 - read.len()..]);
         assert!(std::fs::metadata(dir.path().join(JOURNAL)).unwrap().len() <= 5_000);
     }
@@ -226,14 +185,14 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], &whole[..whole.len() / 2]].concat()).unwrap();
         write(dir.path(), &[entry(2.0, 41, "fio", moved())]);
-        let times: Vec<f64> = read(dir.path(), &Filter::default()).unwrap().iter().map(|e| e.time).collect();
+        let times: Vec<f64> = read(dir.path()).unwrap().iter().map(|e| e.time).collect();
         assert_eq!(times, [1.0, 2.0]);
     }
 
     #[test]
     fn a_missing_journal_is_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let error = read(dir.path(), &Filter::default()).unwrap_err().to_string();
+        let error = read(dir.path()).unwrap_err().to_string();
         assert!(error.contains("journal.jsonl: No such file"), "{error}");
     }
 }

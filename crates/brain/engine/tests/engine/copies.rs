@@ -1,11 +1,12 @@
 //! Moves that copy: at once, in the queue, limited, stopped, interrupted; and plans that do not
 //! pay.
 
-use engine::journal::{Event, Filter, Kind, history, read};
+use engine::journal::{Entry, Event, Kind, history, read};
 use engine::settings::Moves;
 use engine::{Engine, JobState, MoveEvent, Rail, Settings, StateDir, recover};
 use placement::{Move, OutcomeState, Snapshot};
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use crate::fake::{Fake, all_cpus, file, file_of, mv, node_cpus, process, restless, script};
@@ -38,6 +39,14 @@ fn copying(bytes: u64, step: u64, tasks: impl IntoIterator<Item = (u32, u32, u32
     plane
 }
 
+/// What the journal in `dir` says about the file that this thread reads.
+fn about_file_of(tid: u32, dir: &Path) -> Vec<Entry> {
+    let name = file_of(tid).to_string();
+    let mut entries = read(dir).unwrap();
+    entries.retain(|e| e.thread.as_ref().is_some_and(|about| about.comm.contains(&name)));
+    entries
+}
+
 #[test]
 fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     let plane = copying(1_000, 300, [(1, 0, 1)]);
@@ -58,7 +67,7 @@ fn a_copy_goes_on_while_windows_do_and_the_policy_is_told() {
     let running = |done| vec![OutcomeState::Running { bytes: 1_000, done }];
     let end = vec![OutcomeState::Done { bytes: 1_000, failed: 7 }];
     assert_eq!(told[..6], [vec![], running(300), running(600), running(900), end, vec![]]);
-    let lines = history(read(tmp.path(), &Filter { comm: Some(file_of(1).to_string()), ..Filter::default() }).unwrap());
+    let lines = history(about_file_of(1, tmp.path()));
     let said: Vec<String> = lines
         .iter()
         .map(|l| match &l.entry.event {
@@ -107,8 +116,7 @@ fn data_goes_back_at_the_end_if_the_plane_remembers_where_it_was() {
                 // Of each, seven bytes are pinned.
                 assert_eq!((finished.moved_back, finished.not_moved_back), (2_000, 14));
                 assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{finished:?}");
-                let lines =
-                    read(tmp.path(), &Filter { comm: Some(file_of(1).to_string()), ..Filter::default() }).unwrap();
+                let lines = about_file_of(1, tmp.path());
                 let told = |e: &Event| matches!(e, Event::Note { text } if text.contains("back to where they were"));
                 assert!(lines.iter().any(|l| told(&l.event)), "{lines:?}");
             }
@@ -315,7 +323,7 @@ fn a_copy_that_is_refused_before_its_first_byte_was_not_made() {
         plane.world().copies_refused = None;
         let finished = engine.finish();
         assert!(finished.notes.iter().all(|n| !n.contains("stays where it is")), "{:?}", finished.notes);
-        let entries = read(tmp.path(), &Filter::default()).unwrap();
+        let entries = read(tmp.path()).unwrap();
         assert!(!entries.iter().any(|e| matches!(e.event, Event::CopyEnded { .. })), "{entries:?}");
     }
 }
@@ -336,7 +344,7 @@ fn copies_are_stopped_on_exit_and_affinities_restored() {
     assert!(text.contains("1 move of a process's memory: what was moved stays where it is"), "{text}");
     assert_eq!(plane.world().mask(1), all_cpus());
     assert!(plane.world().copies.is_empty() && !tmp.path().join("state.jsonl").exists());
-    let ends = read(tmp.path(), &Filter::default()).unwrap();
+    let ends = read(tmp.path()).unwrap();
     let ended = |why: &str| why == "homenode ends";
     let ended = ends.iter().filter(|e| matches!(&e.event, Event::CopyEnded { why: Some(why), .. } if ended(why)));
     assert_eq!(ended.count(), 2);
@@ -404,7 +412,7 @@ fn killed_at_any_step_of_a_copy() {
         seen.insert(finished.copies);
         assert!(plane.world().tasks.values().all(|t| t.mask == all_cpus()), "{tasks:?}");
         assert!(!dir.path().join("state.jsonl").exists());
-        let told = read(dir.path(), &Filter::default()).unwrap_or_default();
+        let told = read(dir.path()).unwrap_or_default();
         let interrupted = told.iter().filter(|e| matches!(&e.event, Event::CopyEnded { why: Some(_), .. }));
         assert_eq!(interrupted.count(), finished.copies);
     }

@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use engine::journal::{Counts, Decided, Event, Filter, history, read};
+use engine::journal::{Counts, Decided, Event, history, read};
 use engine::{Rail, Settings};
 
 use placement::{Move, Reason, Subject};
@@ -21,7 +21,9 @@ fn a_move_is_told_with_reason_figures_and_what_it_brought() {
         engine.step().unwrap();
     }
     engine.finish();
-    let lines = history(read(tmp.path(), &Filter { tid: Some(1), ..Filter::default() }).unwrap());
+    let all = read(tmp.path()).unwrap();
+    let of_one = all.iter().filter(|e| e.thread.as_ref().is_some_and(|about| about.tid == 1));
+    let lines = history(of_one.cloned().collect());
     assert_eq!(lines.len(), 2);
     assert_eq!(lines[0].remote_share, Some((1.0, 0.0)));
     // To the millisecond.
@@ -32,7 +34,6 @@ fn a_move_is_told_with_reason_figures_and_what_it_brought() {
     assert_eq!(rule.as_deref(), Some("db"));
     let Event::Undone { affinity, occasion, .. } = &lines[1].entry.event else { panic!("{lines:?}") };
     assert_eq!((affinity.as_str(), occasion.as_str()), ("0-5", "on exit"));
-    let all = read(tmp.path(), &Filter::default()).unwrap();
     assert!(matches!(&all[0].event, Event::Started { policy, .. } if policy == "script"));
     // Thread 2 was at home and was bound there.
     assert!(matches!(all.last().unwrap().event, Event::Stopped(Counts { restored: 2, .. })));
@@ -47,7 +48,7 @@ fn a_move_that_is_held_back_every_window_is_told_once() {
         engine.step().unwrap();
     }
     engine.finish();
-    let rails: Vec<Rail> = read(tmp.path(), &Filter::default())
+    let rails: Vec<Rail> = read(tmp.path())
         .unwrap()
         .iter()
         .filter_map(|e| match e.event {
@@ -66,7 +67,7 @@ fn refusals_and_ends_are_told() {
     plane.world().die_before_apply.push(2);
     let (tmp, mut engine) = kept(plane.clone(), go_home(), Settings::default());
     engine.step().unwrap();
-    let events: Vec<Event> = read(tmp.path(), &Filter::default()).unwrap().into_iter().map(|e| e.event).collect();
+    let events: Vec<Event> = read(tmp.path()).unwrap().into_iter().map(|e| e.event).collect();
     assert!(matches!(&events[1], Event::Refused { reason, .. } if reason == "own_affinity"), "{events:?}");
     assert_eq!(events[2], Event::Gone);
 }
@@ -92,7 +93,7 @@ fn moved_files_and_processes_are_each_judged_by_what_their_readers_read() {
     for _ in 0..12 {
         engine.step().unwrap();
     }
-    let lines = history(read(tmp.path(), &Filter::default()).unwrap());
+    let lines = history(read(tmp.path()).unwrap());
     let moved = lines.iter().filter(|l| matches!(l.entry.event, Event::Moved(_)));
     let shares: Vec<_> = moved.map(|l| l.remote_share).collect();
     assert_eq!(shares, [Some((1.0, 1.0)), Some((1.0, 0.0)), Some((1.0, 0.0))]);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use engine::journal::{Event, Filter, read};
+use engine::journal::{Event, read};
 use engine::settings::{Budget, Guardrail, Moves, Oscillation, Settle};
 use engine::state::records::Record;
 use engine::{Cost, Engine, EngineError, MoveEvent, Rail, Settings, StateDir, Subject};
@@ -394,7 +394,7 @@ fn a_service_whose_reads_fall_after_a_move_is_put_back_at_once_and_left_alone() 
     };
     assert_eq!((again, held), (MoveEvent::Applied, 599));
     drop(engine);
-    let entries = read(state.path(), &Filter::default()).unwrap();
+    let entries = read(state.path()).unwrap();
     let guarded = entries.iter().filter(|e| e.event == Event::Guardrail { why: waited.to_owned() });
     assert_eq!(guarded.filter_map(|e| e.thread.as_ref()).map(|t| t.tid).collect::<Vec<_>>(), [1, 2]);
     let held = |e: &&engine::journal::Entry| matches!(e.event, Event::HeldBack { rail: Rail::Guardrail, .. });

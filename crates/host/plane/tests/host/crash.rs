@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use engine::journal::{Event, Filter, read};
+use engine::journal::{Event, read};
 use engine::{StateDir, Undone, recover};
 use host::HostPlane;
 use linux::affinity;
@@ -76,7 +76,8 @@ fn recovered_by(plane_of: fn() -> HostPlane) -> Tried {
     // A second recovery finds nothing, and the journal tells of the first.
     let again = recover(&mut plane, &StateDir::open(&dir).unwrap()).unwrap();
     assert_eq!(again, engine::Finished::default());
-    let entries = read(&dir, &Filter { tid: Some(parent.pid()), ..Filter::default() }).unwrap();
+    let mut entries = read(&dir).unwrap();
+    entries.retain(|e| e.thread.as_ref().is_some_and(|about| about.tid == parent.pid()));
     let Event::Undone { result, affinity, occasion } = &entries.last().unwrap().event else { panic!("{entries:?}") };
     assert_eq!((*result, affinity, occasion.as_str()), (Undone::Restored, &all().to_string(), "after a crash"));
     assert!(entries.iter().any(|e| matches!(e.event, Event::Moved(_))));

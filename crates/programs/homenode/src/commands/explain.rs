@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Local, TimeDelta};
 use clap::Args;
-use engine::journal::{self, About, Counts, Decided, Entry, Event, Filter, Kind, Line};
+use engine::journal::{self, About, Counts, Decided, Entry, Event, Kind, Line};
 use engine::{EngineError, Undone};
 use observe::inode::Inodes;
 use serde_json::json;
@@ -37,7 +37,7 @@ pub fn run(global: &Global, args: &ExplainArgs) -> Result<Exit, Failure> {
     let volumes = below.iter().map(|dir| (dir.as_path(), Some(published::unescape(dir))));
     let (mut missing, mut found) = (None, false);
     for (dir, volume) in [(global.state_dir.as_path(), None)].into_iter().chain(volumes) {
-        match journal::read(dir, &Filter::default()) {
+        match journal::read(dir) {
             Ok(mut entries) => {
                 found = true;
                 let of_rule = about.as_ref().map(|about| about.moved_by_rule(&entries)).unwrap_or_default();

@@ -26,7 +26,6 @@ use clap::Args;
 use rustix::thread::CapabilitySet;
 use session::totals::{self, Found};
 
-use self::text::Form;
 use crate::commands::{plane, replace};
 use crate::exit::{Exit, Failure};
 use crate::notify;
@@ -78,7 +77,7 @@ fn listen(text: &str) -> Result<Listen, String> {
 
 /// Serves until stopped, or writes a file until stopped, or prints once.
 pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
-    let metrics = |form| totals::read(&global.state_dir).map(|found| text::metrics(&found, form));
+    let metrics = || totals::read(&global.state_dir).map(|found| text::metrics(&found));
     match &args.textfile {
         None if args.once => {
             drop_privileges()?;
@@ -86,13 +85,13 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
             if let Found::Stale(why, _) = &found {
                 output::complain(&format!("homenode: no counters: {why}\n"));
             }
-            output::print(&text::metrics(&found, Form::Prometheus))?;
+            output::print(&text::metrics(&found))?;
             return Ok(Exit::Done);
         }
         Some(path) if args.once => {
             drop_privileges()?;
             // node_exporter reads names that end in `.prom` only, so it never sees half of a file.
-            replace::write(path, &metrics(Form::Prometheus)?, 0o644)?;
+            replace::write(path, &metrics()?, 0o644)?;
             return Ok(Exit::Done);
         }
         _ => {}
@@ -104,7 +103,7 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
             notify::ready(None);
             while !stop.requested() {
                 // A directory that is full now may have room later.
-                if let Err(failure) = metrics(Form::Prometheus).and_then(|text| replace::write(path, &text, 0o644)) {
+                if let Err(failure) = metrics().and_then(|text| replace::write(path, &text, 0o644)) {
                     failure.report(global.json);
                 }
                 std::thread::park_timeout(Duration::from_secs_f64(args.every));
@@ -118,8 +117,8 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
                 true => output::print_json_line(&serde_json::json!({ "listen": server.address() }))?,
                 false => output::print(&format!("{}\n", server.address()))?,
             }
-            let mut texts = Texts { dir: global.state_dir.clone(), made: None };
-            server.run(&|| stop.requested(), &mut |form| texts.of(form).map_err(|failure| failure.line()))?;
+            let mut shared = Shared { dir: global.state_dir.clone(), made: None };
+            server.run(&|| stop.requested(), &mut || shared.text().map_err(|failure| failure.line()))?;
         }
     }
     Ok(Exit::Done)
@@ -128,29 +127,31 @@ pub fn run(global: &Global, args: &ExportArgs) -> Result<Exit, Failure> {
 /// The file of the daemon: device, inode, and when it was written.
 type Written = (u64, u64, i64, i64);
 
-/// The metrics of the last window: each text is made once.
-struct Texts {
+/// The metrics of the last window: their text is made once.
+struct Shared {
     dir: PathBuf,
     made: Option<Made>,
 }
 
-/// What was found in which file, and its texts.
-type Made = (Option<Written>, Found, [Option<Arc<str>>; 2]);
+/// What was found in which file, and its text.
+type Made = (Option<Written>, Found, Arc<str>);
 
-impl Texts {
-    fn of(&mut self, form: Form) -> Result<Arc<str>, Failure> {
+impl Shared {
+    fn text(&mut self) -> Result<Arc<str>, Failure> {
         let file = std::fs::metadata(self.dir.join(totals::FILE)).ok();
         let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
         // A daemon that has written nothing since may have ended.
         let same =
             |(then, found, _): &Made| *then == file && !matches!(found, Found::Now(told) if told.stale().is_some());
-        let (_, found, texts) = match self.made.take().filter(same) {
+        let (.., text) = match self.made.take().filter(same) {
             Some(made) => self.made.insert(made),
-            None => self.made.insert((file, totals::read(&self.dir)?, [None, None])),
+            None => {
+                let found = totals::read(&self.dir)?;
+                let text = text::metrics(&found).into();
+                self.made.insert((file, found, text))
+            }
         };
-        let [prometheus, open] = texts;
-        let text = if form == Form::OpenMetrics { open } else { prometheus };
-        Ok(text.get_or_insert_with(|| text::metrics(found, form).into()).clone())
+        Ok(text.clone())
     }
 }
 

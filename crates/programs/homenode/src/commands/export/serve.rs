@@ -27,7 +27,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::Listen;
-use super::text::{Form, OPEN_METRICS};
+use super::text::MEDIA_TYPE;
 use crate::exit::{Exit, Failure};
 
 /// Longest request, bytes: Prometheus sends some 300.
@@ -42,7 +42,7 @@ const MOST_UNREAD: usize = 8 << 20;
 const TICK: Duration = Duration::from_millis(200);
 
 /// The metrics, or why there are none. All who ask in a window share one text.
-type Metrics<'a> = dyn FnMut(Form) -> Result<Arc<str>, String> + 'a;
+type Metrics<'a> = dyn FnMut() -> Result<Arc<str>, String> + 'a;
 
 /// An answer: its head, and its text if that is asked for.
 struct Answer {
@@ -169,50 +169,29 @@ fn answer(request: &[u8], any_host: bool, metrics: &mut Metrics<'_>) -> Option<A
         Some("HEAD") => false,
         _ => return Some(plain("405 Method Not Allowed", "Only GET and HEAD.\n", true)),
     };
-    let of = |line: &str, header: &str| {
+    let host = |line: &str| {
         let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case(header).then(|| value.trim().to_owned())
+        name.eq_ignore_ascii_case("host").then(|| value.trim().to_owned())
     };
-    let lines: Vec<&str> = lines.collect();
     // To a proxy a client says the whole address, and what it says there counts.
     let absolute = target.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("http://"));
     let absolute = absolute.map(|(_, rest)| rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())));
     let hosts: Vec<String> = match absolute {
         Some((host, _)) => vec![host.to_owned()],
-        None => lines.iter().filter_map(|line| of(line, "host")).collect(),
+        None => lines.filter_map(host).collect(),
     };
     if !any_host && !hosts.iter().all(|host| is_local(host)) {
         return Some(plain("403 Forbidden", "Only for this machine: ask for localhost.\n", true));
     }
     let path = absolute.map_or(target, |(_, path)| path);
     Some(match path.split('?').next() {
-        Some("/metrics") => {
-            let accepted: Vec<String> = lines.iter().filter_map(|line| of(line, "accept")).collect();
-            let form = if wants_open_metrics(&accepted) { Form::OpenMetrics } else { Form::Prometheus };
-            match metrics(form) {
-                Ok(text) => Answer::new("200 OK", form.media_type(), text, body),
-                Err(why) => plain("500 Internal Server Error", &(why + "\n"), body),
-            }
-        }
+        Some("/metrics") => match metrics() {
+            Ok(text) => Answer::new("200 OK", MEDIA_TYPE, text, body),
+            Err(why) => plain("500 Internal Server Error", &(why + "\n"), body),
+        },
         Some("/" | "") => plain("200 OK", "homenode export: /metrics\n", body),
         _ => plain("404 Not Found", "There is /metrics only.\n", body),
     })
-}
-
-/// Whether a client accepts OpenMetrics, and does not like plain text more.
-fn wants_open_metrics(accepted: &[String]) -> bool {
-    let liked = |wanted: &str| {
-        let kinds = accepted.iter().flat_map(|value| value.split(','));
-        let of = |kind: &str| {
-            let mut parts = kind.split(';').map(str::trim);
-            let name = parts.next()?;
-            let q = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
-            name.eq_ignore_ascii_case(wanted).then(|| q.map_or(1.0, |q| q.parse::<f64>().unwrap_or(0.0)))
-        };
-        kinds.filter_map(of).reduce(f64::max).unwrap_or(0.0)
-    };
-    let open = liked(OPEN_METRICS);
-    open > 0.0 && open >= liked("text/plain")
 }
 
 pub struct Server {
@@ -375,7 +354,7 @@ mod tests {
     use super::*;
 
     fn asked(request: &[u8]) -> Option<String> {
-        answer(request, false, &mut |form| Ok(format!("open {}\n", form == Form::OpenMetrics).into()))
+        answer(request, false, &mut || Ok("homenode 1\n".into()))
             .map(|answer| String::from_utf8(answer.head).unwrap() + &answer.text)
     }
 
@@ -431,27 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_follows_what_the_client_accepts() {
-        let plain = asked(b"GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n").unwrap();
-        assert!(plain.contains("text/plain; version=0.0.4") && plain.ends_with("open false\n"), "{plain}");
-        let open =
-            asked(b"GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n").unwrap();
-        assert!(open.contains("openmetrics-text; version=1.0.0") && open.ends_with("open true\n"), "{open}");
-        for (accept, open) in [
-            ("application/openmetrics-text;q=0", false),
-            ("application/openmetrics-text; version=1.0.0; q=0.0, text/plain", false),
-            ("application/openmetrics-text;q=0.2, text/plain;q=0.5", false),
-            (
-                "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
-                true,
-            ),
-            ("text/plain;q=0.3, Application/OpenMetrics-Text;q=0.3", true),
-            ("*/*", false),
-            ("application/openmetrics-text;q=high", false),
-        ] {
-            let answer = asked(format!("GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n").as_bytes()).unwrap();
-            assert!(answer.ends_with(&format!("open {open}\n")), "{accept}: {answer}");
-        }
+    fn a_head_has_the_length_and_no_text() {
         let head = asked(b"HEAD /metrics HTTP/1.1\r\n\r\n").unwrap();
         assert!(head.contains("Content-Length: 11\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     }

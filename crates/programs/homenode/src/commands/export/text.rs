@@ -5,26 +5,11 @@ use std::fmt::{Display, Write};
 use placement::flow::{Pair, Sums};
 use session::totals::{Found, Told};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Prometheus,
-    OpenMetrics,
-}
+/// Prometheus' text form.
+pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a client sends that wants OpenMetrics, and what it gets.
-pub const OPEN_METRICS: &str = "application/openmetrics-text";
-
-impl Form {
-    pub fn media_type(self) -> &'static str {
-        match self {
-            Self::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
-            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        }
-    }
-}
-
-pub fn metrics(found: &Found, form: Form) -> String {
-    let mut text = Text { text: String::new(), form };
+pub fn metrics(found: &Found) -> String {
+    let mut text = Text { text: String::new() };
     let up = matches!(found, Found::Now(_));
     text.gauge("homenode_up", "Whether a daemon (homenode run) is observing: 1, or 0", u8::from(up));
     match found {
@@ -32,9 +17,6 @@ pub fn metrics(found: &Found, form: Form) -> String {
         // Counters that stand still would look like a machine on which nothing is read.
         Found::Stale(_, Some(unix_s)) => text.window(*unix_s),
         Found::Stale(_, None) => {}
-    }
-    if form == Form::OpenMetrics {
-        text.text.push_str("# EOF\n");
     }
     text.text
 }
@@ -47,7 +29,7 @@ fn counters(text: &mut Text, told: &Told) {
     text.sample("homenode_build_info", &[("version", &told.program)], 1);
     text.window(told.unix_s);
     text.gauge("homenode_window_seconds", "Length of the last window", told.window_s);
-    text.counter("homenode_windows_total", "Windows since the daemon began");
+    text.head("homenode_windows_total", "counter", "Windows since the daemon began");
     text.sample("homenode_windows_total", &[], told.windows);
 
     let bytes: [Counter<Pair>; 2] = [
@@ -57,7 +39,7 @@ fn counters(text: &mut Text, told: &Told) {
         }),
     ];
     for (name, help, of) in bytes {
-        text.counter(name, help);
+        text.head(name, "counter", help);
         for row in &told.rows {
             for pair in &row.bytes.pairs {
                 let (cpu, data) = (pair.cpu_node.to_string(), pair.data_node.to_string());
@@ -78,7 +60,7 @@ fn counters(text: &mut Text, told: &Told) {
         ),
     ];
     for (name, help, of) in shares {
-        text.counter(name, help);
+        text.head(name, "counter", help);
         for row in told.rows.iter().filter(|row| !row.bytes.pairs.is_empty()) {
             text.sample(name, &[("service", &row.service)], of(&row.bytes));
         }
@@ -91,14 +73,15 @@ fn counters(text: &mut Text, told: &Told) {
         }
     }
     let name = "homenode_unlisted_read_bytes_total";
-    text.counter(
+    text.head(
         name,
+        "counter",
         "File bytes read from data_node by threads that are out of scope, or ended with no known service",
     );
     for (node, bytes) in told.unlisted_read_bytes.iter() {
         text.sample(name, &[("data_node", &node.to_string())], bytes);
     }
-    text.counter("homenode_moves_total", "Moves of threads, processes and files, by what became of them");
+    text.head("homenode_moves_total", "counter", "Moves of threads, processes and files, by what became of them");
     for moves in &told.moves {
         let labels = [("kind", moves.kind.as_str()), ("policy", &told.policy), ("result", &moves.result)];
         text.sample("homenode_moves_total", &labels, moves.count);
@@ -112,7 +95,7 @@ fn counters(text: &mut Text, told: &Told) {
         told.services,
     );
     if let Some(cpu_s) = told.observer_cpu_s {
-        text.counter("homenode_observer_cpu_seconds_total", "CPU time of the daemon, without that of copies");
+        text.head("homenode_observer_cpu_seconds_total", "counter", "CPU time of the daemon, without that of copies");
         text.sample("homenode_observer_cpu_seconds_total", &[], cpu_s);
     }
     if let Some(bytes) = told.observer_memory_bytes {
@@ -122,27 +105,17 @@ fn counters(text: &mut Text, told: &Told) {
 
 struct Text {
     text: String,
-    form: Form,
 }
 
 impl Text {
-    fn head(&mut self, family: &str, kind: &str, help: &str) {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "# HELP {family} {help}.\n# TYPE {family} {kind}");
+        let _ = writeln!(self.text, "# HELP {name} {help}.\n# TYPE {name} {kind}");
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
         self.head(name, "gauge", help);
         self.sample(name, &[], value);
-    }
-
-    /// The head of a counter. In OpenMetrics the name of its family lacks `_total`.
-    fn counter(&mut self, name: &str, help: &str) {
-        let family = match self.form {
-            Form::Prometheus => name,
-            Form::OpenMetrics => name.strip_suffix("_total").unwrap_or(name),
-        };
-        self.head(family, "counter", help);
     }
 
     fn window(&mut self, unix_s: f64) {
@@ -162,7 +135,7 @@ impl Text {
     }
 }
 
-/// A label's value. Both forms escape these three; what a terminal might take for a command, or a
+/// A label's value. The form escapes these three; what a terminal might take for a command, or a
 /// reader cannot see, is shown as its code.
 fn escape(value: &str, to: &mut String) {
     for c in crate::output::escape(value).chars() {
@@ -203,9 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
-        let found = Found::Now(Box::new(told()));
-        let (prometheus, open) = (metrics(&found, Form::Prometheus), metrics(&found, Form::OpenMetrics));
+    fn all_that_is_counted_is_told() {
+        let text = metrics(&Found::Now(Box::new(told())));
         for line in [
             "homenode_up 1",
             "homenode_build_info{version=\"0.1.0\"} 1",
@@ -218,12 +190,9 @@ mod tests {
             "homenode_observer_cpu_seconds_total 0.25",
             "homenode_window_timestamp_seconds 1.5",
         ] {
-            for text in [&prometheus, &open] {
-                assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
-            }
+            assert!(text.lines().any(|l| l == line), "{line} is not in:\n{text}");
         }
-        assert!(prometheus.contains("# TYPE homenode_moves_total counter\n") && !prometheus.contains("EOF"));
-        assert!(open.contains("# TYPE homenode_moves counter\n") && open.ends_with("# EOF\n"));
+        assert!(text.contains("# TYPE homenode_moves_total counter\n"), "{text}");
     }
 
     #[test]
@@ -235,7 +204,7 @@ mod tests {
                 vec!["homenode_up 0", "homenode_window_timestamp_seconds 2.5"],
             ),
         ] {
-            let text = metrics(&found, Form::Prometheus);
+            let text = metrics(&found);
             assert_eq!(text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>(), lines);
         }
     }
@@ -245,7 +214,7 @@ mod tests {
     fn an_odd_name_stays_within_its_quotes() {
         let mut told = told();
         told.rows[0].service = "/x\"} 1\nhomenode_up 0\\\u{1b}[31m\u{202e}é".to_owned();
-        let text = metrics(&Found::Now(Box::new(told)), Form::Prometheus);
+        let text = metrics(&Found::Now(Box::new(told)));
         let line = text.lines().find(|line| line.starts_with("homenode_file_read_bytes_total")).unwrap();
         assert_eq!(
             line,
@@ -259,7 +228,7 @@ mod tests {
     fn the_documentation_lists_these_metrics() {
         let unlisted_read_bytes = [(NodeId(0), 1)].into_iter().collect();
         let full = Told { unlisted_read_bytes, observer_memory_bytes: Some(1), ..told() };
-        let text = metrics(&Found::Now(Box::new(full)), Form::Prometheus);
+        let text = metrics(&Found::Now(Box::new(full)));
         let written: BTreeSet<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
         let documented = include_str!("../../../../../../docs/metrics.md");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use chrono::{DateTime, Local};
-use engine::journal::{self, About, Decided, Entry, Event, Filter, Kind, Line};
+use engine::journal::{self, About, Decided, Entry, Event, Kind, Line};
 use session::window::{Copy, Window};
 
 use crate::commands::explain;
@@ -44,7 +44,7 @@ impl LastMoves {
         self.moves.clear();
         self.copies.clear();
         let now = Local::now();
-        let entries = journal::read(&self.state_dir, &Filter::default()).unwrap_or_default();
+        let entries = journal::read(&self.state_dir).unwrap_or_default();
         for entry in &entries {
             self.copy(entry);
             let thread = entry.thread.as_ref().filter(|about| about.kind == Kind::Thread);
