@@ -274,15 +274,15 @@ impl Thread {
 
     /// Writes so many bytes; whether there was room.
     pub fn write(&mut self, file: File, at: u64, len: usize) -> bool {
-        self.store(file, len, |volume, data| volume.write(file.0, at, data))
+        self.store(len, |volume, data| volume.write(file.0, at, data))
     }
 
     /// Writes so many bytes at the end; whether there was room.
     pub fn append(&mut self, file: File, len: usize) -> bool {
-        self.store(file, len, |volume, data| volume.append(file.0, data).map(drop))
+        self.store(len, |volume, data| volume.append(file.0, data).map(drop))
     }
 
-    fn store(&mut self, file: File, len: usize, write: impl FnOnce(&Volume, &[u8]) -> fs::Result<()>) -> bool {
+    fn store(&mut self, len: usize, write: impl FnOnce(&Volume, &[u8]) -> fs::Result<()>) -> bool {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(buffer.len().max(len), 7);
         let written = self.call(Call::Write, |_, volume| write(volume, buffer.get(..len).unwrap_or_default()));
