@@ -372,10 +372,13 @@ mod tests {
         let mut line = String::new();
         BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let pid = line.trim().parse().unwrap();
-        let exe = || std::fs::metadata(format!("/proc/{pid}/exe")).map(|file| (file.dev(), file.ino())).unwrap();
+        // It has none for a moment.
+        let exe = || std::fs::metadata(format!("/proc/{pid}/exe")).map(|file| (file.dev(), file.ino()));
         let shell = std::fs::metadata(shell).map(|file| (file.dev(), file.ino())).unwrap();
         // It is the shell until it calls exec.
-        let program = std::iter::repeat_with(exe).find(|program| *program != shell).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        let looks = std::iter::repeat_with(exe).take_while(|_| Instant::now() < end).flatten();
+        let program = looks.into_iter().find(|program| *program != shell).expect("sleep runs");
         let server = volume::Server { pid, holder: None, version: String::new(), program };
         (parent, server)
     }

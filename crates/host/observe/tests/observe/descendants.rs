@@ -74,8 +74,9 @@ fn nobody_fills_the_table_of_watched_threads(hooks: Hooks) -> Tried {
     let result = (|| -> Tried {
         for (user, more) in [(65_534, 2 * ENTRIES), (0, 4), (65_534, ENTRIES), (0, 4)] {
             let script = format!("read go; for i in $(seq {more}); do sleep 300 & done; echo born; wait");
-            let shell = Command::new("sh")
+            let shell = Command::new("/bin/sh")
                 .args(["-c", &script])
+                .current_dir("/")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .process_group(0)

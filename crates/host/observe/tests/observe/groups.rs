@@ -8,7 +8,7 @@ use std::time::Duration;
 use observe::{Hooks, Observed, Observer, Scope, Settings};
 use placement::delegated;
 use placement::rules::{Does, Of, Rule, Rules};
-use testing::{Ends, Tried, ensure, skip};
+use testing::{Ends, Tried, ensure, need, skip};
 use topology::FileId;
 
 use crate::common::*;
@@ -76,7 +76,8 @@ impl Drop for Group {
 
 /// A shell with these arguments.
 fn shell(script: &str, arguments: &[&Path]) -> Command {
-    let mut command = Command::new("sh");
+    // Other users may not search all directories of root's PATH.
+    let mut command = Command::new("/bin/sh");
     command.args(["-c", script, "sh"]).args(arguments).stdout(Stdio::null());
     command
 }
@@ -147,6 +148,11 @@ fn backends_of_postgresql_that_ended_count_for_their_group(hooks: Hooks) -> Trie
         return skip("PostgreSQL is not installed");
     };
     let directory = directory()?;
+    // Its own user has to get there.
+    for above in directory.path().ancestors().skip(1) {
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(above)?);
+        need(mode & 1 == 1, format!("other users cannot enter {}", above.display()))?;
+    }
     let data = directory.path().join("data");
     std::fs::create_dir(&data)?;
     let group = Group::new("postgresql")?;
