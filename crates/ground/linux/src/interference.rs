@@ -9,13 +9,13 @@
 //! to do. homenode turns nothing off.
 //!
 //! Any user may name a process `kubelet` and choose its arguments. So only processes of root in the
-//! first PID and mount namespaces count. A kubelet's state file is read only if it is regular,
-//! without waiting and up to a size. The search is a question of [`patient`], because a file system
-//! may never answer.
+//! first PID and mount namespaces count. Of the files that a kubelet names, only regular ones are
+//! read, without waiting and up to a size. The search is a question of [`patient`], because a file
+//! system may never answer.
 //!
 //! **Limits.** Processes that /proc hides from the caller (`hidepid`, another PID namespace), and
-//! those in containers, are not found. The kubelet's state file is known in its usual place only:
-//! before there is one, or with another `--root-dir`, its policy reads as unknown.
+//! those in containers, are not found. The kubelet's policy is read from its command line, its
+//! state file and its configuration file; a policy set in another way reads as unknown.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -347,15 +347,34 @@ fn kubelet(process: &Process) -> Option<Interference> {
     ))
 }
 
-/// The policy in force, from the state file of the running kubelet.
+/// The policy in force: from the state file of the running kubelet or, before that exists, from its
+/// flag or configuration.
 fn cpu_manager_policy(kubelet: &Process) -> Option<String> {
     if !kubelet.first_mounts {
         return None;
     }
-    // The path is the kubelet's own, so it starts at its root directory.
-    let state = text(&kubelet.dir, "root/var/lib/kubelet/cpu_manager_state")?;
-    let state: serde_json::Value = serde_json::from_str(&state).ok()?;
-    Some(state.get("policyName")?.as_str()?.to_owned())
+    // Paths are the kubelet's own, so they start at its root directory.
+    let inside = |path: &str| text(&kubelet.dir, &format!("root/{}", path.trim_start_matches('/')));
+    let command = text(&kubelet.dir, "cmdline").unwrap_or_default();
+    let words: Vec<_> = command.split('\0').collect();
+    let flag = |name: &str| {
+        words.iter().enumerate().find_map(|(i, word)| match word.strip_prefix(name)? {
+            "" => words.get(i + 1).filter(|next| !next.is_empty()).map(|next| next.to_string()),
+            value => value.strip_prefix('=').map(str::to_owned),
+        })
+    };
+    let root = flag("--root-dir").unwrap_or_else(|| "/var/lib/kubelet".to_owned());
+    let state = inside(&format!("{root}/cpu_manager_state"))
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|state| Some(state.get("policyName")?.as_str()?.to_owned()));
+    let configured = || {
+        let config = inside(&flag("--config")?)?;
+        // A scalar at the top level of a YAML document: one line is enough.
+        let value = config.lines().find_map(|line| line.strip_prefix("cpuManagerPolicy:"))?;
+        let value = value.split('#').next()?.trim().trim_matches(['"', '\'']);
+        Some(value.to_owned())
+    };
+    state.or_else(|| flag("--cpu-manager-policy")).or_else(configured)
 }
 
 #[cfg(test)]
@@ -440,31 +459,30 @@ mod tests {
 
     #[test]
     fn pipes_links_and_large_files_are_not_read() {
-        let (state, json) = ("700/root/var/lib/kubelet/cpu_manager_state", r#"{"policyName":"static"}"#);
+        let command = ("700/cmdline", "kubelet\0--config=/config\0");
         let unknown = one("kubelet", "process 700, CPU manager policy unknown");
         let found = |replace: &dyn Fn(&Path)| {
-            let dir = root(&[("700/comm", "kubelet\n"), (state, json)]);
-            replace(&dir.path().join(state));
+            let dir = root(&[("700/comm", "kubelet\n"), command, ("700/root/config", "cpuManagerPolicy: static\n")]);
+            replace(&dir.path().join("700/root/config"));
             let found = detect(dir.path(), Path::new("/nonexistent"), &|| false);
             found.into_iter().map(|i| (i.name, i.found)).collect::<Vec<_>>()
         };
         assert_eq!(found(&|_| ()), one("kubelet", "process 700, CPU manager policy static"));
-        let fifo = |file: &Path| {
-            fs::remove_file(file).unwrap();
-            rustix::fs::mknodat(rustix::fs::CWD, file, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let fifo = |config: &Path| {
+            fs::remove_file(config).unwrap();
+            rustix::fs::mknodat(rustix::fs::CWD, config, FileType::Fifo, Mode::RUSR, 0).unwrap();
         };
         assert_eq!(found(&fifo), unknown);
-        let link = |file: &Path| {
-            fs::rename(file, file.with_extension("json")).unwrap();
-            std::os::unix::fs::symlink("cpu_manager_state.json", file).unwrap();
+        let link = |config: &Path| {
+            fs::rename(config, config.with_extension("yaml")).unwrap();
+            std::os::unix::fs::symlink("config.yaml", config).unwrap();
         };
         assert_eq!(found(&link), unknown);
-        // Spaces at the end do not count otherwise.
-        let long = |file: &Path| fs::write(file, json.to_owned() + &" ".repeat(FILE_BYTES as usize)).unwrap();
+        let long = |config: &Path| File::options().write(true).open(config).unwrap().set_len(FILE_BYTES + 1).unwrap();
         assert_eq!(found(&long), unknown);
-        let directory = |file: &Path| {
-            fs::remove_file(file).unwrap();
-            fs::create_dir(file).unwrap();
+        let directory = |config: &Path| {
+            fs::remove_file(config).unwrap();
+            fs::create_dir(config).unwrap();
         };
         assert_eq!(found(&directory), unknown);
     }
@@ -528,10 +546,33 @@ mod tests {
         let said = |policy: &str| one("kubelet", &format!("process 700, CPU manager policy {policy}"));
 
         let running = (state, r#"{"policyName":"static","defaultCpuSet":"0-7","checksum":1}"#);
-        assert_eq!(in_proc(&[comm, running]), said("static"));
+        let flag = ("700/cmdline", "/usr/bin/kubelet\0--cpu-manager-policy=none\0");
+        assert_eq!(in_proc(&[comm, running, flag]), said("static"));
         assert_eq!(in_proc(&[comm, (state, r#"{"policyName":"none"}"#)]), []);
         assert_eq!(in_proc(&[comm, (state, "{")]), said("unknown"));
         assert_eq!(in_proc(&[comm]), said("unknown"));
+
+        let elsewhere = ("700/root/data/kubelet/cpu_manager_state", r#"{"policyName":"static"}"#);
+        assert_eq!(
+            in_proc(&[comm, ("700/cmdline", "kubelet\0--root-dir\0/data/kubelet\0"), elsewhere]),
+            said("static")
+        );
+    }
+
+    #[test]
+    fn the_kubelets_policy_is_read_from_its_flag_or_configuration() {
+        let comm = ("700/comm", "kubelet\n");
+        let said = |policy: &str| one("kubelet", &format!("process 700, CPU manager policy {policy}"));
+        assert_eq!(in_proc(&[comm, ("700/cmdline", "kubelet\0--cpu-manager-policy\0static\0")]), said("static"));
+        assert_eq!(in_proc(&[comm, ("700/cmdline", "kubelet\0--cpu-manager-policy")]), said("unknown"));
+        let command = ("700/cmdline", "kubelet\0--config=/etc/kubelet.yaml\0--cpu-manager-policy-options=a=b\0");
+        let config = |text| in_proc(&[comm, command, ("700/root/etc/kubelet.yaml", text)]);
+        assert_eq!(
+            config("kind: KubeletConfiguration\ncpuManagerPolicy: \"static\" # for the databases\n"),
+            said("static")
+        );
+        assert_eq!(config("cpuManagerPolicy: none\n"), []);
+        assert_eq!(config("cpuManagerPolicyOptions:\n  full-pcpus-only: \"true\"\n"), said("unknown"));
     }
 
     #[test]
