@@ -18,7 +18,7 @@ demo: ## Its moves in five acts: one here, four on two nodes, in a virtual machi
 check: ## Before each commit: lint, and all tests that need no virtual machine
 	@tools/check
 
-test: ## All tests but the long ones, also those in NUMA virtual machines (25 minutes)
+test: ## All tests but the long ones, also those in NUMA virtual machines (20 minutes)
 	@tools/test
 
 test-long: ## All tests at full length, with OpenZFS and real programs: before a release (two hours)

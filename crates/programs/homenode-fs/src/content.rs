@@ -97,8 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_the_end_is_seen() {
-        assert_eq!(with(LEN - 1, b"x"), Some(LEN - 1));
+    fn what_is_at_the_beginning_or_the_end_is_seen() {
+        // Labels of ZFS, and the ends at which RAID and others keep theirs.
+        let labels = [(128 << 10) + (17 << 10), LEN - (512 << 10) + (145 << 10), LEN - 65_536, LEN - 8192];
+        for at in labels.into_iter().chain([0, HEAD - 1, LEN - TAIL, LEN - 1]) {
+            assert_eq!(with(at, b"x"), Some(at));
+        }
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn backends_of_postgresql_that_ended_count_for_their_group(hooks: Hooks) -> Trie
     };
     let directory = directory()?;
     // Its own user has to get there.
-    for above in directory.path().ancestors().skip(1) {
+    for above in directory.path().canonicalize()?.ancestors().skip(1) {
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(above)?);
         need(mode & 1 == 1, format!("other users cannot enter {}", above.display()))?;
     }

@@ -412,6 +412,8 @@ mod tests {
     #[test]
     fn a_head_has_the_length_and_no_text() {
         let head = asked(b"HEAD /metrics HTTP/1.1\r\n\r\n").unwrap();
+        // Prometheus 3 takes no other type.
+        assert!(head.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"), "{head}");
         assert!(head.contains("Content-Length: 11\r\n") && head.ends_with("\r\n\r\n"), "{head}");
     }
 }
