@@ -23,7 +23,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -128,17 +127,16 @@ pub fn ask_until<T: Send + 'static>(
         return question();
     }
     let no_answer = || no_answer(id, what);
-    let patience = {
+    let asking = Arc::new(Mutex::new(Asking::default()));
+    let (patience, asked) = {
         let silent = silent();
         let others = silent.iter().filter(|subject| subject.1 == what).count();
         match patience_after(others, patience, what) {
-            Some(patience) if !silent.contains(&(id, what)) => patience,
+            Some(patience) if !silent.contains(&(id, what)) => (patience, One::new((id, what), &asking)),
             _ => return Err(no_answer()),
         }
     };
     let (tell, told) = sync_channel(1);
-    let over = Arc::new(AtomicBool::new(false));
-    let asked = End { subject: (id, what), over: Arc::clone(&over) };
     put(Box::new(move || {
         let before = own_cpu_ns();
         let answer = question();
@@ -155,10 +153,7 @@ pub fn ask_until<T: Send + 'static>(
     };
     let answer = match answer {
         Err(RecvTimeoutError::Timeout) => {
-            let mut silent = silent();
-            if !over.load(Ordering::Relaxed) {
-                silent.push((id, what));
-                drop(silent);
+            if give_up(&asking, what) > 0 {
                 forget_worker();
                 return Err(no_answer());
             }
@@ -238,16 +233,22 @@ pub fn ask_all<T: Send + 'static>(
             Err(_) => more = threads.max(4),
         }
     }
-    // Silent are those that are asked still. Until now others may ask them too.
+    give_up(&asking, what);
+    answers
+}
+
+/// Waits no longer. Silent are those that are asked still, so many; until now others may ask them
+/// too.
+fn give_up(asking: &Mutex<Asking>, what: &'static str) -> usize {
     let mut silent = silent();
     let mut asking = asking.lock().unwrap_or_else(PoisonError::into_inner);
     asking.over = true;
     silent.extend(asking.ids.iter().map(|id| (*id, what)));
-    drop((asking, silent));
-    answers
+    asking.ids.len()
 }
 
-/// Whom the threads of one [`ask_all`] ask now. Its lock is taken while [`SILENT`]'s is held.
+/// Whom the threads of one [`ask`] or [`ask_all`] ask now. Its lock is taken while [`SILENT`]'s is
+/// held.
 #[derive(Default)]
 struct Asking {
     ids: HashSet<u32>,
@@ -255,7 +256,7 @@ struct Asking {
     over: bool,
 }
 
-/// One question of [`ask_all`]; ends however its thread ends.
+/// One question; ends however its thread ends.
 struct One {
     subject: Subject,
     asking: Arc<Mutex<Asking>>,
@@ -270,15 +271,19 @@ enum Begun {
 impl One {
     fn begin(subject: Subject, asking: &Arc<Mutex<Asking>>) -> Begun {
         let silent = silent();
-        let mut now = asking.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.over {
+        if asking.lock().unwrap_or_else(PoisonError::into_inner).over {
             return Begun::Over;
         }
         if silent.contains(&subject) {
             return Begun::Silent;
         }
-        now.ids.insert(subject.0);
-        Begun::Asked(Self { subject, asking: Arc::clone(asking) })
+        Begun::Asked(Self::new(subject, asking))
+    }
+
+    /// While [`SILENT`]'s lock is held.
+    fn new(subject: Subject, asking: &Arc<Mutex<Asking>>) -> Self {
+        asking.lock().unwrap_or_else(PoisonError::into_inner).ids.insert(subject.0);
+        Self { subject, asking: Arc::clone(asking) }
     }
 }
 
@@ -288,15 +293,11 @@ impl Drop for One {
         let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         asking.ids.remove(&self.subject.0);
         // It counts as silent only since the end.
-        if asking.over {
-            no_longer(&mut silent, self.subject);
+        if asking.over
+            && let Some(at) = silent.iter().position(|other| *other == self.subject)
+        {
+            silent.swap_remove(at);
         }
-    }
-}
-
-fn no_longer(silent: &mut Vec<Subject>, subject: Subject) {
-    if let Some(at) = silent.iter().position(|other| *other == subject) {
-        silent.swap_remove(at);
     }
 }
 
@@ -349,20 +350,6 @@ fn put(question: Question) -> io::Result<()> {
     })
 }
 
-/// Ends a question however its thread ends.
-struct End {
-    subject: Subject,
-    over: Arc<AtomicBool>,
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        let mut silent = silent();
-        self.over.store(true, Ordering::Relaxed);
-        no_longer(&mut silent, self.subject);
-    }
-}
-
 /// CPU time of the calling thread.
 fn own_cpu_ns() -> u64 {
     clock::ns(ClockId::ThreadCPUTime)
@@ -370,6 +357,8 @@ fn own_cpu_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]
