@@ -56,40 +56,21 @@ pub struct RuleStatus {
     pub moves: u64,
     /// What its threads read from the daemon's start until the rule's first move.
     #[serde(default)]
-    pub before: Read,
+    pub before: Sums,
     /// What they read in the last window with any, after that move.
     #[serde(default)]
-    pub now: Read,
-}
-
-/// File bytes read, and those of them from another node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Read {
-    pub read_bytes: u64,
-    pub remote_bytes: u64,
+    pub now: Sums,
 }
 
 impl RuleStatus {
     /// Adds a window, at whose end so many moves were made.
-    fn add(&mut self, read: Read, moves: u64) {
+    fn add(&mut self, read: Sums, moves: u64) {
         if self.moves == 0 {
             self.before.add(read);
         } else if read.read_bytes > 0 {
             self.now = read;
         }
         self.moves += moves;
-    }
-}
-
-impl Read {
-    fn add(&mut self, more: Self) {
-        self.read_bytes = self.read_bytes.saturating_add(more.read_bytes);
-        self.remote_bytes = self.remote_bytes.saturating_add(more.remote_bytes);
-    }
-
-    /// `None` where nothing was read.
-    pub fn remote_share(self) -> Option<f64> {
-        (self.read_bytes > 0).then(|| self.remote_bytes as f64 / self.read_bytes as f64)
     }
 }
 
@@ -162,11 +143,10 @@ impl Status {
             let of = threads.iter().filter(|thread| thread.rule.as_deref() == Some(&*rule.rule));
             let mut services: BTreeSet<String> = BTreeSet::new();
             rule.threads = 0;
-            let mut read = Read::default();
+            let mut read = Sums::default();
             for thread in of {
                 rule.threads += 1;
-                let Sums { read_bytes, remote_bytes, .. } = Sums::of_thread(thread);
-                read.add(Read { read_bytes, remote_bytes });
+                read.add(Sums::of_thread(thread));
                 if services.len() < NAMED {
                     services.extend(thread.group.as_deref().map(services::name));
                 }
@@ -185,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_a_rule_read_before_its_first_move_stands_beside_what_it_reads_now() {
-        let read = |read_bytes, remote_bytes| Read { read_bytes, remote_bytes };
+        let read = |read_bytes, remote_bytes| Sums { read_bytes, remote_bytes, ..Sums::default() };
         let mut rule = RuleStatus::default();
         rule.add(read(100, 80), 0);
         rule.add(read(100, 100), 2); // the window after which threads were moved

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use clap::Args;
 use command::args::Global;
 use command::rules::IGNORE;
+use placement::flow::Sums;
 use serde_json::json;
-use session::status::Read;
 use session::totals::{self, Found, Told};
 
 use crate::exit::{Exit, Failure};
@@ -70,12 +70,12 @@ fn text(told: &Told, trouble: &[String]) -> String {
             Table::new(&["rule", "policy", ">threads", ">moves", ">remote before", ">remote now", "services"]);
         for rule in &status.rules {
             let mut services: Vec<String> = rule.services.iter().map(|name| escape(name)).collect();
-            let idle = rule.threads == 0 && rule.moves == 0 && rule.before == Read::default();
+            let idle = rule.threads == 0 && rule.moves == 0 && rule.before.read_bytes == 0;
             if services.is_empty() && rule.policy != IGNORE && idle && told.windows > 0 {
                 services.push("none that reads or writes files so far".to_owned());
             }
             let (threads, moves) = (rule.threads.to_string(), rule.moves.to_string());
-            let share = |read: Read| match read.remote_share() {
+            let share = |read: Sums| match read.remote_share() {
                 Some(share) if rule.policy != IGNORE => percent(share),
                 _ => "-".to_owned(),
             };
