@@ -10,7 +10,7 @@ const LOG: &str = "/dev/log";
 
 /// One line for stderr, and for the system's log, as stderr leads nowhere in the background.
 pub fn say(line: &str) {
-    let line = command::output::escape(line);
+    let line = output::escape(line);
     output::complain(&format!("homenode: {line}\n"));
     // Facility daemon, severity error (RFC 3164).
     log(Path::new(LOG), &format!("<27>homenode[{}]: {line}\n", std::process::id()));
